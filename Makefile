@@ -1,0 +1,50 @@
+# The daily tools. Each target does its own set-up; the virtual environment is .venv in the root.
+export PYTHONSAFEPATH := 1
+export GOMP_SPINCOUNT := 20000
+
+PYTHON ?= python3
+BIN := .venv/bin
+ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
+
+.PHONY: demo test slow mutations check bench gpu clients clean
+
+demo: .venv/ready
+	$(BIN)/holdfast demo
+
+test: .venv/ready .venv-clients/ready
+	$(BIN)/python -m pytest -q -m "not slow"
+
+slow: .venv/ready .venv-clients/ready
+	HOLDFAST_EXAMPLES=10 $(BIN)/python -m pytest -q --timeout 3600
+
+check: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	MYPYPATH=.venv/types $(BIN)/mypy $(foreach room,$(ROOMS),-p holdfast.$(room))
+
+bench: .venv/ready
+	$(BIN)/holdfast bench pocket
+
+# One command on a machine with a GPU; there torch is the machine's own, so no environment is made.
+gpu:
+	$(if $(wildcard .venv/ready),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py
+
+clients: .venv-clients/ready
+
+# torch first: alone, the constraint picks the build; pulled in by another package it may not.
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,dev]'
+	mkdir -p .venv/types && ln -sfn "$(CURDIR)" .venv/types/holdfast
+	touch $@
+
+# The openai package pins an older websockets than ours, so it lives apart.
+.venv-clients/ready: Makefile
+	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/pip install --quiet --disable-pip-version-check 'openai[realtime]>=2'
+	touch $@
+
+clean:
+	rm -rf .venv .venv-clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

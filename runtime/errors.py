@@ -1,0 +1,169 @@
+"""What can go wrong in the runtime: one tree, each leaf with a stable code that crosses the link.
+
+RuntimeFault
+├── ModelUnreadable           the model folder cannot be served
+│   ├── ConfigInvalid         config.json: missing, broken, or a field out of bounds
+│   ├── ShardMissing          a weights file named by the index is not there
+│   ├── TensorInvalid         a header, shape, dtype or range in a weights file is wrong
+│   └── UnsupportedArchitecture
+├── SettingsInvalid           engine settings that contradict themselves or the model
+│   └── PoolTooSmall          the longest allowed sequence does not fit the block pool
+├── VerbRefused               a verb that changed nothing
+│   ├── SequenceUnknown
+│   ├── SequenceExists
+│   ├── SequenceBusy          extend, truncate or generate while the sequence generates
+│   ├── EpochStale            the caller's epoch is not the sequence's
+│   ├── LengthInvalid         a length or token id out of range
+│   ├── ContextExceeded       more tokens than the model's context holds
+│   ├── SamplingInvalid       sampling values or limits out of bounds
+│   └── EngineOverloaded      too many sequences; come back later
+└── EngineGone                the engine cannot answer any more
+    ├── EngineDied            it ended or raised; its sequences are lost with it
+    └── LinkClosed            this end closed the link
+
+Knows nothing of wire errors or close codes: the gateway has that table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+
+class RuntimeFault(Exception):
+    """Any failure of the runtime; ``code`` names its class on the link."""
+
+    code: ClassVar[str] = "runtime_fault"
+
+    @property
+    def message(self) -> str:
+        """What went wrong, in one line."""
+        return str(self.args[0]) if self.args else self.code
+
+
+class ModelUnreadable(RuntimeFault):
+    """The model folder cannot be served; the message names file and cause."""
+
+    code = "model_unreadable"
+
+
+class ConfigInvalid(ModelUnreadable):
+    """A configuration file is missing, broken, or holds a field out of bounds."""
+
+    code = "config_invalid"
+
+
+class ShardMissing(ModelUnreadable):
+    """A weights file that the index names is not there."""
+
+    code = "shard_missing"
+
+
+class TensorInvalid(ModelUnreadable):
+    """A weights file's header, or a tensor's shape, dtype or byte range, is wrong."""
+
+    code = "tensor_invalid"
+
+
+class UnsupportedArchitecture(ModelUnreadable):
+    """The configuration names an architecture this engine does not compute."""
+
+    code = "unsupported_architecture"
+
+
+class SettingsInvalid(RuntimeFault):
+    """Engine settings that contradict themselves or the model."""
+
+    code = "settings_invalid"
+
+
+class PoolTooSmall(SettingsInvalid):
+    """The longest allowed sequence does not fit the block pool."""
+
+    code = "pool_too_small"
+
+
+class VerbRefused(RuntimeFault):
+    """A verb was refused and changed nothing."""
+
+    code = "verb_refused"
+
+
+class SequenceUnknown(VerbRefused):
+    """No sequence has this id."""
+
+    code = "sequence_unknown"
+
+
+class SequenceExists(VerbRefused):
+    """A sequence with this id is already open."""
+
+    code = "sequence_exists"
+
+
+class SequenceBusy(VerbRefused):
+    """The sequence is generating: stop it first."""
+
+    code = "sequence_busy"
+
+
+class EpochStale(VerbRefused):
+    """The caller's epoch is not the sequence's: what it knows of it is out of date."""
+
+    code = "epoch_stale"
+
+
+class LengthInvalid(VerbRefused):
+    """A length, a token count or a token id is out of range."""
+
+    code = "length_invalid"
+
+
+class ContextExceeded(VerbRefused):
+    """The sequence would hold more tokens than the model's context."""
+
+    code = "context_exceeded"
+
+
+class SamplingInvalid(VerbRefused):
+    """Sampling values or limits are out of bounds."""
+
+    code = "sampling_invalid"
+
+
+class EngineOverloaded(VerbRefused):
+    """The engine holds as many sequences as it may."""
+
+    code = "engine_overloaded"
+
+
+class EngineGone(RuntimeFault):
+    """The engine cannot answer any more."""
+
+    code = "engine_gone"
+
+
+class EngineDied(EngineGone):
+    """The engine process ended or raised; its sequences are lost with it."""
+
+    code = "engine_died"
+
+
+class LinkClosed(EngineGone):
+    """This end closed the link."""
+
+    code = "link_closed"
+
+
+def _tree(root: type[RuntimeFault]) -> Iterator[type[RuntimeFault]]:
+    yield root
+    for leaf in root.__subclasses__():
+        yield from _tree(leaf)
+
+
+def fault_of(code: str, message: str) -> RuntimeFault:
+    """The exception that ``code`` stands for; one nobody knows becomes a plain ``RuntimeFault`` that says so."""
+    for kind in _tree(RuntimeFault):
+        if kind.code == code:
+            return kind(message)
+    return RuntimeFault(f"{code}: {message}")

@@ -1,0 +1,219 @@
+"""What crosses the link: verbs down, replies, step rows and heartbeats up; token ids only.
+
+One definition shared by both ends. A frame is a 4-byte little-endian length and one MessagePack object.
+Every verb has a request id and exactly one ``Reply`` or ``Refusal``. Knows nothing of text, sockets or tensors.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How a sequence's next token is drawn. ``temperature`` 0 is greedy.
+
+    ``seed`` and the position of the drawn token alone decide the draw, so it repeats after a crash or preemption.
+    ``top_k`` 0 and ``top_p`` 1.0 keep everything.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """When a generation ends: after ``max_tokens`` tokens, or at one of ``stop_ids`` (kept in the sequence)."""
+
+    max_tokens: int
+    stop_ids: tuple[int, ...] = ()
+
+
+class Finish(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT = "context"
+    ERROR = "error"
+
+
+# --- verbs, down ------------------------------------------------------------------------------------------------
+
+
+class Verb(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A command to the engine; ``request`` is echoed by its one reply."""
+
+    request: int
+
+
+class Open(Verb, frozen=True, tag="open"):
+    """Begin a sequence with ``tokens``. ``salt`` separates tenants' cached blocks."""
+
+    seq: int
+    salt: bytes
+    tokens: list[int]
+
+
+class Extend(Verb, frozen=True, tag="extend"):
+    """Append tokens. Refused while the sequence generates."""
+
+    seq: int
+    tokens: list[int]
+
+
+class Truncate(Verb, frozen=True, tag="truncate"):
+    """Keep the first ``length`` tokens. Refused if the sequence's epoch is not ``expect_epoch``."""
+
+    seq: int
+    length: int
+    expect_epoch: int
+
+
+class Generate(Verb, frozen=True, tag="generate"):
+    """Sample tokens until a limit. ``generated_from`` of them were generated before this call (after a crash)."""
+
+    seq: int
+    sampling: Sampling
+    limits: Limits
+    generated_from: int = 0
+
+
+class Stop(Verb, frozen=True, tag="stop"):
+    """End the running generation, if any; the reply's length is the authoritative one."""
+
+    seq: int
+
+
+class Fork(Verb, frozen=True, tag="fork"):
+    """Make ``children`` sequences that share the first ``at`` tokens (all committed ones when ``at`` is None)."""
+
+    seq: int
+    children: list[int]
+    at: int | None = None
+
+
+class Close(Verb, frozen=True, tag="close"):
+    """Forget a sequence; with ``keep_kv`` its sealed blocks stay in the prefix cache until evicted."""
+
+    seq: int
+    keep_kv: bool = True
+
+
+class Statistics(Verb, frozen=True, tag="statistics"):
+    """Ask for the engine's counters."""
+
+
+AnyVerb: TypeAlias = Open | Extend | Truncate | Generate | Stop | Fork | Close | Statistics
+
+
+# --- up ---------------------------------------------------------------------------------------------------------
+
+
+class State(msgspec.Struct, frozen=True, array_like=True):
+    """What the engine holds of a sequence after a verb: tokens in all, tokens whose KV is computed, its epoch."""
+
+    seq: int
+    length: int
+    computed: int
+    epoch: int
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """The verb ``request`` took effect. ``state`` is absent for ``close``; ``statistics`` only for that verb."""
+
+    request: int
+    state: State | None = None
+    statistics: dict[str, float] | None = None
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
+    """The verb ``request`` changed nothing. ``code`` names a class of ``runtime.errors``."""
+
+    request: int
+    code: str
+    message: str
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens one generation cost, counted by the engine's steps, from ``generate`` (or the verbs before it) on.
+
+    ``prefilled``: computed for the first time; ``recomputed``: computed again after preemption;
+    ``resident``: found computed when the turn began (own KV or a prefix hit); ``decoded``: sampled.
+    """
+
+    prefilled: int
+    recomputed: int
+    resident: int
+    decoded: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """What one step did for one generating sequence. Rows of an older epoch are dropped by the reader.
+
+    ``finish`` ends the generation; then ``length`` is the sequence's length, ``work`` is set, and ``error``
+    says what went wrong if ``finish`` is ``ERROR``.
+    """
+
+    seq: int
+    epoch: int
+    tokens: list[int]
+    length: int
+    finish: Finish | None = None
+    work: Work | None = None
+    error: str | None = None
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """All rows of one step: one message per step, not per token."""
+
+    step: int
+    rows: list[Row]
+
+
+class Phase(StrEnum):
+    """What the engine is doing."""
+
+    LOADING = "loading"
+    COMPILING = "compiling"
+    CAPTURING = "capturing"
+    STEPPING = "stepping"
+    IDLE = "idle"
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
+    """The engine is alive in ``phase`` and will say so again within ``deadline`` seconds."""
+
+    phase: Phase
+    deadline: float
+    detail: str = ""
+    fraction: float = 0.0
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """First message of a loaded engine: what it serves."""
+
+    model: str
+    architecture: str
+    device: str
+    dtype: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    max_context: int
+    block_tokens: int
+    blocks: int
+    block_bytes: int
+    parameters: int
+
+
+class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
+    """The engine could not start or go on, for a reason the operator can mend; the process ends after it."""
+
+    code: str
+    message: str
+
+
+AnyReport: TypeAlias = Reply | Refusal | Step | Heartbeat | Hello | Fatal

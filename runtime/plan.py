@@ -1,0 +1,83 @@
+"""The plan: what one step computes, as plain data between scheduler and runner.
+
+No tensors, no policy. The runner asks nothing back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .link.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """``count`` tokens of one sequence, computed at positions ``[first, first + count)``.
+
+    ``tokens``: their ids, int64 ``[count]``; where ``fed_by`` is set the row has one token, the one that row
+    ``fed_by`` of the *previous* step samples (it stays on the device), and ``tokens`` is empty.
+    ``table``: block ids, int32 ``[>= ceil((first + count) / block_tokens)]``; valid until ``launch`` returns.
+    ``sampling``: how to draw the token at position ``first + count``; None for a chunk that needs no draw.
+    """
+
+    seq: int
+    epoch: int
+    first: int
+    count: int
+    tokens: NDArray[np.int64]
+    table: NDArray[np.int32]
+    sampling: Sampling | None = None
+    fed_by: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy a whole block, before the step's rows, in the order given."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: copies first, then rows."""
+
+    step: int
+    rows: tuple[PlanRow, ...]
+    copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed by this step."""
+        return sum(row.count for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """This row alone failed (not-a-number logits, an exception); the other rows are good."""
+
+    message: str
+
+
+Outcome = int | RowFault | None
+"""Per row: the sampled id, a fault, or None where nothing was to be drawn."""
+
+
+class Handle(Protocol):
+    """A step in flight."""
+
+    def tokens(self) -> list[Outcome]:
+        """Wait for the step; outcomes aligned with ``plan.rows``."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes plans on a device."""
+
+    def launch(self, plan: Plan) -> Handle:
+        """Start a step; on a GPU returns before it is done. Reads ``table`` and ``tokens`` before returning."""
+        ...
