@@ -1,1 +1,8 @@
-"""Room."""
+"""Room kvstore: where KV lives and under which name.
+
+Holds: a block's shape (``groups``) and name (``keys``), who holds it (``pool``, ``owners``, ``audit``), where
+it stands in a sequence (``table``), how it is found again (``index``), who goes first (``eviction``), the
+bytes themselves (``arena``), and the interface of what lies below the device (``tiers``).
+Does not know: sequences, turns, sessions, models, policies, clocks, sockets.
+May import: ``kernels`` (moves). Only ``arena`` imports torch; all bookkeeping runs without it.
+"""

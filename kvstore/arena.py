@@ -1,0 +1,93 @@
+"""The device arena: the bytes of one KV group's blocks, in the one layout every tier shares.
+
+``kv[block, layer, k|v, head, slot, dim]``: a block is one contiguous run of bytes, and so is each (head,
+block) tile in it, for K and for V. The only file of this room that imports torch. Knows bytes and offsets;
+not what the blocks mean, nor who holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .errors import GroupInvalid
+from .groups import KVGroup
+
+
+class DeviceArena:
+    """``blocks`` blocks of ``group`` on ``device``, all zero at first.
+
+    Attributes:
+        kv: ``[block, layer, 2, kv_heads, block_tokens, head_dim]``; ``[:, :, 0]`` is K, ``[:, :, 1]`` is V,
+            the layer counts within the group. Byte offsets pass 2^31: kernels must count them in int64.
+
+    Raises:
+        GroupInvalid: no blocks, or ``dtype`` is not the group's.
+    """
+
+    def __init__(
+        self,
+        group: KVGroup,
+        blocks: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        own: torch.dtype = getattr(torch, group.dtype)
+        if dtype not in (None, own):
+            raise GroupInvalid(f"arena: {dtype} asked for, the group holds {own}")
+        if blocks < 1:
+            raise GroupInvalid(f"arena: blocks = {blocks}")
+        self.group = group
+        self.kv: Tensor = torch.zeros((blocks, *group.block_shape), dtype=own, device=device)
+
+    @property
+    def blocks(self) -> int:
+        """How many."""
+        return self.kv.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where."""
+        return self.kv.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of one element."""
+        return self.kv.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole arena."""
+        return self.blocks * self.group.block_bytes
+
+    def offset_of(self, block: int) -> int:
+        """Where a block's bytes begin, counted from the arena's first byte."""
+        assert 0 <= block < self.blocks, f"block {block} of {self.blocks}"
+        return block * self.group.block_bytes
+
+    def offsets(self, blocks: Tensor) -> Tensor:
+        """Byte offsets, int64, of int32 or int64 block ids of any shape."""
+        return blocks.to(torch.int64) * self.group.block_bytes
+
+    def bytes_of(self, block: int) -> Tensor:
+        """A block's bytes, uint8 ``[block_bytes]``: contiguous, a view and no copy."""
+        assert 0 <= block < self.blocks, f"block {block} of {self.blocks}"
+        return self.kv[block].view(torch.uint8).view(-1)
+
+    def poison(self, blocks: Sequence[int]) -> None:
+        """Fill with NaN what must not be read before it is written; for tests and debug."""
+        self._fill(blocks, float("nan"))
+
+    def zero(self, blocks: Sequence[int]) -> None:
+        """Fill with zeros."""
+        self._fill(blocks, 0.0)
+
+    def zero_behind(self, block: int, tokens: int) -> None:
+        """Zero the slots behind the first ``tokens``: before a partial block leaves the device."""
+        self.kv[block, :, :, :, tokens:] = 0
+
+    def _fill(self, blocks: Sequence[int], value: float) -> None:
+        ids = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        self.kv.index_fill_(0, ids, value)

@@ -1,0 +1,72 @@
+"""Errors of the kvstore room.
+
+::
+
+    KVStoreError
+    ├── GroupInvalid          a KV group, hasher or arena was asked for with impossible numbers
+    ├── PoolExhausted         more blocks asked for than can be had now: wait, preempt or refuse
+    ├── BookkeepingError      our own mistake, never the user's
+    │   ├── BlockMisused      a block is not in the state that the act needs; names both
+    │   ├── StepOutOfOrder    steps must be launched and finished in rising order
+    │   └── LeakFound         an audit's books do not balance
+    └── RecordUnavailable     a tier has no usable record under this key
+        ├── RecordMissing     it holds none
+        └── RecordDamaged     it held one that failed its checks, and has dropped it
+"""
+
+from __future__ import annotations
+
+
+class KVStoreError(Exception):
+    """Anything the kvstore room raises."""
+
+
+class GroupInvalid(KVStoreError):
+    """A KV group, hasher or arena was asked for with impossible numbers."""
+
+
+class PoolExhausted(KVStoreError):
+    """``needed`` blocks were asked for, ``available`` could be had; nothing was taken."""
+
+    def __init__(self, needed: int, available: int) -> None:
+        super().__init__(f"{needed} blocks needed, {available} available")
+        self.needed = needed
+        self.available = available
+
+
+class BookkeepingError(KVStoreError):
+    """Our own mistake, never the user's: the caller's books and the pool's disagree."""
+
+
+class BlockMisused(BookkeepingError):
+    """``block`` is in state ``state``, from which it cannot be ``act`` (leased, shared, released, sealed)."""
+
+    def __init__(self, block: int, state: str, act: str) -> None:
+        super().__init__(f"block {block} is {state}: it cannot be {act}")
+        self.block = block
+        self.state = state
+        self.act = act
+
+
+class StepOutOfOrder(BookkeepingError):
+    """Steps must be launched, and then finished, in rising order."""
+
+
+class LeakFound(BookkeepingError):
+    """An audit's books do not balance; the text lists what is wrong."""
+
+
+class RecordUnavailable(KVStoreError):
+    """A tier has no usable record under ``key``."""
+
+    def __init__(self, key: bytes, reason: str) -> None:
+        super().__init__(f"record {key.hex()}: {reason}")
+        self.key = key
+
+
+class RecordMissing(RecordUnavailable):
+    """The tier holds no record under this key."""
+
+
+class RecordDamaged(RecordUnavailable):
+    """The tier held a record that failed its checks; it has dropped it."""

@@ -1,0 +1,94 @@
+"""Who goes first: the order in which cached blocks are given up. The rule stands here and nowhere else.
+
+Worth = chance of return, estimated by how often a block was found again and how lately it was let go:
+
+1. Three **ranks** by hits since sealing: *one-off* (0), *returned* (1 to 3), *hot* (4 and more). A lower rank
+   goes first, so a flood of one-off prefixes passes through below a hot shared prompt.
+2. Inside a rank the one **let go longest ago** goes first. A sequence lets its blocks go from the end to the
+   beginning, and who holds a block holds all before it; so the end of a chain always goes before its
+   beginning, and no eviction cuts off blocks that are still kept.
+3. **Old fame fades**: *returned* and *hot* may each fill a quarter of the pool. What overflows falls, oldest
+   first, behind the rank below and forgets the hits above it.
+
+Rules 1 and 3 keep 2 true: every hit of a block is a hit of all before it, and ranks overflow in order. It
+rests on sequences that hold every block they build on (`pool.join`), and say so when they find more
+(``behind`` of `pool.share`); where they do not, a block may outlive one before it, and waste its place.
+Every move is O(1). Knows no keys and no references.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+MOST_HITS = (0, 3)
+"""The most hits a block of rank 0 and of rank 1 has; rank 2 is open above."""
+
+TOP = len(MOST_HITS)
+"""The highest rank."""
+
+RANK_SHARE = 4
+"""A rank above 0 may fill one part in this many of the pool."""
+
+
+class EvictionOrder:
+    """The cached blocks of a pool of ``blocks``, the least worthy first; remembers hits of held ones too."""
+
+    def __init__(self, blocks: int) -> None:
+        self._room = max(1, blocks // RANK_SHARE)
+        self._hits: dict[int, int] = {}
+        # A queue per rank, the longest let go first. OrderedDict: its first is O(1) even after deletions.
+        self._ranks: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(TOP + 1))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ranks))
+
+    def __contains__(self, block: int) -> bool:
+        return any(block in rank for rank in self._ranks)
+
+    def hit(self, blocks: Iterable[int]) -> None:
+        """Each of these was found again by its key."""
+        hits = self._hits
+        for block in blocks:
+            hits[block] = hits.get(block, 0) + 1
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """These lost their key: what they hold next has no past."""
+        for block in blocks:
+            self._hits.pop(block, None)
+
+    def add(self, blocks: Iterable[int]) -> None:
+        """These were let go in this order, the end of a chain before its beginning."""
+        for block in blocks:
+            hits = self._hits.get(block, 0)
+            rank = 0 if hits <= MOST_HITS[0] else 1 if hits <= MOST_HITS[1] else TOP
+            self._ranks[rank][block] = None
+        for rank in range(TOP, 0, -1):
+            self._overflow(rank)
+
+    def remove(self, block: int) -> bool:
+        """Take one out that is held again; whether it was in."""
+        for rank in self._ranks:
+            if block in rank:
+                del rank[block]
+                return True
+        return False
+
+    def pop(self, count: int) -> list[int]:
+        """Take out the ``count`` least worthy, the least worthy first."""
+        taken: list[int] = []
+        for rank in self._ranks:
+            wanted = min(count - len(taken), len(rank))
+            taken.extend(rank.popitem(last=False)[0] for _ in range(wanted))
+        return taken
+
+    def blocks(self) -> list[int]:
+        """All of them, the least worthy first."""
+        return [block for rank in self._ranks for block in rank]
+
+    def _overflow(self, rank: int) -> None:
+        crowded, below = self._ranks[rank], self._ranks[rank - 1]
+        for _ in range(len(crowded) - self._room):
+            block, _ = crowded.popitem(last=False)
+            below[block] = None
+            self._hits[block] = MOST_HITS[rank - 1]

@@ -1,0 +1,74 @@
+"""KV groups: the layers that share one cache spec, and the byte layout of their blocks.
+
+Today a model has one group. Arena, pool and block table are made per group, and the group's id is in every
+block key, so that sliding-window and hybrid models can later free what they need no longer.
+Knows no tensor and no model: dtypes are names, as torch spells them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from math import prod
+
+from .errors import GroupInvalid
+
+LAYOUT_VERSION = 1
+"""Raised when the meaning of a block's bytes changes; part of every namespace: old records are not found."""
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""KV element types and their size in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """The layers ``layers`` (the model's numbers) whose K and V are cached alike.
+
+    ``dtype``: a name in `DTYPE_BYTES`. ``block_tokens``: tokens in one block.
+    ``window``: tokens a layer looks back, None for all of them.
+
+    Raises:
+        GroupInvalid: on numbers that cannot be.
+    """
+
+    id: int
+    layers: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    block_tokens: int = 16
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {"kv_heads": self.kv_heads, "head_dim": self.head_dim, "block_tokens": self.block_tokens}
+        wrong = [f"{name} = {size}" for name, size in sizes.items() if size < 1]
+        if self.id < 0:
+            wrong.append(f"id = {self.id}")
+        if not self.layers or len(set(self.layers)) != len(self.layers) or min(self.layers) < 0:
+            wrong.append(f"layers = {self.layers}")
+        if self.dtype not in DTYPE_BYTES:
+            wrong.append(f"dtype = {self.dtype!r} (one of {', '.join(DTYPE_BYTES)})")
+        if self.window is not None and self.window < 1:
+            wrong.append(f"window = {self.window}")
+        if wrong:
+            raise GroupInvalid(f"KV group: {'; '.join(wrong)}")
+
+    @property
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        """``[layer, k|v, head, slot, dim]``: one block, contiguous on every tier."""
+        return len(self.layers), 2, self.kv_heads, self.block_tokens, self.head_dim
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return prod(self.block_shape) * DTYPE_BYTES[self.dtype]
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that ``tokens`` tokens fill, the last one perhaps in part."""
+        return -(-tokens // self.block_tokens)
+
+    def spec_digest(self) -> bytes:
+        """16 bytes that differ wherever two groups' blocks cannot stand for each other."""
+        spec = json.dumps({**asdict(self), "layout": LAYOUT_VERSION}, sort_keys=True)
+        return hashlib.blake2b(spec.encode(), digest_size=16, person=b"holdfast.group").digest()

@@ -1,0 +1,102 @@
+"""The prefix index: which block holds the KV that a key names.
+
+One key names one block and one block has one key: of two blocks with equal tokens the first sealed is found.
+Knows nothing of references: the pool decides how long a block keeps its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the index holds of a prompt: ``blocks`` in order and the ``tokens`` in them.
+
+    ``key`` is the chain's state behind them, from which hashing goes on: the last matched block's key, or the
+    root's where nothing matched.
+    """
+
+    blocks: tuple[int, ...]
+    tokens: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStatistics:
+    """``entries`` now; since birth: ``lookups``, blocks ``asked`` for and blocks ``found``."""
+
+    entries: int
+    lookups: int
+    asked: int
+    found: int
+
+
+class PrefixIndex:
+    """Key ↔ block, both ways O(1)."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._lookups = 0
+        self._asked = 0
+        self._found = 0
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def match(self, keys: Sequence[bytes], root: bytes) -> Match:
+        """The longest beginning of ``keys`` that is held; ``root`` is the state before ``keys[0]``.
+
+        They are not yours yet: ``pool.share(match.blocks)`` before the next ``lease``, which may evict them.
+        """
+        found: list[int] = []
+        block_of = self._block_of.get
+        for key in keys:
+            block = block_of(key)
+            if block is None:
+                break
+            found.append(block)
+        self._lookups += 1
+        self._asked += len(keys)
+        self._found += len(found)
+        last = keys[len(found) - 1] if found else root
+        return Match(tuple(found), len(found) * self.block_tokens, last)
+
+    def add(self, key: bytes, block: int) -> bool:
+        """Name a block that has no key yet; False if the key names another block, which then keeps it."""
+        assert block not in self._key_of, f"block {block} has a key already"
+        if key in self._block_of:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        return True
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """Forget the keys of ``blocks``; those without one are passed over."""
+        for block in blocks:
+            key = self._key_of.pop(block, None)
+            if key is not None:
+                del self._block_of[key]
+
+    def holds(self, block: int) -> bool:
+        """Whether the block can be found by a key."""
+        return block in self._key_of
+
+    def block_of(self, key: bytes) -> int | None:
+        """The block the key names; None where there is none."""
+        return self._block_of.get(key)
+
+    def key_of(self, block: int) -> bytes | None:
+        """The key the block is found by; None while it is in no index."""
+        return self._key_of.get(block)
+
+    def blocks(self) -> frozenset[int]:
+        """All blocks that can be found by a key."""
+        return frozenset(self._key_of)
+
+    def statistics(self) -> IndexStatistics:
+        """Counters."""
+        return IndexStatistics(len(self), self._lookups, self._asked, self._found)

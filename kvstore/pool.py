@@ -1,0 +1,308 @@
+"""The block pool: who holds which device block, and when one may be used again.
+
+Counts references, keeps the step fence, and gives up cached blocks when free ones run out. Owns the
+`PrefixIndex`, because a block may be found by its key exactly as long as the pool keeps its content.
+Knows ids only: no tensors, no tokens, no sequences. One thread uses it.
+
+::
+
+                    lease                     last release, unsealed
+        FREE ───────────────────▶ HELD ────────────────────────────────▶ FREE
+          ▲                       ▲  │   last release, sealed
+          │ lease (evicted)       │  └─────────────────────────────────▶ CACHED
+          └────────── CACHED ─────┘ share (found again)
+
+    A block let go while steps are in flight is FENCED on its way to FREE or CACHED until the last of them has
+    finished: not leased, but if sealed still found and shared.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .audit import Books, balance
+from .errors import BlockMisused, PoolExhausted, StepOutOfOrder
+from .eviction import EvictionOrder
+from .index import PrefixIndex
+from .owners import Owner, OwnerTags
+
+
+class BlockState(StrEnum):
+    """Where a block is; every block is in exactly one state."""
+
+    FREE = "free"
+    HELD = "held"
+    CACHED = "cached"
+    FENCED = "fenced"
+    UNKNOWN = "not of this pool"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """Blocks by state (``free + held + cached + fenced == blocks``) and by promise; counts since birth.
+
+    ``available``: could be leased now. ``sealed``: can be found by a key. ``in_flight``: steps not finished.
+    ``leased``, ``evicted``: blocks. ``found``: references taken by ``share`` on sealed blocks.
+    """
+
+    blocks: int
+    free: int
+    held: int
+    cached: int
+    fenced: int
+    available: int
+    sealed: int
+    in_flight: int
+    leased: int
+    evicted: int
+    found: int
+
+
+class BlockPool:
+    """``blocks`` device blocks of ``block_tokens`` tokens, all free at first.
+
+    Every verb either does all it was asked or raises and changes nothing.
+    ``debug`` remembers owners: then ``release`` by one who does not hold the block raises.
+    """
+
+    def __init__(self, blocks: int, block_tokens: int = 16, *, debug: bool = False) -> None:
+        assert blocks > 0, "a pool has blocks"
+        self.blocks = blocks
+        self.index = PrefixIndex(block_tokens)
+        self.owners = OwnerTags() if debug else None
+        # Each block is in exactly one of these four.
+        self._free = list(range(blocks - 1, -1, -1))  # last in, first out
+        self._references: dict[int, int] = {}
+        self._fenced: OrderedDict[int, int] = OrderedDict()  # block: the step that must finish; steps rise
+        self._cached = EvictionOrder(blocks)
+        self._in_flight: deque[int] = deque()
+        self._last_step: int | None = None
+        self._leased = self._evicted = self._found = 0
+
+    @property
+    def available(self) -> int:
+        """Blocks that `lease` could hand out now: free ones and cached ones, fenced ones not."""
+        return len(self._free) + len(self._cached)
+
+    def lease(self, count: int, owner: Owner = None) -> list[int]:
+        """Take ``count`` blocks of unknown content, one reference each: free ones, then cached ones, the
+        least worthy first.
+
+        Raises:
+            PoolExhausted: fewer are available.
+        """
+        assert count >= 0, f"cannot lease {count} blocks"
+        if count > self.available:
+            raise PoolExhausted(count, self.available)
+        split = max(0, len(self._free) - count)
+        taken = self._free[split:][::-1]
+        del self._free[split:]
+        taken += self._evict(count - len(taken))
+        self._references.update(dict.fromkeys(taken, 1))
+        self._leased += count
+        if self.owners is not None:
+            self.owners.take(taken, owner)
+        return taken
+
+    def share(self, blocks: Sequence[int], owner: Owner = None, *, behind: Sequence[int] = ()) -> None:
+        """Take one more reference on each: held blocks (a fork), cached or fenced sealed ones (a prefix hit).
+
+        ``behind``: blocks of the same sequence before these, which it holds already; the hit is theirs too.
+
+        Raises:
+            BlockMisused: one is neither held nor sealed.
+        """
+        sealed = self.index.holds
+        for block in blocks:
+            if block not in self._references and not sealed(block):
+                raise BlockMisused(block, self.state(block), "shared")
+        self._hold(blocks, owner)
+        found = [block for block in blocks if sealed(block)]
+        self._found += len(found)
+        self._cached.hit(found)
+        self._cached.hit(block for block in behind if sealed(block))
+
+    def release(self, blocks: Sequence[int], owner: Owner = None, *, keep: bool = True) -> None:
+        """Give one reference on each back; ``blocks`` in the order of the sequence.
+
+        A block that nobody holds any more is cached if it is sealed and ``keep`` is set, else free.
+
+        Raises:
+            BlockMisused: one is not held, or comes twice.
+        """
+        self._check_held(blocks)
+        if self.owners is not None:
+            self.owners.check(blocks, owner)
+            self.owners.give(blocks, owner)
+        references = self._references
+        retired: list[int] = []
+        for block in reversed(blocks):
+            count = references[block]
+            if count > 1:
+                references[block] = count - 1
+            else:
+                del references[block]
+                retired.append(block)
+        if not keep:
+            self._unseal(retired)
+        if self._in_flight:
+            self._fenced.update(dict.fromkeys(retired, self._in_flight[-1]))
+        else:
+            self._settle(retired)
+
+    def seal(self, block: int, key: bytes) -> bool:
+        """The held ``block`` is full and computed, read-only from now on, and is found by ``key``.
+
+        Returns:
+            False if ``key`` already names another block: the first wins, and this one stays unsealed.
+
+        Raises:
+            BlockMisused: it is not held, or is sealed under another key.
+        """
+        if block not in self._references:
+            raise BlockMisused(block, self.state(block), "sealed")
+        present = self.index.key_of(block)
+        if present is None:
+            return self.index.add(key, block)
+        if present != key:
+            raise BlockMisused(block, f"sealed as {present.hex()}", f"sealed as {key.hex()}")
+        return True
+
+    def join(self, block: int, key: bytes, owner: Owner = None) -> int:
+        """`seal`, but where ``key`` already names another block hold that one and release this one.
+
+        So two sequences that computed the same prompt side by side end up on one copy, and whoever holds a
+        sealed block holds those that the keys before it name, on which the eviction order rests.
+
+        Returns:
+            The block that now stands in the sequence's table.
+
+        Raises:
+            BlockMisused: as `seal` and `release` do.
+        """
+        if self.seal(block, key):
+            return block
+        first = self.index.block_of(key)
+        assert first is not None, "a key that refuses a block names another"
+        self.release([block], owner)
+        self._hold([first], owner)
+        return first
+
+    def launched(self, step: int) -> None:
+        """The device may read and write any held block until `finished`.
+
+        Raises:
+            StepOutOfOrder: a step of this number or a higher one was launched before.
+        """
+        if self._last_step is not None and step <= self._last_step:
+            raise StepOutOfOrder(f"step {step} launched after step {self._last_step}")
+        self._last_step = step
+        self._in_flight.append(step)
+
+    def finished(self, step: int) -> None:
+        """The device is done with ``step`` and all before it: what was let go behind them can be used again.
+
+        Raises:
+            StepOutOfOrder: the step is not in flight.
+        """
+        if step not in self._in_flight:
+            raise StepOutOfOrder(f"step {step} finished, in flight are {list(self._in_flight)}")
+        while self._in_flight and self._in_flight[0] <= step:
+            self._in_flight.popleft()
+        passed: list[int] = []
+        for block, fence in self._fenced.items():
+            if fence > step:
+                break
+            passed.append(block)
+        for block in passed:
+            del self._fenced[block]
+        self._settle(passed)
+
+    def references(self, block: int) -> int:
+        """How often the block is held; 0 for free, cached and fenced ones."""
+        return self._references.get(block, 0)
+
+    def state(self, block: int) -> BlockState:
+        """Where the block is."""
+        if block in self._references:
+            return BlockState.HELD
+        if block in self._fenced:
+            return BlockState.FENCED
+        if block in self._cached:
+            return BlockState.CACHED
+        return BlockState.FREE if 0 <= block < self.blocks else BlockState.UNKNOWN
+
+    def statistics(self) -> PoolStatistics:
+        """Gauges and counters."""
+        return PoolStatistics(
+            blocks=self.blocks,
+            free=len(self._free),
+            held=len(self._references),
+            cached=len(self._cached),
+            fenced=len(self._fenced),
+            available=self.available,
+            sealed=len(self.index),
+            in_flight=len(self._in_flight),
+            leased=self._leased,
+            evicted=self._evicted,
+            found=self._found,
+        )
+
+    def audit(self, held: Mapping[int, int] | None = None) -> None:
+        """Check that every block is in one state, and that references are ``held`` (block: count) if given.
+
+        O(blocks): for idle moments.
+
+        Raises:
+            LeakFound: with all that is wrong.
+        """
+        balance(self._books(), held)
+
+    def _books(self) -> Books:
+        return Books(
+            blocks=self.blocks,
+            free=self._free,
+            references=self._references,
+            fenced=list(self._fenced),
+            cached=self._cached.blocks(),
+            sealed=self.index.blocks(),
+            in_flight=bool(self._in_flight),
+            owners=self.owners,
+        )
+
+    def _check_held(self, blocks: Sequence[int]) -> None:
+        distinct = set(blocks)
+        if len(distinct) < len(blocks):
+            raise BlockMisused(next(b for b in distinct if blocks.count(b) > 1), "named twice", "released")
+        if not distinct <= self._references.keys():
+            block = min(distinct - self._references.keys())
+            raise BlockMisused(block, self.state(block), "released")
+
+    def _hold(self, blocks: Sequence[int], owner: Owner) -> None:
+        references = self._references
+        for block in blocks:
+            count = references.get(block, 0)
+            references[block] = count + 1
+            if not count and self._fenced.pop(block, None) is None:
+                self._cached.remove(block)
+        if self.owners is not None:
+            self.owners.take(blocks, owner)
+
+    def _evict(self, count: int) -> list[int]:
+        evicted = self._cached.pop(count)
+        self._unseal(evicted)
+        self._evicted += count
+        return evicted
+
+    def _unseal(self, blocks: Sequence[int]) -> None:
+        self.index.drop(blocks)
+        self._cached.forget(blocks)
+
+    def _settle(self, blocks: Sequence[int]) -> None:
+        """Nobody holds these and no step uses them, the end of a chain first: cached if sealed, else free."""
+        sealed = self.index.holds
+        self._cached.add(block for block in blocks if sealed(block))
+        self._free.extend(block for block in blocks if not sealed(block))

@@ -1,0 +1,81 @@
+"""A block table: the blocks of one sequence, in the order of its tokens.
+
+Knows ids only; who may hold them is the pool's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class BlockTable:
+    """A growable int32 array of ids; entry ``i`` holds tokens ``[i * block_tokens, (i + 1) * block_tokens)``.
+
+    Growing is amortised O(1). A view taken earlier keeps its length; ids below that may be replaced under it.
+    """
+
+    __slots__ = ("_ids", "_length")
+
+    def __init__(self, blocks: Sequence[int] = ()) -> None:
+        self._ids: NDArray[np.int32] = np.array(blocks, dtype=np.int32)
+        self._length = len(blocks)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.view[index])
+
+    @property
+    def view(self) -> NDArray[np.int32]:
+        """The ids, int32 ``[len(self)]``, read-only, not copied."""
+        view = self._ids[: self._length]
+        view.flags.writeable = False
+        return view
+
+    def append(self, block: int) -> None:
+        """Put one block behind the last."""
+        self._reserve(self._length + 1)
+        self._ids[self._length] = block
+        self._length += 1
+
+    def extend(self, blocks: Sequence[int]) -> None:
+        """Put blocks behind the last, in order."""
+        end = self._length + len(blocks)
+        self._reserve(end)
+        self._ids[self._length : end] = blocks
+        self._length = end
+
+    def replace(self, index: int, block: int) -> int:
+        """Put ``block`` where another stood (copy on write); returns the other."""
+        before = self[index]
+        self._ids[: self._length][index] = block
+        return before
+
+    def truncate(self, length: int) -> list[int]:
+        """Keep the first ``length`` blocks; returns the others, in order, for the pool's ``release``."""
+        assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} blocks"
+        dropped = self.to_list(length)
+        self._length = length
+        return dropped
+
+    def copy(self, length: int | None = None) -> BlockTable:
+        """A table of its own with the first ``length`` blocks (all by default), for a fork."""
+        twin = BlockTable()
+        kept = self._ids[: self._length][:length]
+        twin._ids, twin._length = kept.copy(), len(kept)
+        return twin
+
+    def to_list(self, start: int = 0) -> list[int]:
+        """The ids from ``start`` on as plain ints, as the pool takes them."""
+        ids: list[int] = self._ids[start : self._length].tolist()
+        return ids
+
+    def _reserve(self, length: int) -> None:
+        if length > len(self._ids):
+            grown = np.empty(max(length, 2 * len(self._ids), 8), dtype=np.int32)
+            grown[: self._length] = self._ids[: self._length]
+            self._ids = grown

@@ -1,0 +1,25 @@
+"""Hypothesis examples: ``HOLDFAST_EXAMPLES=10`` runs ten times as many, within ten times the time."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
+
+settings.register_profile(
+    "holdfast",
+    deadline=None,
+    max_examples=100 * FACTOR,
+    stateful_step_count=100,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("holdfast")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if FACTOR > 1:
+        for item in items:
+            item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) * FACTOR))

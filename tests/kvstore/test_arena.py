@@ -1,0 +1,118 @@
+"""The arena: the decided layout, contiguous blocks, offsets past 2^31, poison and zero."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.errors import GroupInvalid
+from holdfast.kvstore.groups import KVGroup
+
+GROUP = KVGroup(id=0, layers=(0, 1, 2), kv_heads=2, head_dim=8, dtype="float32", block_tokens=4)
+BIG = KVGroup(id=0, layers=tuple(range(36)), kv_heads=8, head_dim=128, dtype="bfloat16")
+
+
+def test_the_layout() -> None:
+    arena = DeviceArena(GROUP, 5)
+    assert arena.kv.shape == (5, 3, 2, 2, 4, 8)
+    assert arena.kv.stride() == (384, 128, 64, 32, 8, 1)
+    assert (arena.blocks, arena.dtype, arena.device.type) == (5, torch.float32, "cpu")
+    assert arena.nbytes == arena.kv.nbytes == 5 * GROUP.block_bytes
+    assert not arena.kv.any()
+
+
+def test_one_block_is_one_run_of_bytes() -> None:
+    arena = DeviceArena(GROUP, 3)
+    arena.kv.copy_(torch.arange(arena.kv.numel(), dtype=torch.float32).view_as(arena.kv))
+    whole = arena.kv.view(torch.uint8).view(-1)
+    for block in range(3):
+        run = arena.bytes_of(block)
+        assert run.dtype == torch.uint8
+        assert run.shape == (GROUP.block_bytes,)
+        assert run.is_contiguous()
+        assert run.data_ptr() == whole.data_ptr() + arena.offset_of(block)
+        assert torch.equal(run, whole[block * GROUP.block_bytes : (block + 1) * GROUP.block_bytes])
+
+
+def test_writing_the_bytes_writes_the_block() -> None:
+    source, target = DeviceArena(GROUP, 2), DeviceArena(GROUP, 4)
+    source.kv[1] = torch.randn(GROUP.block_shape)
+    target.bytes_of(3).copy_(source.bytes_of(1))
+    assert torch.equal(target.kv[3], source.kv[1])
+    assert not target.kv[:3].any()
+
+
+def test_a_head_of_a_block_is_one_run_too() -> None:
+    arena = DeviceArena(GROUP, 2)
+    assert arena.kv[1, 2, 1, 1].is_contiguous()
+
+
+def test_offsets_are_counted_in_64_bits() -> None:
+    """8B-class blocks: 2.25 MiB each, so int32 would wrap at block 910."""
+    arena = DeviceArena(BIG, 100_000, device="meta")
+    ids = torch.tensor([[0, 1], [911, 99_999]], dtype=torch.int32)
+    offsets = arena.offsets(ids)
+    assert offsets.dtype == torch.int64
+    assert offsets.tolist() == [[block * 2_359_296 for block in row] for row in ids.tolist()]
+    assert arena.offset_of(99_999) == 235_927_240_704
+    assert arena.kv[99_999].storage_offset() * arena.kv.element_size() == arena.offset_of(99_999)
+    assert arena.nbytes == 235_929_600_000
+
+
+def test_blocks_behind_two_gigabytes_are_written_where_they_are() -> None:
+    """Memory is claimed page by page: of 4.4 GiB only the touched blocks cost any."""
+    arena = DeviceArena(BIG, 2000, device="meta")
+    arena.kv = torch.empty_like(arena.kv, device="cpu")
+    last = 1999
+    assert arena.offset_of(last) > 2**32
+    others = [last - 1, last - 2**31 // BIG.block_bytes, last - 2**32 // BIG.block_bytes]
+    arena.zero(others)
+    arena.poison([last])
+    assert arena.kv[last].isnan().all()
+    arena.kv[last] = 1.5
+    assert arena.bytes_of(last).view(torch.bfloat16).eq(1.5).all()
+    assert not any(arena.bytes_of(block).any() for block in others)
+
+
+def test_poison_and_zero_touch_only_their_blocks() -> None:
+    arena = DeviceArena(GROUP, 4)
+    arena.kv.fill_(1.0)
+    arena.poison([0, 2])
+    assert arena.kv[[0, 2]].isnan().all()
+    assert arena.kv[[1, 3]].eq(1.0).all()
+    arena.zero([2])
+    assert arena.kv[0].isnan().all()
+    assert arena.kv[2].eq(0.0).all()
+    arena.poison([])
+
+
+def test_a_partial_block_is_zeroed_behind_its_tokens() -> None:
+    arena = DeviceArena(GROUP, 2)
+    arena.poison([0, 1])
+    arena.kv[1, :, :, :, :3] = 2.0
+    arena.zero_behind(1, 3)
+    assert arena.kv[1, :, :, :, :3].eq(2.0).all()
+    assert arena.kv[1, :, :, :, 3:].eq(0.0).all()
+    assert arena.kv[0].isnan().all()
+
+
+def test_impossible_arenas_are_refused() -> None:
+    with pytest.raises(GroupInvalid, match="blocks = 0"):
+        DeviceArena(GROUP, 0)
+    with pytest.raises(GroupInvalid, match=r"torch.float16 asked for, the group holds torch.float32"):
+        DeviceArena(GROUP, 1, "cpu", torch.float16)
+    assert DeviceArena(GROUP, 1, "cpu", torch.float32).blocks == 1
+    with pytest.raises(AssertionError, match="block 1 of 1"):
+        DeviceArena(GROUP, 1).bytes_of(1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu() -> None:
+    arena = DeviceArena(BIG, 1000, device="cuda")
+    arena.kv[999] = 1.5
+    assert arena.bytes_of(999).view(torch.bfloat16).eq(1.5).all()
+    arena.poison([999])
+    assert arena.kv[999].isnan().all()
+    assert not arena.kv[998].any()

@@ -1,0 +1,91 @@
+"""The eviction rule: ranks by hits, oldest first inside a rank, fame that fades."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.kvstore.eviction import EvictionOrder
+
+
+def test_oldest_first_when_nobody_came_back() -> None:
+    order = EvictionOrder(8)
+    order.add([5, 3, 4])
+    assert order.pop(2) == [5, 3]
+    assert order.blocks() == [4]
+
+
+def test_more_hits_go_later() -> None:
+    order = EvictionOrder(16)
+    order.hit([1] * 4 + [2])
+    order.add([1, 2, 3])
+    assert order.pop(3) == [3, 2, 1]
+
+
+def test_held_again_is_out_of_the_order() -> None:
+    order = EvictionOrder(8)
+    order.add([1, 2])
+    assert order.remove(1)
+    assert not order.remove(1)
+    assert 1 not in order
+    assert order.pop(1) == [2]
+    assert len(order) == 0
+
+
+def test_a_block_without_its_key_has_no_past() -> None:
+    order = EvictionOrder(8)
+    order.hit([1] * 9)
+    order.forget([1])
+    order.add([1, 2])
+    assert order.pop(1) == [1]
+
+
+def test_old_fame_fades_when_newer_fame_needs_the_room() -> None:
+    order = EvictionOrder(8)  # two blocks may be hot, two more returned
+    for block in range(6):
+        order.hit([block] * 9)
+    order.add([6])
+    order.add(range(6))
+    assert order.blocks() == [6, 0, 1, 2, 3, 4, 5]
+    assert order.pop(2) == [6, 0]
+    order.add([7])
+    assert order.pop(2) == [1, 7], "0 and 1 had fallen among the one-offs, before 7 came"
+
+
+def test_who_fell_has_to_earn_its_rank_again() -> None:
+    order = EvictionOrder(4)
+    order.hit([1] * 9 + [2] * 9 + [3] * 9)
+    order.add([1, 2, 3])  # 1 fell to the one-offs, 2 among the returned
+    order.remove(1)
+    order.add([1])
+    assert order.pop(1) == [1]
+    order.remove(2)
+    order.hit([2])
+    order.add([2])
+    assert order.pop(2) == [3, 2], "one more hit made 2 hot again, and crowded 3 out"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=60))
+def test_chains_are_given_up_from_their_ends(visits: list[tuple[int, int]]) -> None:
+    """Four prompts of six blocks; each visit holds the first few of one and lets them go, the last first."""
+    order = EvictionOrder(24)
+    for prompt, length in visits:
+        chain = [prompt * 6 + at for at in range(length)]
+        order.hit(block for block in chain if order.remove(block))
+        order.add(reversed(chain))
+    given_up = order.pop(len(order))
+    for prompt in range(4):
+        mine = [block for block in given_up if block // 6 == prompt]
+        assert mine == sorted(mine, reverse=True)
+
+
+@given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 6)), unique_by=lambda pair: pair[0]))
+def test_everything_comes_out_once(blocks: list[tuple[int, int]]) -> None:
+    order = EvictionOrder(16)
+    for block, hits in blocks:
+        order.hit([block] * hits)
+        order.add([block])
+    expected = order.blocks()
+    assert len(order) == len(expected) == len(blocks)
+    assert order.pop(len(blocks)) == expected
+    assert sorted(expected) == sorted(block for block, _ in blocks)

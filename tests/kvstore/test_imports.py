@@ -1,0 +1,40 @@
+"""The room's bookkeeping runs where torch is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import holdfast.kvstore
+
+BLOCK_TORCH = """
+import importlib, sys
+sys.modules["torch"] = None
+for name in sys.argv[1:]:
+    importlib.import_module("holdfast.kvstore." + name)
+from holdfast.kvstore.pool import BlockPool
+pool = BlockPool(4)
+pool.release(pool.lease(4))
+pool.audit({})
+"""
+
+
+def run(*modules: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BLOCK_TORCH, *modules]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_only_the_arena_needs_torch() -> None:
+    [folder] = holdfast.kvstore.__path__
+    names = sorted(path.stem for path in Path(folder).glob("*.py") if path.stem not in ("__init__", "arena"))
+    assert {"pool", "index", "keys", "table", "eviction", "groups", "tiers"} <= set(names)
+    done = run(*names)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_arena_does() -> None:
+    """So that the test above would notice."""
+    done = run("arena")
+    assert done.returncode == 1
+    assert "import of torch halted" in done.stderr
