@@ -1,0 +1,197 @@
+"""A session as the client has it: say something, read what comes, never resend the history.
+
+    async for piece in chat.say("What is the weather in Rome?"):
+        print(piece, end="")
+    print(chat.last.kv, chat.last.ttft_ms)
+
+Knows nothing of sockets.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import ChatBusy, FieldInvalid, FieldUnknown
+from .exchange import Exchange
+from .frames.client import (
+    ClientEvent,
+    ItemCreate,
+    ItemDelete,
+    ItemRetrieve,
+    ResponseCancel,
+    ResponseCreate,
+    SessionUpdate,
+)
+from .frames.items import AnyItem, FunctionCallItem, MessageItem
+from .frames.response import ResponseParams
+from .frames.server import ItemDeleted, ItemDone, ItemRetrieved, ServerEvent, SessionCreated, SessionUpdated
+from .frames.session import SessionPatch, SessionResource
+from .reply import Finished, Reply
+from .tools import Tool, ToolLike, tools_of
+from .transport import Transport
+from .turn import Turn, output_of
+
+MAX_TOOL_ROUNDS = 8
+_Params = TypeVar("_Params", SessionPatch, ResponseParams)
+
+
+class Chat:
+    """One session on one connection, made by `Client.session`.
+
+    One turn runs at a time. A turn that was begun and is no longer referenced is cancelled when the next
+    begins; while one is still being read, another raises `ChatBusy`.
+    """
+
+    def __init__(
+        self, exchange: Exchange, session: SessionResource, *, max_tool_rounds: int = MAX_TOOL_ROUNDS
+    ) -> None:
+        self._exchange = exchange
+        self._max_tool_rounds = max_tool_rounds
+        self._tools: dict[str, Tool] = {}
+        self._current: weakref.ref[Turn | Reply] | None = None
+        self._rounds: list[Finished] = []
+        self.session = session
+
+    @classmethod
+    async def begin(cls, transport: Transport, *, max_tool_rounds: int = MAX_TOOL_ROUNDS) -> Chat:
+        """The chat on a fresh connection, once the server has greeted; `ServerError`, `ConnectionLost`."""
+        exchange = Exchange(transport)
+        created = await exchange.answer("", lambda event: isinstance(event, SessionCreated))
+        assert isinstance(created, SessionCreated)
+        return cls(exchange, created.session, max_tool_rounds=max_tool_rounds)
+
+    # --- turns ---
+
+    @property
+    def last(self) -> Finished:
+        """The last response that ended: its text, usage, `kv`, `ttft_ms`. LookupError before there is one."""
+        if not self._rounds:
+            raise LookupError("No response has ended yet")
+        return self._rounds[-1]
+
+    @property
+    def rounds(self) -> list[Finished]:
+        """The responses of the last turn: more than one where tools were run."""
+        return list(self._rounds)
+
+    def say(self, text: str | None = None, **overrides: Any) -> Turn:
+        """Say `text` (None: let the model speak) and iterate over the pieces of its reply.
+
+        Tools given as callables are run and the reply goes on with what they answer. `overrides` are fields
+        of `response.create` for this turn alone. Nothing is sent before the first piece is asked for.
+        """
+        first = [] if text is None else [ItemCreate(item=MessageItem.of("user", text))]
+        return Turn(
+            self._exchange, _create(overrides), first, self._tools, self._max_tool_rounds, self._claim
+        )
+
+    def respond(self, **overrides: Any) -> Reply:
+        """Ask for one response and iterate over its typed events. Tools are not run: see `last.calls`."""
+        return Reply(self._exchange, _create(overrides), claim=self._claim)
+
+    async def cancel(self) -> None:
+        """Cut the running reply short; what was said stays. Harmless when nothing runs."""
+        current = self._reader()
+        if isinstance(current, Turn):
+            current.stop()
+        self._current = None
+        if self._exchange.busy:
+            await self._exchange.send(ResponseCancel())
+
+    # --- the conversation ---
+
+    async def add(self, item: AnyItem, previous_item_id: str | None = None) -> AnyItem:
+        """Add an item at the end, or after the one named; returns it as the server has it."""
+        await self._idle()
+        sent = await self._exchange.send(ItemCreate(item=item, previous_item_id=previous_item_id))
+        done = await self._exchange.answer(sent, lambda event: isinstance(event, ItemDone))
+        assert isinstance(done, ItemDone)
+        return done.item
+
+    async def answer(self, call: FunctionCallItem, output: str) -> AnyItem:
+        """Add what a tool answered; then `say()` or `respond()` lets the model go on."""
+        return await self.add(output_of(call, output).item)
+
+    async def retrieve(self, item_id: str) -> AnyItem:
+        """An item as the server has it. Raises `ServerError`."""
+        await self._idle()
+        sent = await self._exchange.send(ItemRetrieve(item_id=item_id))
+        found = await self._exchange.answer(sent, lambda event: isinstance(event, ItemRetrieved))
+        assert isinstance(found, ItemRetrieved)
+        return found.item
+
+    async def delete(self, item_id: str) -> None:
+        """Take an item out of the conversation. Raises `ServerError`."""
+        await self._idle()
+        sent = await self._exchange.send(ItemDelete(item_id=item_id))
+        await self._exchange.answer(sent, lambda event: isinstance(event, ItemDeleted))
+
+    async def update(self, *, tools: Iterable[ToolLike] | None = None, **fields: Any) -> SessionResource:
+        """Change the session's fields that are given. Raises `FrameError`, `ToolInvalid`, `ServerError`."""
+        await self._idle()
+        table = self._tools if tools is None else tools_of(tools)
+        if tools is not None:
+            fields["tools"] = [tool.definition for tool in table.values()]
+        patch = _converted(fields, SessionPatch, "session")
+        sent = await self._exchange.send(SessionUpdate(session=patch))
+        updated = await self._exchange.answer(sent, lambda event: isinstance(event, SessionUpdated))
+        assert isinstance(updated, SessionUpdated)
+        self._tools, self.session = table, updated.session
+        return updated.session
+
+    # --- by hand ---
+
+    async def send(self, event: ClientEvent) -> str:
+        """Send any client event; returns its `event_id`."""
+        return await self._exchange.send(event)
+
+    async def events(self) -> AsyncIterator[ServerEvent]:
+        """All events as they come, whatever they belong to."""
+        while True:
+            yield await self._exchange.receive()
+
+    async def aclose(self) -> None:
+        """End the session's connection."""
+        await self._exchange.aclose()
+
+    # --- one turn at a time ---
+
+    def _reader(self) -> Turn | Reply | None:
+        return None if self._current is None else self._current()
+
+    async def _claim(self, reading: Turn | Reply) -> None:
+        """Let this turn, and no other, read from now on."""
+        await self._idle()
+        self._current = weakref.ref(reading)
+        self._rounds = reading.rounds
+
+    async def _idle(self) -> None:
+        """Make sure that nothing runs: cancel what nobody reads. Raises `ChatBusy` while somebody does."""
+        current = self._reader()
+        if current is not None and current.running:
+            raise ChatBusy("A turn is being read on this chat: read it to its end or cancel it first")
+        self._current = None
+        await self._exchange.quiet()
+
+
+def _create(overrides: dict[str, Any]) -> ResponseCreate:
+    if not overrides:
+        return ResponseCreate()
+    if overrides.get("tools") is not None:
+        overrides["tools"] = [tool.definition for tool in tools_of(overrides["tools"]).values()]
+    return ResponseCreate(response=_converted(overrides, ResponseParams, "response"))
+
+
+def _converted(fields: dict[str, Any], kind: type[_Params], name: str) -> _Params:
+    """Keyword arguments as a frame's object, checked as the server will. Raises `FrameError`."""
+    unknown = set(fields) - set(kind.__struct_fields__)
+    if unknown:
+        raise FieldUnknown(f"Unknown parameter: '{name}.{min(unknown)}'", f"{name}.{min(unknown)}")
+    try:
+        return msgspec.convert(msgspec.to_builtins(fields), kind)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise FieldInvalid(f"{name}: {error}", name) from None

@@ -1,0 +1,158 @@
+"""What can go wrong on this side of the wire: one tree; every class has the stable code the wire uses.
+
+SDKError
+├── FrameError                a frame that is not a valid event: nothing was done with it
+│   ├── FrameMalformed        not JSON, not UTF-8, not an object, or nested too deep
+│   ├── FrameTooLarge
+│   ├── FieldUnknown          a field no standard knows
+│   ├── FieldUnsupported      a field, value or event of the standard that is not served
+│   ├── FieldMissing
+│   ├── FieldMistyped
+│   └── FieldInvalid          right type, wrong value
+├── ServerError               the server sent an `error` event, or a failed response
+│   └── ResponseFailed        a response ended `failed`; what was said is kept
+├── ConnectionFailed          the connection could not be made
+├── ConnectionLost            it ended while something was expected of it
+├── ProtocolBroken            the server sent what this client cannot understand
+├── ChatBusy                  a second turn was begun while one runs on this chat
+├── ToolInvalid               a callable or dict that cannot be offered as a tool
+└── ToolRoundsExceeded        the model went on calling tools beyond the limit
+
+Knows nothing of how the gateway answers: `gateway.errors` has that table.
+"""
+# ruff: noqa: N818  (leaves are named for what happened)
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SDKError(Exception):
+    """Any failure of the SDK; `code` is stable, `message` is one line for people."""
+
+    code: ClassVar[str] = "sdk_error"
+
+    @property
+    def message(self) -> str:
+        """What went wrong, in one line."""
+        return str(self.args[0]) if self.args else self.code
+
+
+class FrameError(SDKError):
+    """A frame that is not a valid event.
+
+    `param` is the path of the field at fault (`session.tools[0].name`), `event_id` the event's own id where
+    the frame was legible enough to find one.
+    """
+
+    code = "invalid_frame"
+
+    def __init__(self, message: str, param: str | None = None, event_id: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.event_id = event_id
+
+
+class FrameMalformed(FrameError):
+    """Not JSON, not UTF-8, not an object, or nested too deep."""
+
+    code = "invalid_json"
+
+
+class FrameTooLarge(FrameError):
+    """Longer than a frame may be."""
+
+    code = "frame_too_large"
+
+
+class FieldUnknown(FrameError):
+    """A field that no standard knows."""
+
+    code = "unknown_parameter"
+
+
+class FieldUnsupported(FrameError):
+    """A field, value or event of the standard that is not served; listed in `frames.unserved`."""
+
+    code = "unsupported_field"
+
+
+class FieldMissing(FrameError):
+    """A required field is not there."""
+
+    code = "missing_required_parameter"
+
+
+class FieldMistyped(FrameError):
+    """A field of the wrong JSON type."""
+
+    code = "invalid_type"
+
+
+class FieldInvalid(FrameError):
+    """A field of the right type with a value out of bounds or not among those allowed."""
+
+    code = "invalid_value"
+
+
+class ServerError(SDKError):
+    """The server refused an event. `code` is the server's, `event_id` names the client event at fault."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        kind: str = "server_error",
+        param: str | None = None,
+        event_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code or kind  # type: ignore[misc]  # the server's word, per instance
+        self.kind = kind
+        self.param = param
+        self.event_id = event_id
+
+
+class ResponseFailed(ServerError):
+    """A response ended with the status `failed`."""
+
+
+class ConnectionFailed(SDKError):
+    """The connection could not be made: nobody listens, or the server refused it."""
+
+    code = "connection_failed"
+
+
+class ConnectionLost(SDKError):
+    """The connection ended while an answer was due. `close_code` is the WebSocket's, where there was one."""
+
+    code = "connection_lost"
+
+    def __init__(self, message: str, close_code: int | None = None) -> None:
+        super().__init__(message)
+        self.close_code = close_code
+
+
+class ProtocolBroken(SDKError):
+    """The server sent something that is not in the protocol, or not in its order."""
+
+    code = "protocol_broken"
+
+
+class ChatBusy(SDKError):
+    """This chat already has a turn running: finish reading it, or cancel it, first."""
+
+    code = "chat_busy"
+
+
+class ToolInvalid(SDKError):
+    """A callable or dict that cannot be offered to the model as a tool."""
+
+    code = "tool_invalid"
+
+
+class ToolRoundsExceeded(SDKError):
+    """The model went on calling tools for more rounds than the chat allows."""
+
+    code = "tool_rounds_exceeded"

@@ -1,0 +1,100 @@
+"""Conversation items, as they stand in frames of both directions.
+
+What an item means to the model is `sessions`' business; here are only its fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+Identifier: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+Role: TypeAlias = Literal["system", "user", "assistant"]
+ItemStatus: TypeAlias = Literal["completed", "incomplete", "in_progress"]
+
+PartType: TypeAlias = Literal["input_text", "output_text"]
+
+PART_OF_ROLE: dict[Role, PartType] = {
+    "system": "input_text",
+    "user": "input_text",
+    "assistant": "output_text",
+}
+
+
+class TextPart(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A piece of a message's content: `output_text` in an assistant's message, `input_text` elsewhere."""
+
+    type: PartType
+    text: str
+
+
+class Item(
+    msgspec.Struct,
+    kw_only=True,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+):
+    """What all items have. The server always fills these in; from a client they are optional."""
+
+    id: Identifier | None = None
+    object: Literal["realtime.item"] | None = None
+    status: ItemStatus | None = None
+
+
+class MessageItem(Item, frozen=True, tag="message"):
+    """Something said. Raises ValueError when a part's type does not belong to the role."""
+
+    role: Role
+    content: list[TextPart]
+
+    def __post_init__(self) -> None:
+        wanted = PART_OF_ROLE[self.role]
+        for part in self.content:
+            if part.type != wanted:
+                raise ValueError(f"Content of a {self.role} message must be `{wanted}`, got `{part.type}`")
+
+    @classmethod
+    def of(cls, role: Role, text: str) -> MessageItem:
+        """A message of one part, of the type that belongs to the role."""
+        return cls(role=role, content=[TextPart(type=PART_OF_ROLE[role], text=text)])
+
+    @property
+    def text(self) -> str:
+        """All parts' text."""
+        return "".join(part.text for part in self.content)
+
+
+class FunctionCallItem(Item, frozen=True, tag="function_call"):
+    """A tool call the model made; `arguments` is JSON text as the model wrote it."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    arguments: str
+    call_id: Identifier | None = None
+
+
+class FunctionCallOutputItem(Item, frozen=True, tag="function_call_output"):
+    """What a tool answered."""
+
+    call_id: Identifier
+    output: str
+
+
+class ItemReference(
+    msgspec.Struct,
+    kw_only=True,
+    frozen=True,
+    forbid_unknown_fields=True,
+    tag_field="type",
+    tag="item_reference",
+):
+    """Stands for an item of the conversation in `response.input`."""
+
+    id: Identifier
+
+
+AnyItem: TypeAlias = MessageItem | FunctionCallItem | FunctionCallOutputItem
+InputItem: TypeAlias = AnyItem | ItemReference

@@ -1,0 +1,209 @@
+"""Events the server sends; each has an `event_id` of its own. Their order is the gateway's to keep."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from .items import AnyItem
+from .response import Response
+from .session import SessionResource
+
+
+class ServerFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
+    """What all server events have."""
+
+    event_id: str
+
+    @property
+    def type(self) -> str:
+        """The event's name on the wire."""
+        return str(self.__struct_config__.tag)
+
+
+# --- session and conversation ---
+
+
+class SessionCreated(ServerFrame, frozen=True, tag="session.created"):
+    """The first event on every connection."""
+
+    session: SessionResource
+
+
+class SessionUpdated(ServerFrame, frozen=True, tag="session.updated"):
+    """The whole configuration after a `session.update`."""
+
+    session: SessionResource
+
+
+class ConversationResource(msgspec.Struct, kw_only=True, frozen=True):
+    """The default conversation."""
+
+    id: str
+    object: Literal["realtime.conversation"] = "realtime.conversation"
+
+
+class ConversationCreated(ServerFrame, frozen=True, tag="conversation.created"):
+    """The second event on every connection."""
+
+    conversation: ConversationResource
+
+
+class ItemAdded(ServerFrame, frozen=True, tag="conversation.item.added"):
+    """An item stands in the conversation, after `previous_item_id` (null: it is the first)."""
+
+    item: AnyItem
+    previous_item_id: str | None
+
+
+class ItemDone(ServerFrame, frozen=True, tag="conversation.item.done"):
+    """The item is final."""
+
+    item: AnyItem
+    previous_item_id: str | None
+
+
+class ItemRetrieved(ServerFrame, frozen=True, tag="conversation.item.retrieved"):
+    """Answers `conversation.item.retrieve`."""
+
+    item: AnyItem
+
+
+class ItemDeleted(ServerFrame, frozen=True, tag="conversation.item.deleted"):
+    """Answers `conversation.item.delete`."""
+
+    item_id: str
+
+
+# --- a response ---
+
+
+class ResponseCreated(ServerFrame, frozen=True, tag="response.created"):
+    """A response began; `response.done` always follows."""
+
+    response: Response
+
+
+class ResponseDone(ServerFrame, frozen=True, tag="response.done"):
+    """The response's end, whatever it was, with all its output, its usage and what its KV cost."""
+
+    response: Response
+
+
+class OutputFrame(ServerFrame, frozen=True):
+    """An event about one output item of a response."""
+
+    response_id: str
+    output_index: int
+
+
+class OutputItemAdded(OutputFrame, frozen=True, tag="response.output_item.added"):
+    """The response has a new item, in progress."""
+
+    item: AnyItem
+
+
+class OutputItemDone(OutputFrame, frozen=True, tag="response.output_item.done"):
+    """The item is final: completed, or incomplete when the response was cut."""
+
+    item: AnyItem
+
+
+class ContentPart(msgspec.Struct, kw_only=True, frozen=True):
+    """A part of an output message."""
+
+    text: str
+    type: Literal["text"] = "text"
+
+
+class ContentFrame(OutputFrame, frozen=True):
+    """An event about one part of one output message."""
+
+    item_id: str
+    content_index: int
+
+
+class ContentPartAdded(ContentFrame, frozen=True, tag="response.content_part.added"):
+    """An empty part; deltas follow."""
+
+    part: ContentPart
+
+
+class ContentPartDone(ContentFrame, frozen=True, tag="response.content_part.done"):
+    """The part is final."""
+
+    part: ContentPart
+
+
+class TextDelta(ContentFrame, frozen=True, tag="response.output_text.delta"):
+    """More text."""
+
+    delta: str
+
+
+class TextDone(ContentFrame, frozen=True, tag="response.output_text.done"):
+    """The part's whole text."""
+
+    text: str
+
+
+class ArgumentsFrame(OutputFrame, frozen=True):
+    """An event about one tool call."""
+
+    item_id: str
+    call_id: str
+
+
+class ArgumentsDelta(ArgumentsFrame, frozen=True, tag="response.function_call_arguments.delta"):
+    """More of the arguments' JSON text."""
+
+    delta: str
+
+
+class ArgumentsDone(ArgumentsFrame, frozen=True, tag="response.function_call_arguments.done"):
+    """The whole call."""
+
+    name: str
+    arguments: str
+
+
+# --- errors ---
+
+
+class ErrorDetails(msgspec.Struct, kw_only=True, frozen=True):
+    """What went wrong; `event_id` is that of the client event at fault, where it had one."""
+
+    type: str
+    code: str | None
+    message: str
+    param: str | None = None
+    event_id: str | None = None
+
+
+class ErrorEvent(ServerFrame, frozen=True, tag="error"):
+    """A client event was refused, or the server failed; the session goes on unless the socket closes."""
+
+    error: ErrorDetails
+
+
+ServerEvent: TypeAlias = (
+    SessionCreated
+    | SessionUpdated
+    | ConversationCreated
+    | ItemAdded
+    | ItemDone
+    | ItemRetrieved
+    | ItemDeleted
+    | ResponseCreated
+    | ResponseDone
+    | OutputItemAdded
+    | OutputItemDone
+    | ContentPartAdded
+    | ContentPartDone
+    | TextDelta
+    | TextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | ErrorEvent
+)

@@ -1,0 +1,120 @@
+"""The session's configuration: a patch from the client, the whole of it from the server.
+
+In a patch a field that is absent (UNSET) stays as it was; `""`, `[]` and null clear it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+MAX_DEPTH = 64
+MAX_TOOLS = 128
+MAX_STOPS = 16
+
+MaxOutputTokens: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)] | Literal["inf"]
+Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
+TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+TopK: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Stop: TypeAlias = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=MAX_STOPS)
+]
+ToolChoice: TypeAlias = Literal["auto", "none"]
+Modalities: TypeAlias = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
+
+
+def too_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
+    """Whether free-form JSON nests deeper than `limit`; walks level by level, so depth costs no stack."""
+    level = [value]
+    for _ in range(limit):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return False
+    return True
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, dict):
+        return list(node.values())
+    return node if isinstance(node, list) else []
+
+
+class FunctionTool(
+    msgspec.Struct,
+    kw_only=True,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+    tag="function",
+):
+    """A function the model may call. `parameters` is JSON Schema; ValueError when it nests too deep."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if too_deep(self.parameters):
+            raise ValueError(f"Parameters nest deeper than {MAX_DEPTH} levels")
+
+
+Tools: TypeAlias = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]
+
+
+class SessionPatch(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What `session.update` carries. The last five fields have no effect and are echoed (`unserved`).
+
+    `temperature`, `top_p`, `top_k`, `seed` and `stop` are ours: no field of the standard names them.
+    """
+
+    type: Literal["realtime"] | UnsetType = UNSET
+    model: str | UnsetType | None = UNSET
+    instructions: str | UnsetType | None = UNSET
+    output_modalities: Modalities | UnsetType | None = UNSET
+    tools: Tools | UnsetType | None = UNSET
+    tool_choice: ToolChoice | UnsetType | None = UNSET
+    max_output_tokens: MaxOutputTokens | UnsetType | None = UNSET
+    truncation: Literal["disabled"] | UnsetType | None = UNSET
+    temperature: Temperature | UnsetType | None = UNSET
+    top_p: TopP | UnsetType | None = UNSET
+    top_k: TopK | UnsetType | None = UNSET
+    seed: Seed | UnsetType | None = UNSET
+    stop: Stop | UnsetType | None = UNSET
+    audio: Any = UNSET
+    include: Any = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
+    reasoning: Any = UNSET
+    tracing: Any = UNSET
+
+    def __post_init__(self) -> None:
+        if any(too_deep(value) for value in (self.audio, self.include, self.reasoning, self.tracing)):
+            raise ValueError(f"Fields nest deeper than {MAX_DEPTH} levels")
+
+
+class SessionResource(msgspec.Struct, kw_only=True, frozen=True):
+    """The effective configuration, as the server shows it. None: the model's own default."""
+
+    id: str
+    model: str
+    type: Literal["realtime"] = "realtime"
+    object: Literal["realtime.session"] = "realtime.session"
+    instructions: str = ""
+    output_modalities: list[Literal["text"]] = msgspec.field(default_factory=lambda: ["text"])
+    tools: list[FunctionTool] = msgspec.field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    max_output_tokens: MaxOutputTokens = "inf"
+    truncation: Literal["disabled"] = "disabled"
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: list[str] = msgspec.field(default_factory=list)
+    audio: Any = UNSET
+    include: Any = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
+    reasoning: Any = UNSET
+    tracing: Any = UNSET

@@ -1,0 +1,164 @@
+"""One response as it comes: `Reply` yields its typed events; `Finished` is what remains of it.
+
+Knows nothing of tools being run, nor of what other responses do on the same connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from .errors import ProtocolBroken, ResponseFailed
+from .exchange import Exchange, server_error
+from .frames.client import ClientEvent, ResponseCreate
+from .frames.items import FunctionCallItem, MessageItem
+from .frames.response import KVReceipt, Response, Usage
+from .frames.server import (
+    ArgumentsDelta,
+    ErrorEvent,
+    OutputFrame,
+    OutputItemAdded,
+    ResponseCreated,
+    ResponseDone,
+    ServerEvent,
+    TextDelta,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A response after its end. `ttft_ms`: from sending to the first text or call, measured here."""
+
+    response: Response
+    ttft_ms: float | None
+    total_ms: float
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+        return "".join(item.text for item in self.response.output if isinstance(item, MessageItem))
+
+    @property
+    def calls(self) -> list[FunctionCallItem]:
+        """The tool calls that are whole."""
+        return [
+            item
+            for item in self.response.output
+            if isinstance(item, FunctionCallItem) and item.status == "completed"
+        ]
+
+    @property
+    def status(self) -> str:
+        """completed, cancelled or incomplete."""
+        return self.response.status
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens, as the standard counts them."""
+        return self.response.usage
+
+    @property
+    def kv(self) -> KVReceipt | None:
+        """What the turn cost in KV, where the server tells."""
+        return self.response.kv if isinstance(self.response.kv, KVReceipt) else None
+
+
+class Reply:
+    """Asks for one response and iterates over its events, up to and with `response.done`.
+
+    `first` are events to send before it, in the same breath. Raises `ServerError` when the server refuses one
+    of them or the response, `ResponseFailed` when it ends `failed`, `ConnectionLost`. Before anything is sent
+    `claim` is awaited; at the end `finished` is set and appended to `rounds`. Ends early, without both, when
+    the chat's next turn began before this one was read to its end.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        create: ResponseCreate,
+        first: Sequence[ClientEvent] = (),
+        *,
+        claim: Callable[[Reply], Awaitable[None]] | None = None,
+        rounds: list[Finished] | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._create = create
+        self._first = first
+        self._claim = claim
+        self._first_ids: set[str] = set()
+        self._create_id: str | None = None
+        self._began = 0.0
+        self._first_output: float | None = None
+        self.response_id: str | None = None
+        self.finished: Finished | None = None
+        self.rounds: list[Finished] = [] if rounds is None else rounds
+
+    @property
+    def running(self) -> bool:
+        """Whether there is more to read."""
+        if self.response_id is not None:
+            return self._exchange.runs(self.response_id)
+        return self._create_id is not None and self._exchange.awaits(self._create_id)
+
+    def __aiter__(self) -> AsyncIterator[ServerEvent]:
+        return self
+
+    async def __anext__(self) -> ServerEvent:
+        if self._create_id is None:
+            await self._ask()
+        while self.running:
+            event = await self._exchange.receive()
+            if isinstance(event, ErrorEvent):
+                await self._refused(event)
+            if self._is_ours(event):
+                return event
+        raise StopAsyncIteration
+
+    async def _ask(self) -> None:
+        if self._claim is not None:
+            await self._claim(self)
+        self._began = time.perf_counter()
+        for event in self._first:
+            self._first_ids.add(await self._exchange.send(event))
+        self._create_id = await self._exchange.send(self._create)
+
+    async def _refused(self, event: ErrorEvent) -> None:
+        refused = event.error.event_id
+        if refused in self._first_ids:
+            await self._exchange.quiet()  # the reply to what was refused with it is of no use
+        if refused in self._first_ids or refused in (self._create_id, None):
+            raise server_error(event.error)
+
+    def _is_ours(self, event: ServerEvent) -> bool:
+        match event:
+            case ResponseCreated() if self.response_id is None:
+                self.response_id = event.response.id
+            case ResponseDone() if event.response.id == self.response_id:
+                self._end(event.response)
+            case OutputFrame() if event.response_id == self.response_id:
+                if self._first_output is None and _is_output(event):
+                    self._first_output = time.perf_counter()
+            case _:
+                return isinstance(event, ErrorEvent)
+        return True
+
+    def _end(self, response: Response) -> None:
+        ended = time.perf_counter()
+        ttft = None if self._first_output is None else (self._first_output - self._began) * 1000
+        self.finished = Finished(response, ttft, (ended - self._began) * 1000)
+        self.rounds.append(self.finished)
+        if response.status == "in_progress":
+            raise ProtocolBroken("The server ended a response that is in progress")
+        if response.status == "failed":
+            error = response.status_details.error if response.status_details else None
+            if error is None:
+                raise ResponseFailed("The response failed")
+            raise ResponseFailed(error.message, code=error.code, kind=error.type)
+
+
+def _is_output(event: OutputFrame) -> bool:
+    """Whether the event is the model's: text, or the beginning of a call."""
+    if isinstance(event, OutputItemAdded):
+        return isinstance(event.item, FunctionCallItem)
+    return isinstance(event, TextDelta | ArgumentsDelta)

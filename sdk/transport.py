@@ -1,0 +1,108 @@
+"""How frames travel: a `Transport` carries whole frames both ways. Knows nothing of what they say.
+
+`WebSocketTransport` is the real one; `gateway.embedded` gives one in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as websocket_connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+
+from .errors import ConnectionFailed, ConnectionLost
+
+MAX_FRAME_BYTES = 16 << 20
+OPEN_SECONDS = 10.0
+PATH = "/v1/realtime"
+SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+class Transport(Protocol):
+    """One connection. `receive` may be cancelled without losing a frame; `send` may run beside it."""
+
+    async def send(self, frame: bytes) -> None:
+        """Send one frame. Raises `ConnectionLost`."""
+
+    async def receive(self) -> bytes:
+        """The next frame. Raises `ConnectionLost` when there will be none."""
+
+    async def aclose(self) -> None:
+        """End the connection; harmless when it has ended."""
+
+
+class WebSocketTransport:
+    """Text frames over a WebSocket."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+
+    async def send(self, frame: bytes) -> None:
+        """Send one text frame. Raises `ConnectionLost`."""
+        try:
+            await self._connection.send(frame, text=True)
+        except ConnectionClosed as error:
+            raise _lost(error) from error
+
+    async def receive(self) -> bytes:
+        """The next frame. Raises `ConnectionLost`."""
+        try:
+            return await self._connection.recv(decode=False)
+        except ConnectionClosed as error:
+            raise _lost(error) from error
+
+    async def aclose(self) -> None:
+        """Close with 1000 and wait for the other side's close."""
+        await self._connection.close()
+
+
+async def dial(url: str, model: str | None = None, api_key: str | None = None) -> WebSocketTransport:
+    """A WebSocket to the server at `url`: `ws[s]://` or `http[s]://`, with or without `/v1/realtime`.
+
+    Raises `ConnectionFailed`, saying why.
+    """
+    address = realtime_url(url, model)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        connection = await websocket_connect(
+            address,
+            additional_headers=headers,
+            compression=None,
+            max_size=MAX_FRAME_BYTES,
+            open_timeout=OPEN_SECONDS,
+            proxy=None if urlsplit(address).hostname in LOOPBACK else True,
+        )
+    except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:
+        raise ConnectionFailed(f"Cannot connect to {address}: {error or type(error).__name__}") from error
+    return WebSocketTransport(connection)
+
+
+def realtime_url(url: str, model: str | None = None) -> str:
+    """The WebSocket address that `url` stands for. Raises `ConnectionFailed` for one that stands for none."""
+    try:
+        parts = urlsplit(url if "://" in url else f"ws://{url}")
+        scheme = SCHEMES.get(parts.scheme)
+        valid = scheme is not None and bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise ConnectionFailed(f"Not an address: {url!r}: {error}") from None
+    if not valid or scheme is None:
+        raise ConnectionFailed(f"Not an address of a server: {url!r} (ws, wss, http or https)")
+    path = PATH if parts.path.rstrip("/") in ("", "/v1") else parts.path
+    query = [
+        pair for pair in parse_qsl(parts.query, keep_blank_values=True) if not model or pair[0] != "model"
+    ]
+    if model:
+        query.append(("model", model))
+    return SplitResult(scheme, parts.netloc, path, urlencode(query), "").geturl()
+
+
+def _lost(error: ConnectionClosed) -> ConnectionLost:
+    close = error.rcvd
+    if close is None:
+        return ConnectionLost("The connection broke")
+    return ConnectionLost(
+        f"The server closed the connection: {close.code} {close.reason}".rstrip(), close.code
+    )

@@ -1,0 +1,114 @@
+"""One turn of a chat: the model's text in pieces, with the tools it calls run in between.
+
+Knows nothing of how a tool is described, nor of other turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+import anyio
+
+from .errors import SDKError, ToolRoundsExceeded
+from .exchange import Exchange
+from .frames.client import ClientEvent, ItemCreate, ResponseCreate
+from .frames.items import FunctionCallItem, FunctionCallOutputItem
+from .frames.server import TextDelta
+from .reply import Finished, Reply
+from .tools import Tool
+
+
+class Turn:
+    """Iterates over pieces of text. `rounds` are its responses: one, and one more for each round of tools.
+
+    Calls of tools that have no callable end the turn: they stand in `rounds[-1].calls`, for the caller.
+    Raises what `Reply` raises, and `ToolRoundsExceeded` when a round beyond `max_rounds` wants tools.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        create: ResponseCreate,
+        first: Sequence[ClientEvent],
+        tools: Mapping[str, Tool],
+        max_rounds: int,
+        claim: Callable[[Turn], Awaitable[None]],
+    ) -> None:
+        self._exchange = exchange
+        self._create = create
+        self._tools = tools
+        self._max_rounds = max_rounds
+        self._claim = claim
+        self._begun = False
+        self._stopped = False
+        self._over = False
+        self.rounds: list[Finished] = []
+        self._reply = Reply(exchange, create, first, rounds=self.rounds)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun and is not over."""
+        return self._begun and not self._over
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        try:
+            if not self._begun:
+                await self._claim(self)
+                self._begun = True
+            while not self._over:
+                async for event in self._reply:
+                    if isinstance(event, TextDelta):
+                        return event.delta
+                await self._round_ended()
+        except SDKError:
+            self._over = True
+            raise
+        raise StopAsyncIteration
+
+    def stop(self) -> None:
+        """Begin no further round."""
+        self._stopped = True
+
+    async def text(self) -> str:
+        """The whole turn's text, read to its end."""
+        return "".join([piece async for piece in self])
+
+    async def _round_ended(self) -> None:
+        """Run the tools the reply called and ask for the next one; without calls the turn is over."""
+        finished = self._reply.finished
+        if finished is None:
+            self._over = True
+            return
+        calls = finished.calls if finished.status == "completed" else []
+        ours = [call for call in calls if call.name in self._tools and self._tools[call.name].run]
+        if ours and len(self.rounds) > self._max_rounds:
+            raise ToolRoundsExceeded(f"The model still calls tools after {self._max_rounds} rounds")
+        outputs = await self._outputs(ours)
+        if ours and len(ours) == len(calls) and not self._stopped:
+            self._reply = Reply(self._exchange, self._create, outputs, rounds=self.rounds)
+            return
+        self._over = True
+        for output in outputs:
+            await self._exchange.send(output)
+
+    async def _outputs(self, calls: Sequence[FunctionCallItem]) -> list[ItemCreate]:
+        """Run the calls side by side; their outputs in the order of the calls."""
+        outputs: dict[int, str] = {}
+
+        async def run(index: int, call: FunctionCallItem) -> None:
+            tool = self._tools[call.name].run
+            if tool is not None:
+                outputs[index] = await tool(call.arguments)
+
+        async with anyio.create_task_group() as group:
+            for index, call in enumerate(calls):
+                group.start_soon(run, index, call)
+        return [output_of(call, outputs[index]) for index, call in enumerate(calls)]
+
+
+def output_of(call: FunctionCallItem, output: str) -> ItemCreate:
+    """The event that answers a call."""
+    return ItemCreate(item=FunctionCallOutputItem(call_id=call.call_id or "", output=output))

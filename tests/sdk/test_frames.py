@@ -1,0 +1,341 @@
+"""Frames: what is accepted, what is refused and how, and that each survives the wire both ways."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.sdk import errors
+from holdfast.sdk.frames import client, codec, items, server, unserved
+from holdfast.sdk.frames.response import KVReceipt, Response, ResponseParams
+from holdfast.sdk.frames.session import FunctionTool, SessionPatch, SessionResource
+
+USER = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+SHOWN = items.MessageItem(id="i", object="realtime.item", status="completed", role="user", content=[])
+RESPONSE = Response(id="r", status="in_progress", conversation_id=None, max_output_tokens="inf")
+PLACE = {"event_id": "e", "response_id": "r", "output_index": 0}
+PART = {**PLACE, "item_id": "i", "content_index": 0}
+CALL = {**PLACE, "item_id": "i", "call_id": "c"}
+
+CLIENT_EVENTS: list[client.ClientEvent] = [
+    client.SessionUpdate(session=SessionPatch(instructions="", tools=[], temperature=None)),
+    client.ItemCreate(item=items.MessageItem.of("assistant", "Hello"), previous_item_id="root", event_id="e"),
+    client.ItemCreate(item=items.FunctionCallItem(name="add", arguments="{}", call_id="c")),
+    client.ItemCreate(item=items.FunctionCallOutputItem(call_id="c", output="3", id="o")),
+    client.ItemRetrieve(item_id="i"),
+    client.ItemDelete(item_id="i"),
+    client.ResponseCreate(),
+    client.ResponseCreate(
+        response=ResponseParams(
+            conversation="none", input=[items.ItemReference(id="i")], metadata={"a": "b"}, max_output_tokens=5
+        )
+    ),
+    client.ResponseCancel(response_id="r"),
+]
+SERVER_EVENTS: list[server.ServerEvent] = [
+    server.SessionCreated(event_id="e", session=SessionResource(id="s", model="m", audio=None)),
+    server.SessionUpdated(
+        event_id="e", session=SessionResource(id="s", model="m", tools=[FunctionTool(name="f")])
+    ),
+    server.ConversationCreated(event_id="e", conversation=server.ConversationResource(id="c")),
+    server.ItemAdded(event_id="e", item=SHOWN, previous_item_id=None),
+    server.ItemDone(event_id="e", item=SHOWN, previous_item_id="p"),
+    server.ItemRetrieved(event_id="e", item=SHOWN),
+    server.ItemDeleted(event_id="e", item_id="i"),
+    server.ResponseCreated(event_id="e", response=RESPONSE),
+    server.ResponseDone(
+        event_id="e",
+        response=msgspec.structs.replace(
+            RESPONSE,
+            kv=KVReceipt(new=1, prefilled=1, resident=2, recomputed=0, host=0, disk=0, restore_ms=0.0),
+        ),
+    ),
+    server.OutputItemAdded(**PLACE, item=SHOWN),
+    server.OutputItemDone(**PLACE, item=SHOWN),
+    server.ContentPartAdded(**PART, part=server.ContentPart(text="")),
+    server.ContentPartDone(**PART, part=server.ContentPart(text="Hi")),
+    server.TextDelta(**PART, delta="H"),
+    server.TextDone(**PART, text="Hi"),
+    server.ArgumentsDelta(**CALL, delta="{"),
+    server.ArgumentsDone(**CALL, name="add", arguments="{}"),
+    server.ErrorEvent(event_id="e", error=server.ErrorDetails(type="server_error", code=None, message="No")),
+]
+
+
+@pytest.mark.parametrize("event", CLIENT_EVENTS, ids=lambda event: event.type)
+def test_client_events_survive_the_wire(event: client.ClientEvent) -> None:
+    frame = codec.encode(event)
+    assert codec.decode_client(frame) == event
+    assert codec.decode_client(frame.decode()) == event
+
+
+@pytest.mark.parametrize("event", SERVER_EVENTS, ids=lambda event: event.type)
+def test_server_events_survive_the_wire(event: server.ServerEvent) -> None:
+    assert codec.decode_server(codec.encode(event)) == event
+
+
+def test_every_event_is_tried_above() -> None:
+    assert {type(event) for event in CLIENT_EVENTS} == set(get_args(client.ClientEvent))
+    assert {type(event) for event in SERVER_EVENTS} == set(get_args(server.ServerEvent))
+
+
+def refused(event: Any) -> errors.FrameError:
+    frame = event if isinstance(event, bytes | str) else msgspec.json.encode(event)
+    with pytest.raises(errors.FrameError) as caught:
+        codec.decode_client(frame)
+    return caught.value
+
+
+def update(**session: Any) -> dict[str, Any]:
+    return {"type": "session.update", "event_id": "e1", "session": session}
+
+
+def create(**item: Any) -> dict[str, Any]:
+    return {"type": "conversation.item.create", "event_id": "e1", "item": item}
+
+
+def respond(**response: Any) -> dict[str, Any]:
+    return {"type": "response.create", "event_id": "e1", "response": response}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+UNKNOWN, UNSUPPORTED = errors.FieldUnknown, errors.FieldUnsupported
+MISSING, MISTYPED, INVALID = errors.FieldMissing, errors.FieldMistyped, errors.FieldInvalid
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "param"),
+    [
+        # the traps of other servers
+        ({**update(), "model": "m"}, UNKNOWN, "model"),
+        (update(modalities=["text"]), UNKNOWN, "session.modalities"),
+        (update(voice="alloy"), UNKNOWN, "session.voice"),
+        ({**respond(), "stream_id": "s"}, UNKNOWN, "stream_id"),
+        (create(**USER, color="red"), UNKNOWN, "item.color"),
+        ({"type": "response.text.delta"}, INVALID, "type"),
+        # of the standard, not served
+        (update(type="transcription"), UNSUPPORTED, "session.type"),
+        (update(output_modalities=["audio"]), UNSUPPORTED, "session.output_modalities[0]"),
+        (update(tool_choice="required"), UNSUPPORTED, "session.tool_choice"),
+        (update(tool_choice={"type": "function", "name": "f"}), UNSUPPORTED, "session.tool_choice"),
+        (update(tools=[TOOL, {"type": "mcp", "server_label": "x"}]), UNSUPPORTED, "session.tools[1].type"),
+        (update(truncation="auto"), UNSUPPORTED, "session.truncation"),
+        (
+            update(truncation={"type": "retention_ratio", "retention_ratio": 0.8}),
+            UNSUPPORTED,
+            "session.truncation",
+        ),
+        (update(prompt={"id": "p"}), UNSUPPORTED, "session.prompt"),
+        (respond(prompt={"id": "p"}), UNSUPPORTED, "response.prompt"),
+        (
+            create(type="message", role="user", content=[{"type": "input_audio", "audio": ""}]),
+            UNSUPPORTED,
+            "item.content[0].type",
+        ),
+        (respond(input=[{"type": "mcp_call"}]), UNSUPPORTED, "response.input[0].type"),
+        ({"type": "input_audio_buffer.append", "audio": ""}, UNSUPPORTED, "type"),
+        ({"type": "conversation.item.truncate", "item_id": "i"}, UNSUPPORTED, "type"),
+        # shape
+        ({}, MISSING, "type"),
+        ({"type": "session.update"}, MISSING, "session"),
+        (create(type="message", role="user"), MISSING, "item.content"),
+        (create(role="user", content=[]), MISSING, "item.type"),
+        ([], MISTYPED, None),
+        ({"type": 1}, MISTYPED, "type"),
+        (update(instructions=1), MISTYPED, "session.instructions"),
+        (respond(metadata={"a": 1}), MISTYPED, "response.metadata[...]"),
+        (create(type="message", role="robot", content=[]), INVALID, "item.role"),
+        (create(**{**USER, "role": "assistant"}), INVALID, "item"),
+        (create(**USER, id=""), INVALID, "item.id"),
+        (create(**USER, id="x" * 65), INVALID, "item.id"),
+        ({"type": "response.create", "event_id": "e" * 513}, INVALID, "event_id"),
+        (update(tools=[{**TOOL, "name": "a b"}]), INVALID, "session.tools[0].name"),
+        (update(tools=[{**TOOL, "name": "a\n"}]), INVALID, "session.tools[0].name"),
+        (update(tools=[{**TOOL, "name": str(at)} for at in range(129)]), INVALID, "session.tools"),
+        (update(tools=[{**TOOL, "parameters": nested(65)}]), INVALID, "session.tools[0]"),
+        (update(audio=nested(65)), INVALID, "session"),
+        (respond(metadata={str(at): "" for at in range(17)}), INVALID, "response.metadata"),
+        (respond(conversation="conv_1"), INVALID, "response.conversation"),
+    ],
+)
+def test_what_is_refused_and_as_what(event: Any, kind: type[errors.FrameError], param: str | None) -> None:
+    error = refused(event)
+    assert type(error) is kind
+    assert error.param == param
+    given = event.get("event_id") if isinstance(event, dict) else None
+    assert error.event_id == (given if given is None or len(given) <= 512 else None)
+
+
+NUMBERS = [
+    ("temperature", 0, 2, 0.000001),
+    ("top_p", 0.000001, 1, 0.000001),
+    ("top_k", 0, 2**31 - 1, 1),
+    ("seed", 0, 2**63 - 1, 1),
+    ("max_output_tokens", 1, 2**31 - 1, 1),
+]
+
+
+@pytest.mark.parametrize("frame", [update, respond], ids=["session", "response"])
+@pytest.mark.parametrize(("name", "least", "most", "step"), NUMBERS, ids=[number[0] for number in NUMBERS])
+def test_numbers_at_their_bounds_and_beyond(
+    frame: Any, name: str, least: float, most: float, step: float
+) -> None:
+    for value in (least, most):
+        assert codec.decode_client(msgspec.json.encode(frame(**{name: value})))
+    section = "session" if frame is update else "response"
+    for raw in (repr(least - step), repr(most + step), "-1e308", "1e400", "9" * 400, "9" * 5000):
+        text = msgspec.json.encode(frame(**{name: 1})).decode().replace(f'"{name}":1', f'"{name}":{raw}')
+        error = refused(text)
+        assert error.code in ("invalid_value", "invalid_type"), (raw, error)
+        assert error.param == f"{section}.{name}"
+
+
+def test_inf_is_a_limit_and_other_words_are_not() -> None:
+    assert codec.decode_client(msgspec.json.encode(update(max_output_tokens="inf")))
+    assert refused(update(max_output_tokens="infinite")).code == "invalid_value"
+    assert refused(update(max_output_tokens=1.5)).code == "invalid_type"
+
+
+def test_what_the_standard_has_without_effect_is_accepted() -> None:
+    event = codec.decode_client(
+        msgspec.json.encode(
+            update(audio={"input": {"turn_detection": None}}, tracing="auto", include=None, reasoning={})
+        )
+    )
+    assert isinstance(event, client.SessionUpdate)
+    assert event.session.audio == {"input": {"turn_detection": None}}
+    for path in unserved.ECHOED:
+        section, name = path.split(".")
+        frame = update if section == "session" else respond
+        assert codec.decode_client(msgspec.json.encode(frame(**{name: None})))
+
+
+def test_the_refused_are_refused_by_name() -> None:
+    for event_type in unserved.REFUSED_EVENTS:
+        assert refused({"type": event_type}).code == "unsupported_field"
+    for path, values in unserved.REFUSED_VALUES.items():
+        for value in values:
+            assert unserved.is_unserved(path, value)
+            assert unserved.is_unserved(path, {"type": value})
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xff\xfe",
+        b'{"type":"response.create","event_id":"\xed\xa0\x80"}',
+        '{"type":"response.create","event_id":"\ud800"}',
+        b'{"type":"response.create","event_id":"\\ud800"}',
+        b'{"type":"response.create"',
+        b'{"type":"session.update","session":{"audio":' + b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b"\xef\xbb\xbf{}",
+        b'{"type":"response.create"}{}',
+    ],
+)
+def test_what_is_no_json(frame: bytes | str) -> None:
+    error = refused(frame)
+    assert type(error) is errors.FrameMalformed
+    assert len(error.message) < 400
+    assert error.message.encode()
+
+
+def test_a_frame_has_a_size() -> None:
+    frame = msgspec.json.encode(
+        create(**{**USER, "content": [{"type": "input_text", "text": "x" * 999_000}]})
+    )
+    assert codec.decode_client(frame)
+    with pytest.raises(errors.FrameTooLarge):
+        codec.decode_client(frame, max_bytes=len(frame) - 1)
+    with pytest.raises(errors.FrameTooLarge):
+        codec.decode_client("é" * (codec.MAX_FRAME_BYTES // 2 + 1))
+
+
+def test_a_giant_value_is_not_repeated_whole() -> None:
+    for event in ({"type": "x" * 500_000}, {"type": "response.create", "x" * 500_000: 1}):
+        error = refused(event)
+        assert len(error.message) < 700
+        assert len(error.param or "") < 400
+
+
+def test_unknown_server_events_are_left_to_the_future() -> None:
+    assert codec.decode_server(b'{"type":"response.thought","event_id":"e"}') is None
+    with pytest.raises(errors.FrameError):
+        codec.decode_server(b'{"type":"response.created","event_id":"e"}')
+
+
+SECTIONS = ["type", "event_id", "session", "response", "item", "item_id", "previous_item_id", "response_id"]
+FIELDS = [
+    *SessionPatch.__struct_fields__,
+    "input",
+    "metadata",
+    "conversation",
+    "content",
+    "role",
+    "id",
+    "text",
+]
+NAMES = [kind.__struct_config__.tag for kind in get_args(client.ClientEvent)]
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.integers(min_value=-(10**40), max_value=10**40),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=20),
+        st.sampled_from(
+            [*NAMES, "message", "function", "mcp", "input_text", "user", "inf", "root", "realtime"]
+        ),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.one_of(st.sampled_from(FIELDS), st.text(max_size=8)), inner, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+def only_frame_errors(frame: bytes | str) -> None:
+    try:
+        event = codec.decode_client(frame)
+    except errors.FrameError as error:
+        details = server.ErrorDetails(
+            type="t", code=error.code, message=error.message, param=error.param, event_id=error.event_id
+        )
+        assert codec.encode(server.ErrorEvent(event_id="e", error=details))
+    else:
+        assert codec.decode_client(codec.encode(event)) == event
+
+
+@given(st.dictionaries(st.sampled_from(SECTIONS), VALUES), st.sampled_from([*NAMES, None]))
+def test_any_json_is_an_event_or_a_frame_error(fields: dict[str, Any], name: str | None) -> None:
+    only_frame_errors(msgspec.json.encode(fields if name is None else {**fields, "type": name}))
+
+
+@given(st.one_of(st.binary(max_size=200), st.text(st.characters(exclude_categories=()), max_size=200)))
+def test_any_bytes_are_an_event_or_a_frame_error(frame: bytes | str) -> None:
+    only_frame_errors(frame)
+
+
+@given(st.sampled_from(CLIENT_EVENTS), st.data())
+def test_any_damage_is_an_event_or_a_frame_error(event: client.ClientEvent, data: st.DataObject) -> None:
+    frame = bytearray(codec.encode(event))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(frame) - 1))
+        frame[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        if not frame:
+            break
+    only_frame_errors(bytes(frame))
