@@ -1,0 +1,104 @@
+"""What every kernel must compute, in plain torch: the faster ones' meaning, and the fallback on any device.
+
+Store, ragged paged attention, norm, rotary, gated activation and block copies. Keeps no state; knows nothing
+of models, sequences or the scheduler. The arena is contiguous ``[block, layer, k|v, head, slot, dim]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .batch import PagedBatch, RowGroup
+
+
+def store_kv(arena: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Write ``keys`` and ``values`` ``[tokens, kv_heads, head_dim]`` of one layer into the arena.
+
+    ``slots``: int64 ``[tokens]``, ``block * block_tokens + offset``.
+    """
+    _, layers, sides, heads, block_tokens, dim = arena.shape
+    block = torch.div(slots, block_tokens, rounding_mode="floor")
+    # A (block, layer, side, head) tile is block_tokens lines of dim numbers; lines count over the arena.
+    first_line = block * ((layers * sides * heads - 1) * block_tokens) + slots
+    head_lines = torch.arange(heads, device=arena.device) * block_tokens
+    lines = (first_line[:, None] + head_lines).view(-1)
+    flat = arena.view(-1, dim)
+    at = layer * sides * heads * block_tokens
+    flat.index_copy_(0, lines + at, keys.reshape(-1, dim))
+    flat.index_copy_(0, lines + (at + heads * block_tokens), values.reshape(-1, dim))
+
+
+def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, scale: float) -> Tensor:
+    """Causal attention of each row's tokens over its own blocks; K and V of this step are stored already.
+
+    ``query``: ``[tokens, q_heads, head_dim]``, q_heads a multiple of the arena's heads; so is the result.
+    Slots that hold no token of the row are never read into the result, whatever they hold (NaN too).
+    """
+    result = torch.empty_like(query)
+    for group in batch.groups:
+        attend = _attend_singles if group.count == 1 else _attend_chunk
+        result[group.tokens] = attend(query[group.tokens], *_gather(arena, layer, group), group.mask, scale)
+    return result
+
+
+def _gather(arena: Tensor, layer: int, group: RowGroup) -> tuple[Tensor, Tensor]:
+    """K and V of a group's context, each ``[rows, kv_heads, span, head_dim]``, zero where no token stands."""
+    _, _, sides, heads, block_tokens, dim = arena.shape
+    tiles = arena.view(-1, block_tokens * dim).index_select(0, group.tiles + layer * sides * heads)
+    lines = tiles.view(-1, dim).index_fill_(0, group.blank, 0.0)
+    keys, values = lines.view(sides, group.rows, heads, -1, dim).unbind(0)
+    return keys, values
+
+
+def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """One token per row: the query heads that share a KV head stand as its queries."""
+    rows, heads = keys.shape[:2]
+    grouped = query.reshape(rows, heads, -1, query.shape[-1])
+    return F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale).reshape(query.shape)
+
+
+def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Many tokens of one row: KV heads are the batch, the query heads that share one its heads (stride 0)."""
+    count, q_heads, dim = query.shape
+    heads, span = keys.shape[1:3]
+    grouped = query.view(count, heads, -1, dim).permute(1, 2, 0, 3)
+    shape = (heads, q_heads // heads, span, dim)
+    shared_keys, shared_values = (side[0].unsqueeze(1).expand(shape) for side in (keys, values))
+    attended = F.scaled_dot_product_attention(grouped, shared_keys, shared_values, mask, scale=scale)
+    return attended.permute(2, 0, 1, 3).reshape(query.shape)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / rms(x) * weight`` over the last axis; the mean in fp32, the product in x's type.
+
+    ``weight`` broadcasts. Source: Zhang, Sennrich, "Root mean square layer normalization" (2019).
+    """
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * scaled.to(x.dtype)
+
+
+def rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate ``heads`` ``[tokens, heads, dim]`` by their positions: pairs are (i, i + dim / 2).
+
+    ``cos``, ``sin``: ``[tokens, dim]``, both halves alike. Source: Su et al., "RoFormer" (2021), in the
+    half-split order of GPT-NeoX.
+    """
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` of ``[tokens, 2 * width]``, gate first. Source: Shazeer, "GLU variants" (2020)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
+    """Copy whole blocks, one after the other in the order given: a target may be a later source."""
+    for source, target in zip(sources, targets, strict=True):
+        arena[target].copy_(arena[source])

@@ -1,0 +1,187 @@
+"""Weights on disk: safetensors shards, checked against what the model needs before anything is allocated.
+
+Every failure is one line: file, tensor, cause. Reads nothing but safetensors; knows nothing of the decoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import ModelUnreadable, ShardMissing, TensorInvalid
+from .fields import read_json
+from .weights import Piece
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FLOAT_TYPES = ("F32", "BF16", "F16")
+DIGEST_BYTES = 32
+HASHING_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as a header describes it, and the shard that holds it."""
+
+    shard: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Checkpoint:
+    """The open shards of a model folder; a context manager. Opening reads headers alone.
+
+    Raises:
+        ShardMissing: no weights file, or one that the index names is not there.
+        TensorInvalid: an unreadable header, ranges that overlap or leave holes, an index that contradicts
+        them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._open = ExitStack()
+        self.shards, placed = _shards(folder)
+        try:
+            self._files: dict[Path, Any] = {
+                shard: self._open.enter_context(_opened(shard)) for shard in self.shards
+            }
+            self.tensors: dict[str, Stored] = _catalogue(self._files)
+            _check_index(folder / INDEX, placed, self.tensors)
+        except BaseException:
+            self._open.close()
+            raise
+        self._hashing = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="weights-digest")
+        self._digests: list[Future[bytes]] = []
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hashing.shutdown(cancel_futures=True)
+        self._open.close()
+
+    def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
+        """Compare with what a model needs: every piece with its shape and a float type, and nothing more.
+
+        Raises:
+            TensorInvalid
+        """
+        wanted = {piece.name: piece for piece in pieces}
+        for name, piece in wanted.items():
+            stored = self.tensors.get(name)
+            if stored is None:
+                raise TensorInvalid(f"{self._place}: {name}: missing, the configuration asks for it")
+            if stored.shape != piece.shape:
+                raise TensorInvalid(
+                    f"{stored.shard}: {name}: shape {list(stored.shape)}, the configuration asks for"
+                    f" {list(piece.shape)}"
+                )
+            if stored.dtype not in FLOAT_TYPES:
+                raise TensorInvalid(
+                    f"{stored.shard}: {name}: type {stored.dtype} is not served ({', '.join(FLOAT_TYPES)})"
+                )
+        for name, stored in self.tensors.items():
+            if name not in wanted and not ignorable(name):
+                raise TensorInvalid(f"{stored.shard}: {name}: the configuration knows no such tensor")
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, on the CPU, as stored."""
+        stored = self.tensors[name]
+        try:
+            tensor: Tensor = self._files[stored.shard].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise TensorInvalid(f"{stored.shard}: {name}: {_one_line(error)}") from error
+        return tensor
+
+    def start_digest(self) -> None:
+        """Begin to hash the shards, beside the reading."""
+        self._digests = [self._hashing.submit(_file_digest, shard) for shard in self.shards]
+
+    def digest(self) -> bytes:
+        """Digest of the files' content in the order of their names: 32 bytes. Waits for the hashing."""
+        total = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for shard, digest in zip(self.shards, self._digests, strict=True):
+            try:
+                total.update(digest.result())
+            except OSError as error:
+                raise ModelUnreadable(f"{shard}: {_one_line(error)}") from error
+        return total.digest()
+
+    @property
+    def _place(self) -> Path:
+        return self.shards[0] if len(self.shards) == 1 else self.shards[0].parent / INDEX
+
+
+def _shards(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]:
+    """The shards in the order of their names; the index's map from tensor to shard (empty without one)."""
+    if _there(folder / SINGLE):
+        return (folder / SINGLE,), {}
+    index = folder / INDEX
+    if not _there(index):
+        raise ShardMissing(f"{folder}: neither {SINGLE} nor {INDEX} (weights are read from safetensors only)")
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise TensorInvalid(f"{index}: weight_map: an object from tensor to file is expected")
+    for tensor, shard in placed.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise TensorInvalid(
+                f"{index}: {tensor}: {shard!r} is not the name of a safetensors file beside it"
+            )
+    for shard in sorted(set(placed.values())):
+        if not _there(folder / shard):
+            raise ShardMissing(f"{folder / shard}: missing, {INDEX} names it")
+    return tuple(folder / shard for shard in sorted(set(placed.values()))), placed
+
+
+def _there(path: Path) -> bool:
+    """Whether there is such a file; a symbolic link that leads nowhere is an error, not an absence."""
+    if path.is_symlink() and not path.exists():
+        raise ShardMissing(f"{path}: a symbolic link to {path.readlink()}, which is not there")
+    if path.exists() and not path.is_file():
+        raise ShardMissing(f"{path}: not a file")
+    return path.exists()
+
+
+def _opened(shard: Path) -> Any:
+    try:
+        return safe_open(shard, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise TensorInvalid(f"{shard}: {_one_line(error)}") from error
+
+
+def _catalogue(files: Mapping[Path, Any]) -> dict[str, Stored]:
+    tensors: dict[str, Stored] = {}
+    for shard, file in files.items():
+        for name in file.keys():  # noqa: SIM118 (not a mapping)
+            if name in tensors:
+                raise TensorInvalid(f"{shard}: {name}: also in {tensors[name].shard.name}")
+            view = file.get_slice(name)
+            tensors[name] = Stored(shard, tuple(view.get_shape()), view.get_dtype())
+    return tensors
+
+
+def _check_index(index: Path, placed: Mapping[str, str], tensors: Mapping[str, Stored]) -> None:
+    for name, shard in placed.items():
+        stored = tensors.get(name)
+        if stored is None or stored.shard.name != shard:
+            where = "in no shard" if stored is None else f"in {stored.shard.name}"
+            raise TensorInvalid(f"{index}: {name}: said to be in {shard}, but is {where}")
+
+
+def _file_digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).digest()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

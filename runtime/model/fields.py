@@ -1,0 +1,104 @@
+"""Reading JSON from a model folder: each failure one line that names the file, the field and the cause.
+
+Knows JSON and bounds; not what the fields mean. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigInvalid
+
+LARGEST = 2**31 - 1
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``.
+
+    Raises:
+        ConfigInvalid: not there, not readable, not JSON, or not an object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigInvalid(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigInvalid(f"{path}: not JSON: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict):
+        raise ConfigInvalid(f"{path}: an object is expected, not {_shown(value)}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A JSON object and where it stands: ``path`` is the file, ``inside`` the way to the object in it.
+
+    ``defaults`` stand in for fields that are absent or null. Each getter raises `ConfigInvalid`.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    inside: str = ""
+
+    def get(self, name: str) -> Any:
+        """The raw value, its default, or None."""
+        value = self.values.get(name)
+        return self.defaults.get(name) if value is None else value
+
+    def integer(self, name: str, *, least: int = 1, most: int = LARGEST) -> int:
+        """A whole number within bounds."""
+        value = self._needed(name)
+        if type(value) is not int or not least <= value <= most:
+            raise self.wrong(name, f"a whole number from {least} to {most} is expected, not {_shown(value)}")
+        return value
+
+    def number(self, name: str, *, above: float = 0.0) -> float:
+        """A finite number greater than ``above``."""
+        value = self._needed(name)
+        if type(value) not in (int, float) or not above < value < math.inf:
+            raise self.wrong(name, f"a finite number above {above:g} is expected, not {_shown(value)}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """True or false."""
+        value = self._needed(name)
+        if type(value) is not bool:
+            raise self.wrong(name, f"true or false is expected, not {_shown(value)}")
+        return value
+
+    def text(self, name: str) -> str:
+        """A string."""
+        value = self._needed(name)
+        if type(value) is not str:
+            raise self.wrong(name, f"a string is expected, not {_shown(value)}")
+        return value
+
+    def object(self, name: str) -> Fields | None:
+        """An object inside this one, or None where it is absent or null."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(name, f"an object is expected, not {_shown(value)}")
+        return Fields(self.path, value, {}, f"{self.inside}{name}.")
+
+    def wrong(self, name: str, cause: str) -> ConfigInvalid:
+        """The error that says what is wrong with a field."""
+        return ConfigInvalid(f"{self.path}: {self.inside}{name}: {cause}")
+
+    def _needed(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise self.wrong(name, "missing")
+        return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,105 @@
+"""From a model's name to a decoder ready to run: find, read the shape, check the weights, fill, hash.
+
+The one file that ties the room's parts together; knows nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...kvstore.groups import KVGroup
+from ...kvstore.keys import namespace_digest
+from ..errors import SettingsInvalid
+from .checkpoint import Checkpoint
+from .config import DTYPES, ModelConfig, read_config
+from .decoder import Decoder
+from .folder import find_model
+from .weights import allocate, assemble, may_be_ignored, pieces_of
+
+Progress = Callable[[float, str], None]
+"""Told how far loading is (0 to 1), and what it is doing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder and where it came from. ``weights_digest``: of the weights files' content, 32 bytes."""
+
+    name: str
+    folder: Path
+    config: ModelConfig
+    decoder: Decoder
+    weights_digest: bytes
+    parameters: int
+
+    def kv_group(self, block_tokens: int) -> KVGroup:
+        """The cache spec that all layers share."""
+        return KVGroup(
+            id=0,
+            layers=tuple(range(self.config.layers)),
+            kv_heads=self.config.kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=str(self.decoder.dtype).removeprefix("torch."),
+            block_tokens=block_tokens,
+        )
+
+    def namespace(self, group: KVGroup) -> bytes:
+        """What block keys of this model and group begin with."""
+        return namespace_digest(weights=self.weights_digest, config=self.config.shaping_kv(), group=group)
+
+
+def load_model(
+    name: str | Path, device: str = "auto", dtype: str = "auto", progress: Progress = lambda done, what: None
+) -> LoadedModel:
+    """Load model ``name`` (``pocket``, a folder or a hub id).
+
+    ``device``: as torch names it; ``auto``: CUDA where there is one. ``dtype``: ``float32``, ``bfloat16``,
+    ``float16``; ``auto``: as stored.
+
+    Raises:
+        ModelUnreadable: one of its leaves, naming file and cause; nothing has been allocated then.
+        SettingsInvalid: no such device or dtype.
+    """
+    progress(0.0, "reading the configuration")
+    folder = find_model(str(name))
+    config = read_config(folder)
+    target, kind = _device(device), _dtype(dtype, config)
+    pieces = pieces_of(config)
+    with Checkpoint(folder) as checkpoint:
+        checkpoint.check(pieces, lambda tensor: may_be_ignored(tensor, config))
+        checkpoint.start_digest()
+        tensors = allocate(pieces, target, kind)
+        for number, piece in enumerate(pieces):
+            tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(checkpoint.read(piece.name))
+            progress((number + 1) / len(pieces), f"loading {piece.name}")
+        digest = checkpoint.digest()
+    return LoadedModel(
+        name=str(name),
+        folder=folder,
+        config=config,
+        decoder=Decoder(config, assemble(config, tensors)),
+        weights_digest=digest,
+        parameters=sum(tensor.numel() for tensor in tensors.values()),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SettingsInvalid(f"device {name}: {' '.join(str(error).split())[:160]}") from error
+    return device
+
+
+def _dtype(name: str, config: ModelConfig) -> torch.dtype:
+    resolved = (config.dtype or DTYPES[0]) if name == "auto" else name
+    if resolved not in DTYPES:
+        raise SettingsInvalid(f"dtype {name}: not one of auto, {', '.join(DTYPES)}")
+    kind: torch.dtype = getattr(torch, resolved)
+    return kind

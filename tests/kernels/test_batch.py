@@ -1,0 +1,63 @@
+"""The layout of a step: positions, slots, tables, and how rows are grouped."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from holdfast.kernels.batch import lay_out, upload
+
+BLOCK = 4
+
+
+def arena(blocks: int = 64) -> torch.Tensor:
+    return torch.zeros(blocks, 2, 2, 3, BLOCK, 8)
+
+
+def table(*blocks: int) -> np.ndarray:
+    return np.array(blocks, dtype=np.int32)
+
+
+def test_a_mix_of_rows() -> None:
+    batch = lay_out(arena(), [5, 0, 11], [1, 3, 2], [table(9, 7, 33), table(2), table(5, 1, 6, 8)])
+    assert batch.positions.tolist() == [5, 0, 1, 2, 11, 12]
+    assert batch.slots.tolist() == [
+        7 * BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 2 * BLOCK + 2, 6 * BLOCK + 3, 8 * BLOCK,
+    ]  # fmt: skip
+    assert batch.row_starts.tolist() == [0, 1, 4, 6]
+    assert batch.context_lengths.tolist() == [6, 3, 13]
+    assert batch.tables.tolist() == [[9, 7, 0, 0], [2, 0, 0, 0], [5, 1, 6, 8]]
+
+
+def test_groups_cover_every_token_once() -> None:
+    generator = np.random.default_rng(0)
+    counts = [1, 5, 1, 1, 2, 1, 1]
+    firsts = generator.integers(0, 100, len(counts)).tolist()
+    tables = [generator.permutation(64)[:27].astype(np.int32) for _ in counts]
+    batch = lay_out(arena(), firsts, counts, tables)
+    covered = torch.cat([torch.arange(sum(counts))[group.tokens] for group in batch.groups])
+    assert sorted(covered.tolist()) == list(range(sum(counts)))
+
+
+def test_single_tokens_of_very_different_context_are_not_padded_together() -> None:
+    tables = [np.arange(60, dtype=np.int32)] * 3
+    batch = lay_out(arena(), [239, 2, 230], [1, 1, 1], tables)
+    assert sorted(group.rows for group in batch.groups) == [1, 2]
+    for group in batch.groups:
+        spans = group.mask.shape[-1] * group.rows * 2 * 3
+        assert group.blank.numel() < spans / 2 + 2 * 3 * BLOCK * group.rows
+
+
+def test_the_table_may_change_afterwards() -> None:
+    mine = table(4, 5)
+    batch = lay_out(arena(), [4], [2], [mine])
+    mine[:] = 0
+    assert batch.slots.tolist() == [5 * BLOCK, 5 * BLOCK + 1]
+
+
+def test_upload_keeps_shapes_and_values() -> None:
+    arrays = [np.arange(6).reshape(2, 3), np.zeros(0, dtype=np.int64), np.array([7])]
+    parts = upload(arrays, torch.device("cpu"))
+    assert [part.tolist() for part in parts] == [[[0, 1, 2], [3, 4, 5]], [], [7]]
+    arrays[0][:] = 9
+    assert parts[0][0, 0] == 0

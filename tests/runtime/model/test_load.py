@@ -1,0 +1,129 @@
+"""Loading whole models: types, tied heads, progress, digests, and errors before any memory is taken."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from holdfast.runtime.errors import ModelUnreadable, SettingsInvalid, TensorInvalid
+from holdfast.runtime.model import load
+from holdfast.runtime.model.checkpoint import SINGLE
+from holdfast.runtime.model.load import load_model
+
+
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+def edit(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_progress_rises_to_one_and_says_what(tiny: Path) -> None:
+    told: list[tuple[float, str]] = []
+    load_model(tiny, "cpu", progress=lambda done, what: told.append((done, what)))
+    shares = [done for done, _ in told]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert "model.norm.weight" in told[-1][1]
+
+
+def test_fused_weights_are_the_stored_ones(tiny: Path) -> None:
+    stored, model = load_file(tiny / SINGLE), load_model(tiny, "cpu")
+    layer = model.decoder.weights.layers[1]
+    attention, mlp = "model.layers.1.self_attn.", "model.layers.1.mlp."
+    assert torch.equal(layer.qkv, torch.cat([stored[f"{attention}{one}_proj.weight"] for one in "qkv"]))
+    assert torch.equal(
+        layer.gate_up, torch.cat([stored[f"{mlp}{one}_proj.weight"] for one in ("gate", "up")])
+    )
+    assert layer.head_norm is not None
+    assert torch.equal(layer.head_norm[3], stored[f"{attention}q_norm.weight"])
+    assert torch.equal(layer.head_norm[4], stored[f"{attention}k_norm.weight"])
+
+
+def test_a_tied_head_is_the_embedding(tiny: Path, sharded: Path) -> None:
+    tied, own = load_model(tiny, "cpu"), load_model(sharded, "cpu")
+    assert tied.decoder.weights.head is tied.decoder.weights.embedding
+    assert not torch.equal(own.decoder.weights.head, own.decoder.weights.embedding)
+    assert tied.parameters == sum(tensor.numel() for tensor in load_file(tiny / SINGLE).values())
+    assert own.parameters == tied.parameters + 256 * 64
+
+
+def test_the_copy_of_a_tied_head_is_ignored_and_an_untied_one_needed(folder: Path) -> None:
+    tensors = load_file(folder / SINGLE)
+    save_file({**tensors, "lm_head.weight": torch.zeros(256, 64)}, folder / SINGLE)
+    assert load_model(folder, "cpu").decoder.weights.head.any()
+    save_file(tensors, folder / SINGLE)
+    edit(folder, tie_word_embeddings=False)
+    with pytest.raises(TensorInvalid, match=r"model\.safetensors: lm_head\.weight: missing"):
+        load_model(folder, "cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_weights_become_the_type_asked_for(dtype: str, tiny: Path) -> None:
+    decoder = load_model(tiny, "cpu", dtype).decoder
+    expected = load_file(tiny / SINGLE)["model.norm.weight"].to(getattr(torch, dtype))
+    assert torch.equal(decoder.weights.norm, expected)
+    assert decoder.dtype == getattr(torch, dtype)
+
+
+def test_auto_is_the_stored_type(folder: Path) -> None:
+    assert load_model(folder, "cpu").decoder.dtype == torch.float32
+    edit(folder, dtype="bfloat16")
+    assert load_model(folder, "cpu").decoder.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [("cpu", "int8"), ("cpu", "cuda"), ("abacus", "auto"), ("cpu:x", "auto"), ("meta?", "auto")],
+)
+def test_settings_that_mean_nothing(device: str, dtype: str, tiny: Path) -> None:
+    with pytest.raises(SettingsInvalid, match=r"device|dtype") as caught:
+        load_model(tiny, device, dtype)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": 32},
+        {"vocab_size": 2**31 - 1},
+        {"num_hidden_layers": 90},
+        {"attention_bias": True},
+    ],
+)
+def test_nothing_is_allocated_for_a_model_that_does_not_fit_its_files(
+    change: dict, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(folder, **change)
+    monkeypatch.setattr(load, "allocate", lambda *_: pytest.fail("allocated"))
+    with pytest.raises(ModelUnreadable, match=str(folder)):
+        load_model(folder, "cpu")
+
+
+def test_namespaces_differ_by_weights_rotation_type_and_block_size(folder: Path, tiny: Path) -> None:
+    def namespace(where: Path, dtype: str = "auto", block_tokens: int = 16) -> bytes:
+        model = load_model(where, "cpu", dtype)
+        return model.namespace(model.kv_group(block_tokens))
+
+    plain = namespace(tiny)
+    assert namespace(folder) == plain
+    others = {namespace(tiny, "bfloat16"), namespace(tiny, block_tokens=32)}
+    edit(folder, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    others.add(namespace(folder))
+    save_file({**load_file(tiny / SINGLE), "model.norm.weight": torch.zeros(64)}, folder / SINGLE)
+    others.add(namespace(folder))
+    assert len({plain, *others}) == 5
+
+
+def test_the_kv_group_is_the_models(tiny: Path) -> None:
+    group = load_model(tiny, "cpu", "bfloat16").kv_group(8)
+    assert group.block_shape == (2, 2, 2, 8, 16)
+    assert group.dtype == "bfloat16"
