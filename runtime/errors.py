@@ -11,7 +11,7 @@ RuntimeFault
 ├── VerbRefused               a verb that changed nothing
 │   ├── SequenceUnknown
 │   ├── SequenceExists
-│   ├── SequenceBusy          extend, truncate or generate while the sequence generates
+│   ├── SequenceBusy          extend or generate while the sequence generates
 │   ├── EpochStale            the caller's epoch is not the sequence's
 │   ├── LengthInvalid         a length or token id out of range
 │   ├── ContextExceeded       more tokens than the model's context holds
@@ -19,6 +19,7 @@ RuntimeFault
 │   └── EngineOverloaded      too many sequences; come back later
 └── EngineGone                the engine cannot answer any more
     ├── EngineDied            it ended or raised; its sequences are lost with it
+    ├── FrameInvalid          what came over the link is no message of it; the link is given up
     └── LinkClosed            this end closed the link
 
 Knows nothing of wire errors or close codes: the gateway has that table.
@@ -30,7 +31,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 
-class RuntimeFault(Exception):
+class RuntimeFault(Exception):  # noqa: N818 - what failed is named, in every leaf
     """Any failure of the runtime; ``code`` names its class on the link."""
 
     code: ClassVar[str] = "runtime_fault"
@@ -149,6 +150,12 @@ class EngineDied(EngineGone):
     code = "engine_died"
 
 
+class FrameInvalid(EngineGone):
+    """What came over the link is no message of it: too large, cut or malformed. The link is given up."""
+
+    code = "frame_invalid"
+
+
 class LinkClosed(EngineGone):
     """This end closed the link."""
 
@@ -162,7 +169,7 @@ def _tree(root: type[RuntimeFault]) -> Iterator[type[RuntimeFault]]:
 
 
 def fault_of(code: str, message: str) -> RuntimeFault:
-    """The exception that ``code`` stands for; one nobody knows becomes a plain ``RuntimeFault`` that says so."""
+    """The exception ``code`` stands for; a code nobody knows becomes a plain ``RuntimeFault`` naming it."""
     for kind in _tree(RuntimeFault):
         if kind.code == code:
             return kind(message)

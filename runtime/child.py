@@ -1,0 +1,72 @@
+"""The engine's process: ``python -m holdfast.runtime.child --fd N``, started by ``link.process``.
+
+The first frame on the socket is the settings; then the engine loads, says ``Hello`` and serves until the
+socket ends. Exit codes: 0 the other end closed, 1 a fault of ours (its traceback stands on stderr), 2 a fault
+the operator can mend (``Fatal`` names it), 3 the other end closed while a step hung.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+
+from .errors import LinkClosed, RuntimeFault
+from .link.codec import frame, receive_one
+from .link.messages import Fatal
+from .link.pulse import Pulse
+from .link.serve import Loaded, Progress, serve
+from .settings import EngineSettings
+
+EXIT_UNSERVABLE = 2
+EXIT_ORPHANED = 3
+GRACE = 5.0  # seconds the step in flight has to end once the other end closed
+
+
+def main() -> int:
+    """Serve on the socket that ``--fd`` names."""
+    parser = argparse.ArgumentParser(description="The engine's process; started by holdfast itself.")
+    parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
+    sock = socket.socket(fileno=parser.parse_args().fd)
+    sock.set_inheritable(False)  # its end must be ours alone, or nobody would see it
+    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole group: the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="holdfast engine: %(levelname)s: %(message)s")
+    try:
+        return _serve(sock)
+    except RuntimeFault:  # `Fatal` has told it: the parent says it, once
+        return EXIT_UNSERVABLE
+
+
+def _serve(sock: socket.socket) -> int:
+    try:
+        settings = receive_one(sock, EngineSettings)
+    except LinkClosed:
+        return 0
+    except RuntimeFault as fault:
+        with contextlib.suppress(OSError):
+            sock.sendall(frame(Fatal(fault.code, fault.message)))
+        raise
+
+    def load(progress: Progress, pulse: Pulse) -> Loaded:
+        from .build import load_engine  # torch comes with it: heartbeats go out meanwhile
+
+        return load_engine(settings, progress, pulse)
+
+    serve(sock, load, _leave_soon)
+    return 0
+
+
+def _leave_soon() -> None:
+    """Nobody is there any more: leave within ``GRACE`` seconds even if the device thread hangs."""
+    leaving = threading.Timer(GRACE, os._exit, [EXIT_ORPHANED])
+    leaving.daemon = True
+    leaving.start()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,30 @@
+"""What the engine has done since it started. Counts only; gauges are read where they live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Tokens: ``computed`` by all rows, ``adopted`` from the prefix cache, ``sampled``.
+
+    Rows: ``rows``, ``discarded`` (their sequence had moved on), ``faults``. Sequences: ``turns`` ended,
+    ``preempted`` (running), ``taken`` (idle or waiting ones that lost their KV). ``stalls``: rows left out
+    for want of blocks. ``copies``: blocks. ``steps``: plans made. ``isolations``: steps taken apart to find a
+    culprit.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    discarded: int = 0
+    faults: int = 0
+    computed: int = 0
+    adopted: int = 0
+    sampled: int = 0
+    turns: int = 0
+    preempted: int = 0
+    taken: int = 0
+    stalls: int = 0
+    copies: int = 0
+    isolations: int = 0

@@ -1,0 +1,166 @@
+"""The engine: verbs between steps, and the step itself: plan, launch, commit.
+
+One thread calls it. A failure of one row ends that sequence; a failure of a whole step is taken apart: its
+sequences run alone, and the one that fails again ends with the error while the others go on. A runner that
+has lost its device raises `EngineDied`, which ends the engine. Knows no sockets and no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ..kvstore.errors import LeakFound
+from .errors import EngineDied, VerbRefused
+from .link.messages import AnyVerb, Refusal, Reply, Row, Statistics, Step
+from .plan import Handle, Outcome, Plan, RowFault, Runner
+from .scheduler import Scheduler
+
+MOST_LOST_STEPS = 16
+"""Steps in a row of which no sequence could be computed, not even alone, before the device is given up."""
+
+AUDIT_EVERY = 64
+"""Idle moments between two audits, unless in debug."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NeverLaunched:
+    """The handle of a step whose launch raised: it fails where all steps fail."""
+
+    error: Exception
+
+    def tokens(self) -> list[Outcome]:
+        raise self.error
+
+
+class Engine:
+    """Runs a scheduler's plans on a runner.
+
+    ``debug``: audit whenever idle and raise on a leak; otherwise audit now and then and count leaks.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, debug: bool = False) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._debug = debug
+        self._in_flight: deque[tuple[Plan, Handle]] = deque()
+        self._idle = True
+        self._lost_steps = 0
+        self._audit_in = 1
+        self._leaks = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether the last `step` found nothing to do and no verb came since."""
+        return self._idle
+
+    def apply(self, verb: AnyVerb) -> Reply | Refusal:
+        """Do what a verb says, between two steps."""
+        if isinstance(verb, Statistics):
+            return Reply(verb.request, statistics=self.statistics())
+        self._idle = False
+        try:
+            return Reply(verb.request, state=self.scheduler.apply(verb))
+        except VerbRefused as refusal:
+            return Refusal(verb.request, refusal.code, refusal.message)
+
+    def step(self) -> Step | None:
+        """Fill the device with steps, then wait for the oldest; None when there is nothing to compute.
+
+        Raises:
+            EngineDied: the device computes nothing any more.
+            LeakFound: only in debug.
+        """
+        while len(self._in_flight) < self.scheduler.settings.depth and not self._broken:
+            plan = self.scheduler.plan()
+            if plan is None:
+                break
+            self._in_flight.append((plan, self._launch(plan)))
+        self._idle = not self._in_flight
+        if self._idle:
+            self._audit()
+            return None
+        plan, handle = self._in_flight.popleft()
+        try:
+            outcomes = handle.tokens()
+        except EngineDied:
+            raise
+        except Exception as error:  # whatever it is, one sequence may be the cause of it
+            return Step(plan.step, self._isolate(plan, error))
+        self._lost_steps = 0
+        return Step(plan.step, self.scheduler.commit(plan, outcomes))
+
+    def statistics(self) -> dict[str, float]:
+        """The scheduler's, and steps in flight and leaks found by audits."""
+        return {**self.scheduler.statistics(), "in_flight": len(self._in_flight), "leaks": self._leaks}
+
+    @property
+    def _broken(self) -> bool:
+        """Whether the last step never reached the device: nothing can be launched that it was to feed."""
+        return bool(self._in_flight) and isinstance(self._in_flight[-1][1], _NeverLaunched)
+
+    def _launch(self, plan: Plan) -> Handle:
+        try:
+            return self._runner.launch(plan)
+        except EngineDied:
+            raise
+        except Exception as error:
+            return _NeverLaunched(error)
+
+    def _isolate(self, failed: Plan, error: Exception) -> list[Row]:
+        """Run the failed step's sequences, and those of steps launched behind it, one at a time."""
+        plans = [failed]
+        while self._in_flight:
+            plan, handle = self._in_flight.popleft()
+            self._settle(handle)
+            plans.append(plan)
+        suspects = self.scheduler.revoke(plans)
+        rows: list[Row] = []
+        survivors = 0
+        for seq in suspects:
+            plan_alone = self.scheduler.plan_alone(seq)
+            if plan_alone is None:  # no blocks for it now; it comes again with the others
+                survivors += 1
+                continue
+            outcomes = self._run_alone(plan_alone)
+            survivors += not isinstance(outcomes[0], RowFault)
+            rows += self.scheduler.commit(plan_alone, outcomes)
+        self._lost_steps = 0 if survivors else self._lost_steps + 1
+        if self._lost_steps >= MOST_LOST_STEPS:
+            raise EngineDied(f"{MOST_LOST_STEPS} steps in a row failed: {_text(error)}") from error
+        return rows
+
+    def _run_alone(self, plan: Plan) -> list[Outcome]:
+        try:
+            return self._runner.launch(plan).tokens()
+        except EngineDied:
+            raise
+        except Exception as error:
+            return [RowFault(_text(error))]
+
+    def _settle(self, handle: Handle) -> None:
+        """Wait until a step that no longer counts is done with the device."""
+        try:
+            handle.tokens()
+        except EngineDied:
+            raise
+        except Exception:
+            return
+
+    def _audit(self) -> None:
+        """An idle engine audits itself: a leak is an error in debug, and a figure for an alarm in service."""
+        if not self._debug:
+            self._audit_in -= 1
+            if self._audit_in > 0:
+                return
+            self._audit_in = AUDIT_EVERY
+        try:
+            self.scheduler.audit()
+        except LeakFound:
+            self._leaks += 1
+            if self._debug:
+                raise
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,202 @@
+"""The engine, as sessions see it: one object that stays while engines come and go behind it.
+
+Every verb is one coroutine; a refusal raises the class of ``runtime.errors`` whose code it carries. Sequence
+ids are given out here and never twice, so a sequence of an engine that died is unknown to the next. Knows no
+processes and no threads: ``process`` and ``thread`` put an engine behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+
+from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
+from .generation import Generation
+from .messages import (
+    Close,
+    Extend,
+    Fork,
+    Generate,
+    Heartbeat,
+    Hello,
+    Limits,
+    Open,
+    Phase,
+    Reply,
+    Sampling,
+    State,
+    Statistics,
+    Stop,
+    Truncate,
+)
+from .wire import Wire
+
+FIRST_HEARTBEAT = 20.0  # seconds a new engine has to be heard of; its process starts in them
+
+
+class EngineLink:
+    """Verbs for many concurrent callers on one event loop.
+
+    While no engine is there every verb raises ``EngineDied`` at once; ``wait_ready`` waits for the next one.
+    """
+
+    def __init__(self) -> None:
+        self.incarnation = 0
+        self._wire: Wire | None = None
+        self._hello: Hello | None = None
+        self._ended: EngineGone | None = None
+        self._settled = asyncio.Event()  # an engine is there, or none will ever be
+        self._loaded = False
+        self._next_id = 1
+        self._gone_below = 1  # ids below were given out for engines that are gone
+
+    # --- how the engine is ----------------------------------------------------------------------------------
+
+    @property
+    def hello(self) -> Hello:
+        """What the latest engine serves."""
+        if self._hello is None:
+            raise EngineDied("no engine has been ready yet")
+        return self._hello
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        """The latest heartbeat of the engine that runs or loads."""
+        return self._wire.heartbeat if self._wire else None
+
+    @property
+    def last_heartbeat(self) -> float:
+        """When it came, by ``time.monotonic()``; before the first, when the engine was started."""
+        return self._wire.last_heartbeat if self._wire else 0.0
+
+    @property
+    def phase(self) -> Phase:
+        """What the engine last said it was doing; an engine not heard of yet is loading."""
+        return self.heartbeat.phase if self.heartbeat else Phase.LOADING
+
+    @property
+    def overdue(self) -> float:
+        """Seconds since the engine should have been heard of again; 0.0 while in time, or about to restart.
+
+        Infinite where none will come again. By arrival here: a blocked loop must read before it judges.
+        """
+        if self._ended is not None:
+            return math.inf
+        if self._wire is None or self._wire.gone is not None:
+            return 0.0
+        allowed = self.heartbeat.deadline if self.heartbeat else FIRST_HEARTBEAT
+        return max(0.0, time.monotonic() - self.last_heartbeat - allowed)
+
+    @property
+    def ready(self) -> bool:
+        """Whether verbs can be given now: an engine is loaded, there, and in time with its heartbeats."""
+        return self._up is not None and self.overdue == 0.0
+
+    async def wait_ready(self) -> Hello:
+        """Wait until an engine is there; raises ``EngineGone`` where none will ever be again."""
+        while self._up is None:
+            if self._ended is not None:
+                raise type(self._ended)(self._ended.message)
+            self._settled.clear()
+            await self._settled.wait()
+        return self.hello
+
+    # --- verbs ----------------------------------------------------------------------------------------------
+
+    async def open(self, tokens: Sequence[int], salt: bytes = b"") -> State:
+        """Begin a sequence; its id is in the state. ``salt`` separates tenants' cached blocks."""
+        wire = self._there()
+        seq = self._new_id()
+        return _state(await wire.call(Open(wire.next_request(), seq, salt, list(tokens))))
+
+    async def extend(self, seq: int, tokens: Sequence[int]) -> State:
+        """Append tokens; refused while the sequence generates."""
+        wire = self._there(seq)
+        return _state(await wire.call(Extend(wire.next_request(), seq, list(tokens))))
+
+    async def truncate(self, seq: int, length: int, expect_epoch: int) -> State:
+        """Keep the first ``length`` tokens, ending what runs; refused where the epoch is another."""
+        wire = self._there(seq)
+        return _state(await wire.call(Truncate(wire.next_request(), seq, length, expect_epoch)))
+
+    async def generate(
+        self, seq: int, sampling: Sampling, limits: Limits, generated_from: int = 0
+    ) -> Generation:
+        """Sample tokens. ``generated_from``: how many of the last tokens were generated before this call."""
+        wire = self._there(seq)
+        generation = Generation(self.stop)
+        await wire.call(Generate(wire.next_request(), seq, sampling, limits, generated_from), generation)
+        return generation
+
+    async def stop(self, seq: int) -> State:
+        """End the generation, if one runs; the length is the authoritative one. Its iterator ends cleanly."""
+        wire = self._there(seq)
+        return _state(await wire.call(Stop(wire.next_request(), seq)))
+
+    async def fork(self, seq: int, children: int, at: int | None = None) -> list[int]:
+        """Make sequences that share the first ``at`` tokens (by default all committed); gives their ids."""
+        wire = self._there(seq)
+        ids = [self._new_id() for _ in range(children)]
+        await wire.call(Fork(wire.next_request(), seq, ids, at))
+        return ids
+
+    async def close(self, seq: int, keep_kv: bool = True) -> None:
+        """Forget a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""
+        wire = self._there(seq)
+        await wire.call(Close(wire.next_request(), seq, keep_kv))
+
+    async def statistics(self) -> dict[str, float]:
+        """The engine's counters and both ends' queue lengths (``link_*``)."""
+        wire = self._there()
+        reply = await wire.call(Statistics(wire.next_request()))
+        return {**(reply.statistics or {}), **wire.lengths(), "link_incarnation": self.incarnation}
+
+    # --- for the two forms ----------------------------------------------------------------------------------
+
+    def attach(self, wire: Wire) -> None:
+        """An engine has been started on ``wire``; it loads."""
+        self._wire = wire
+        self._loaded = False
+
+    def welcome(self, hello: Hello) -> None:
+        """It is loaded: verbs go to it, and the sequences of the one before are gone."""
+        self.incarnation += 1
+        self._hello = hello
+        self._loaded = True
+        self._gone_below = self._next_id
+        self._settled.set()
+
+    def end(self, fault: EngineGone) -> None:
+        """None will ever be there again; the first reason stays."""
+        self._ended = self._ended or fault
+        if self._wire is not None:
+            self._wire.close()
+        self._settled.set()
+
+    @property
+    def _up(self) -> Wire | None:
+        """The wire to an engine that is loaded and there."""
+        return self._wire if self._wire and self._loaded and self._wire.gone is None else None
+
+    def _there(self, seq: int | None = None) -> Wire:
+        if seq is not None and 0 < seq < self._gone_below:
+            raise SequenceUnknown(f"sequence {seq} was of an engine that is gone")
+        if self._up is None:
+            raise self._absence()
+        return self._up
+
+    def _absence(self) -> EngineGone:
+        fault = self._ended or (self._wire.gone if self._wire else None)
+        return type(fault)(fault.message) if fault else EngineDied("the engine is loading")
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+
+def _state(reply: Reply) -> State:
+    if reply.state is None:
+        raise FrameInvalid("the reply to a verb has no state")
+    return reply.state

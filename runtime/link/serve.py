@@ -1,0 +1,116 @@
+"""The engine's loop behind a socket: take the verbs, step, tell; one for both forms.
+
+The calling thread is the device thread. Verbs take effect between two steps, in the order they came, and each
+has its one answer before the rows of the step after it. What may fail inside a sequence is the engine's
+business; what it raises here is its end. Knows nothing of models: ``load`` brings the engine.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from ..errors import EngineDied, LinkClosed, RuntimeFault
+from .messages import AnyVerb, Fatal, Hello, Phase, Refusal, Reply, Statistics, Step
+from .pulse import LOAD_STALL, STEP_FLOOR, Pulse
+from .uplink import Uplink
+
+Progress: TypeAlias = Callable[[float, str], None]
+"""How much of loading is done, 0 to 1, and what is being done."""
+
+
+class Serves(Protocol):
+    """An engine, as the link sees it."""
+
+    def apply(self, verb: AnyVerb) -> Reply | Refusal:
+        """Let a verb take effect, or say why not."""
+        ...
+
+    def step(self) -> Step | None:
+        """Advance; None where there is nothing to do until the next verb."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine that is ready, and how it introduces itself."""
+
+    engine: Serves
+    hello: Hello
+
+
+Load: TypeAlias = Callable[[Progress, Pulse], Loaded]
+"""Makes an engine; the pulse is for whatever in it knows how long a step will take."""
+
+
+def serve(
+    sock: socket.socket,
+    load: Load,
+    orphaned: Callable[[], None] = lambda: None,
+) -> None:
+    """Load an engine and serve it on ``sock``, which it closes, until the other end closes.
+
+    Raises what ``load`` or the engine raised, after a ``Fatal`` that names it. ``orphaned`` is called on the
+    link thread when the other end closes; this returns after the step in flight, unless that hangs.
+    """
+    pulse = Pulse()
+    uplink = Uplink(sock, pulse, orphaned)
+    uplink.start()
+    try:
+        loaded = _load(load, uplink, pulse)
+        uplink.send(loaded.hello)
+        _drive(loaded.engine, uplink, pulse)
+    except LinkClosed:
+        return
+    except Exception as error:
+        _send_last(uplink, error)
+        raise
+    finally:
+        uplink.close()
+
+
+def _load(load: Load, uplink: Uplink, pulse: Pulse) -> Loaded:
+    def progress(fraction: float, detail: str) -> None:
+        uplink.check()  # nobody waits for it any more: stop loading
+        pulse.enter(Phase.LOADING, LOAD_STALL, detail, fraction)
+
+    progress(0.0, "starting")
+    return load(progress, pulse)
+
+
+def _drive(engine: Serves, uplink: Uplink, pulse: Pulse) -> None:
+    busy = True
+    while True:
+        if not busy:
+            pulse.enter(Phase.IDLE)
+        verbs = uplink.take(wait=not busy)
+        pulse.enter(Phase.STEPPING, STEP_FLOOR)  # the runner knows better once there is a plan
+        for verb in verbs:
+            uplink.send(_answer(engine, verb, uplink))
+        step = engine.step()
+        busy = step is not None
+        if step is not None:
+            uplink.send(step)
+
+
+def _answer(engine: Serves, verb: AnyVerb, uplink: Uplink) -> Reply | Refusal:
+    answer = engine.apply(verb)
+    if isinstance(verb, Statistics) and isinstance(answer, Reply):
+        return msgspec.structs.replace(
+            answer, statistics={**(answer.statistics or {}), **uplink.statistics()}
+        )
+    return answer
+
+
+def _send_last(uplink: Uplink, error: Exception) -> None:
+    """Say what ended the engine: a fault by its own code, anything else as its death."""
+    code = error.code if isinstance(error, RuntimeFault) else EngineDied.code
+    text = error.message if isinstance(error, RuntimeFault) else f"{type(error).__name__}: {error}"
+    try:
+        uplink.send(Fatal(code, text))
+    except LinkClosed:
+        return

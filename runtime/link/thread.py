@@ -1,0 +1,95 @@
+"""The engine in a thread of this process: the same loop over the same kind of socket.
+
+For tests and light embedding: it shares the interpreter lock with the event loop, dies with the process, and
+nothing restarts it. Knows threads; nothing of what crosses the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import warnings
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+
+import anyio
+import anyio.to_thread
+
+from ..errors import LinkClosed
+from ..settings import EngineSettings
+from .client import EngineLink
+from .messages import Heartbeat
+from .pulse import Pulse
+from .serve import Loaded, Progress, serve
+from .wire import Wire
+
+GRACE = 10.0  # seconds the step in flight has to end when the link is closed
+
+log = logging.getLogger(__name__)
+
+
+def _load(settings: EngineSettings, progress: Progress, pulse: Pulse) -> Loaded:
+    from ..build import load_engine  # torch comes with it, and into the engine's thread only
+
+    return load_engine(settings, progress, pulse)
+
+
+class ThreadEngine:
+    """``async with ThreadEngine(settings) as link``: entered when the engine is loaded, left when its thread
+    ended.
+
+    Entering raises what loading raised if that is a ``RuntimeFault``, else ``EngineDied``. ``load`` makes the
+    engine.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        load: Callable[[EngineSettings, Progress, Pulse], Loaded] = _load,
+        heard: Callable[[Heartbeat], None] = lambda beat: None,
+    ) -> None:
+        self.link = EngineLink()
+        self._settings = settings
+        self._load = load
+        self._heard = heard
+        self._thread: threading.Thread | None = None
+
+    async def __aenter__(self) -> EngineLink:
+        ours, theirs = socket.socketpair()
+        self._thread = threading.Thread(
+            target=self._serve, args=(theirs,), name="holdfast-engine", daemon=True
+        )
+        self._thread.start()
+        wire = Wire(self._heard)
+        self.link.attach(wire)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=ours)
+            self.link.welcome(await wire.hello)
+        except BaseException:
+            await self._leave()
+            raise
+        return self.link
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leave()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            serve(sock, partial(self._load, self._settings))
+        except Exception:
+            log.exception("the engine's thread ended")
+
+    async def _leave(self) -> None:
+        self.link.end(LinkClosed("this end closed the link"))
+        with anyio.CancelScope(shield=True):
+            thread = self._thread
+            if thread is not None:
+                await anyio.to_thread.run_sync(thread.join, GRACE)
+                if thread.is_alive():
+                    warnings.warn("the engine's thread hangs in a step", ResourceWarning, stacklevel=2)

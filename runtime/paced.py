@@ -1,0 +1,52 @@
+"""A runner that says how long its steps may take, so that a heartbeat can tell a slow step from a hung one.
+
+Wraps any runner; learns from the steps it sees. Knows token counts and the clock, not what is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .link.pulse import Pace, Pulse
+from .plan import Handle, Outcome, Plan, Runner
+
+
+@dataclass(frozen=True, slots=True)
+class _PacedHandle:
+    handle: Handle
+    runner: PacedRunner
+    tokens_planned: int
+    began: float
+
+    def tokens(self) -> list[Outcome]:
+        self.runner.expect(self.tokens_planned)
+        outcomes = self.handle.tokens()
+        self.runner.observe(self.tokens_planned, self.began)
+        return outcomes
+
+
+class PacedRunner:
+    """Enters the pulse's phase before each launch and each wait."""
+
+    def __init__(self, runner: Runner, pulse: Pulse, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runner = runner
+        self._pulse = pulse
+        self._clock = clock
+        self._pace = Pace()
+
+    def launch(self, plan: Plan) -> Handle:
+        """As the wrapped runner's."""
+        began = self._clock()
+        self.expect(plan.tokens)
+        return _PacedHandle(self._runner.launch(plan), self, plan.tokens, began)
+
+    def expect(self, tokens: int) -> None:
+        """The device thread is about to wait for a step of ``tokens`` tokens."""
+        phase, limit = self._pace.expect(tokens)
+        self._pulse.enter(phase, limit)
+
+    def observe(self, tokens: int, began: float) -> None:
+        """A step of ``tokens`` tokens, launched at ``began``, has ended."""
+        self._pace.observe(tokens, self._clock() - began)

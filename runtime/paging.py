@@ -1,0 +1,190 @@
+"""A sequence's blocks: the only place where sequences and the pool meet.
+
+Finds cached prefixes, leases blocks to write, copies a tail that is shared before it is written, names full
+blocks, gives blocks back. Decides nothing: who may have blocks is `pressure`'s affair, what is computed is
+`planning`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..kvstore.keys import BlockHasher
+from ..kvstore.pool import BlockPool
+from .plan import BlockCopy
+from .sequence import Sequence
+
+
+class Paging:
+    """Moves blocks between sequences and ``pool``; keys are made by ``hasher`` under ``namespace``."""
+
+    def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes) -> None:
+        self.pool = pool
+        self.block_tokens = hasher.block_tokens
+        self._hasher = hasher
+        self._namespace = namespace
+        self._sources: list[tuple[int, int]] = []  # (block, owner): read by copies of the step being planned
+
+    def root(self, salt: bytes) -> bytes:
+        """The key before a tenant's first block."""
+        return self._hasher.root(self._namespace, salt)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that ``tokens`` tokens take up."""
+        return -(-tokens // self.block_tokens)
+
+    # --- taking -----------------------------------------------------------------------------------------
+
+    def adopt(self, sequence: Sequence) -> int:
+        """Ask the prefix cache for more than is computed, up to all but the last token; returns tokens found.
+
+        The last token is never taken from the cache: its logits are wanted.
+        """
+        if sequence.planned != sequence.computed:
+            return 0
+        own, most = sequence.computed // self.block_tokens, (len(sequence.tokens) - 1) // self.block_tokens
+        if most <= own:
+            return 0
+        self._hash(sequence, most)
+        parent = sequence.keys[own - 1] if own else sequence.root
+        match = self.pool.index.match(sequence.keys[own:most], parent)
+        if not match.blocks:
+            return 0
+        self.pool.share(match.blocks, sequence.id)
+        self._drop(sequence, own)
+        sequence.table.extend(match.blocks)
+        before = sequence.computed
+        sequence.computed = sequence.planned = own * self.block_tokens + match.tokens
+        sequence.sealed = len(sequence.table)
+        sequence.shared_tail = False
+        sequence.frontier = max(sequence.frontier, sequence.computed)
+        return sequence.computed - before
+
+    def shortfall(self, sequence: Sequence, end: int) -> int:
+        """Blocks to lease before ``[planned, end)`` is computed: new ones, and a copy of a shared tail."""
+        return max(0, self.blocks_for(end) - len(sequence.table)) + sequence.shared_tail
+
+    def reach(self, sequence: Sequence, blocks: int) -> int:
+        """Position up to which ``sequence`` can compute if it leases at most ``blocks``."""
+        if blocks < sequence.shared_tail:
+            return sequence.planned
+        return (len(sequence.table) + blocks - sequence.shared_tail) * self.block_tokens
+
+    def lease(self, sequence: Sequence, end: int) -> tuple[BlockCopy, ...]:
+        """Lease the `shortfall`, which is available; returns the copy of a shared tail, if there is one."""
+        short = self.shortfall(sequence, end)
+        if not short:
+            return ()
+        blocks = self.pool.lease(short, sequence.id)
+        copies: tuple[BlockCopy, ...] = ()
+        if sequence.shared_tail:
+            target = blocks.pop()
+            source = sequence.table.replace(sequence.computed // self.block_tokens, target)
+            sequence.shared_tail = False
+            self._sources.append((source, sequence.id))
+            copies = (BlockCopy(source, target),)
+        sequence.table.extend(blocks)
+        return copies
+
+    def launched(self, step: int) -> None:
+        """The step goes out. Sources of its copies are let go only now, so that its fence holds them."""
+        self.pool.launched(step)
+        for source, owner in self._sources:
+            self.pool.release([source], owner)
+        self._sources.clear()
+
+    # --- keeping ----------------------------------------------------------------------------------------
+
+    def seal(self, sequence: Sequence) -> None:
+        """Name the blocks that became full of *computed* KV, so that others find them.
+
+        Of two blocks with one key the first is found; the other stays its sequence's own.
+        """
+        full = sequence.computed // self.block_tokens
+        if full <= sequence.sealed:
+            return
+        self._hash(sequence, full)
+        for index in range(sequence.sealed, full):
+            self.pool.seal(sequence.table[index], sequence.keys[index])
+        sequence.sealed = full
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Share with ``child``, whose tokens begin ``parent``'s, the committed KV of those tokens."""
+        length = len(child.tokens)
+        child.computed = child.planned = min(parent.computed, length)
+        child.frontier = min(parent.frontier, length)
+        child.table = parent.table.copy(self.blocks_for(child.computed))
+        child.keys = parent.keys[: length // self.block_tokens]
+        child.sealed = min(parent.sealed, child.computed // self.block_tokens)
+        child.shared_tail = child.computed % self.block_tokens != 0
+        self.pool.share(child.table.to_list(), child.id)
+
+    # --- giving back ------------------------------------------------------------------------------------
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back blocks beyond what is planned."""
+        self._drop(sequence, self.blocks_for(sequence.planned))
+
+    def cut(self, sequence: Sequence, length: int) -> None:
+        """Keep KV of the first ``length`` tokens at most; steps in flight beyond them are recalled.
+
+        A last block that stays in part is copied before it is written, if it is sealed or
+        another sequence's too.
+        """
+        if length < sequence.planned:
+            sequence.recall()
+        if length >= sequence.computed:
+            return self.trim(sequence)
+        sequence.computed = sequence.planned = length
+        tail, partial = divmod(length, self.block_tokens)
+        moved = len(sequence.table) > tail + 1
+        self.trim(sequence)
+        if not partial:
+            sequence.shared_tail = False
+        elif tail < sequence.sealed or self.pool.references(sequence.table[tail]) > 1:
+            sequence.shared_tail = True
+        elif moved:
+            sequence.shared_tail = False
+        sequence.sealed = min(sequence.sealed, tail)
+        return None
+
+    def forget(self, sequence: Sequence, length: int) -> None:
+        """Drop the tokens from ``length`` on, and all that hung on them."""
+        self.cut(sequence, length)
+        sequence.tokens.truncate(length)
+        del sequence.keys[length // self.block_tokens :]
+        sequence.frontier = min(sequence.frontier, length)
+
+    def drop_tail(self, sequence: Sequence) -> None:
+        """Give up the partial last block: it will be computed again instead of copied."""
+        self.cut(sequence, sequence.computed // self.block_tokens * self.block_tokens)
+
+    def surrender(self, sequence: Sequence, *, keep: bool = True) -> int:
+        """Give all blocks back; returns how many. Sealed ones stay findable with ``keep``."""
+        sequence.recall()
+        held = len(sequence.table)
+        self._drop(sequence, 0, keep=keep)
+        sequence.computed = sequence.planned = sequence.sealed = 0
+        sequence.shared_tail = False
+        sequence.unmatched = True
+        return held
+
+    def held(self, sequences: Iterable[Sequence]) -> dict[int, int]:
+        """References by block that ``sequences`` account for, as the pool's audit wants them."""
+        counts: dict[int, int] = {}
+        for sequence in sequences:
+            for block in sequence.table.to_list():
+                counts[block] = counts.get(block, 0) + 1
+        return counts
+
+    def _drop(self, sequence: Sequence, kept: int, *, keep: bool = True) -> None:
+        if kept < len(sequence.table):
+            self.pool.release(sequence.table.truncate(kept), sequence.id, keep=keep)
+
+    def _hash(self, sequence: Sequence, blocks: int) -> None:
+        """Make the keys of the first ``blocks`` blocks, those that are not made yet."""
+        done = len(sequence.keys)
+        if done < blocks:
+            parent = sequence.keys[-1] if done else sequence.root
+            tokens = sequence.tokens.span(done * self.block_tokens, blocks * self.block_tokens)
+            sequence.keys += self._hasher.chain(parent, tokens)

@@ -1,0 +1,164 @@
+"""What the next step computes: rows in order of age within the budgets of tokens and blocks.
+
+Every running turn that decodes keeps its one token of the budget; what is left goes to prompts in chunks, the
+oldest turn first; what is left then goes to idle sequences, but only while no turn waits.
+A turn may find no block because those taken for it still lie behind the step fence: then it stands still for
+one step, and in the next, where it comes before all younger ones, they are there. No tensors, no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from .counters import Counters
+from .paging import Paging
+from .plan import BlockCopy, Plan, PlanRow
+from .pressure import Pressure
+from .roster import Roster
+from .sequence import Flight, Sequence
+from .settings import SchedulerSettings
+
+_NO_TOKENS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making. ``chunk``: tokens left for prompts."""
+
+    step: int
+    chunk: int
+    rows: list[PlanRow] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+
+
+class Planner:
+    """Makes plans, and notes in each sequence what is in flight for it."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        roster: Roster,
+        paging: Paging,
+        pressure: Pressure,
+        counters: Counters,
+    ) -> None:
+        self._settings = settings
+        self._roster = roster
+        self._paging = paging
+        self._pool = paging.pool
+        self._pressure = pressure
+        self._counters = counters
+
+    def plan(self) -> Plan | None:
+        """The next step; None if nothing can be computed before a commit or a verb."""
+        roster = self._roster
+        self._pressure.admit()
+        running = list(roster.running.values())
+        for sequence in running:
+            self._adopt(sequence)
+        decodes = sum(sequence.to_do == 1 for sequence in running)
+        draft = self._draft(self._settings.max_step_tokens - decodes)
+        for sequence in running:
+            if sequence.id in roster.running:  # else preempted for an older one
+                self._add(draft, sequence, reserved=sequence.to_do == 1)
+        if not roster.waiting:
+            self._add_idle(draft)
+        return self._emit(draft)
+
+    def plan_alone(self, sequence: Sequence) -> Plan | None:
+        """A step for one sequence; None if it has nothing to do or finds no blocks."""
+        draft = self._draft(self._settings.max_step_tokens)
+        self._adopt(sequence)
+        self._add(draft, sequence, reserved=False)
+        return self._emit(draft)
+
+    def _draft(self, chunk: int) -> _Draft:
+        return _Draft(self._counters.steps + 1, chunk)
+
+    def _emit(self, draft: _Draft) -> Plan | None:
+        if not draft.rows:
+            return None
+        self._paging.launched(draft.step)
+        plan = Plan(draft.step, tuple(draft.rows), tuple(draft.copies))
+        self._counters.steps = draft.step
+        self._counters.rows += len(plan.rows)
+        self._counters.copies += len(plan.copies)
+        return plan
+
+    def _adopt(self, sequence: Sequence) -> None:
+        if sequence.unmatched and sequence.planned == sequence.computed:
+            sequence.unmatched = False
+            self._counters.adopted += self._paging.adopt(sequence)
+
+    def _add_idle(self, draft: _Draft) -> None:
+        for sequence in list(islice(self._roster.prefill.values(), self._settings.max_sequences)):
+            if draft.chunk <= 0 or len(draft.rows) >= self._settings.max_sequences:
+                return
+            if sequence.id in self._roster.prefill:  # else its KV was taken for one used after it
+                self._adopt(sequence)
+                self._add(draft, sequence, reserved=False)
+                if not sequence.to_do:
+                    del self._roster.prefill[sequence.id]
+
+    def _add(self, draft: _Draft, sequence: Sequence, *, reserved: bool) -> None:
+        """Give the sequence a row, as long as budgets allow; ``reserved``: one token was put aside for it."""
+        if not sequence.to_do:
+            return
+        budget = max(draft.chunk, reserved)
+        if budget <= 0:
+            return
+        end = self._secure(sequence, budget)
+        count = end - sequence.planned
+        if count <= 0:
+            self._counters.stalls += 1
+            return
+        draft.chunk -= count - reserved
+        draft.copies += self._paging.lease(sequence, end)
+        draft.rows.append(self._row(draft, sequence, end))
+
+    def _secure(self, sequence: Sequence, budget: int) -> int:
+        """Position, at most ``budget`` ahead, up to which blocks are there or can be leased now."""
+        end = self._find_room(sequence, budget)
+        if end > sequence.planned or not sequence.shared_tail or self._pool.statistics().fenced:
+            return end
+        # No block for the copy and none to come: the last few tokens are computed again in its stead.
+        self._paging.drop_tail(sequence)
+        return self._find_room(sequence, budget)
+
+    def _find_room(self, sequence: Sequence, budget: int) -> int:
+        end = sequence.planned + min(sequence.to_do, budget)
+        short = self._paging.shortfall(sequence, end)
+        if not short:
+            return end
+        if short > self._pool.available:
+            self._pressure.relieve(short, sequence)
+            least = self._paging.shortfall(sequence, sequence.planned + 1)
+            if sequence.turn is not None and least > self._pool.available:
+                self._pressure.preempt(least, sequence)
+        return min(end, self._paging.reach(sequence, self._pool.available))
+
+    def _row(self, draft: _Draft, sequence: Sequence, end: int) -> PlanRow:
+        first, turn = sequence.planned, sequence.turn
+        samples = turn is not None and end == sequence.total
+        fed_by = None
+        tokens = _NO_TOKENS
+        if end > len(sequence.tokens):
+            last = next(reversed(sequence.in_flight.values()))
+            assert last.step == draft.step - 1 and last.samples and end - first == 1
+            fed_by = last.row
+        else:
+            tokens = sequence.tokens.span(first, end)
+        sequence.advance(Flight(draft.step, len(draft.rows), first, end, samples))
+        return PlanRow(
+            seq=sequence.id,
+            epoch=sequence.epoch,
+            first=first,
+            count=end - first,
+            tokens=tokens,
+            table=sequence.table.view[: self._paging.blocks_for(end)],
+            sampling=turn.sampling if turn is not None and samples else None,
+            fed_by=fed_by,
+        )

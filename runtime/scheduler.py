@@ -1,0 +1,144 @@
+"""The scheduler: verbs in, plans out, outcomes back in. Pure: no tensors, no clock, no I/O.
+
+::
+
+    verbs ──▶ Verbs ─┐
+                     ▼
+                  Roster (who, in what order) ──▶ Planner ──▶ plan ──▶ (runner) ──▶ Committer ──▶ rows
+                     ▲                              │ ▲                                 │
+                     └──────── Pressure ◀───────────┘ └── Paging (whose blocks) ◀───────┘
+
+At depth 1 plan and commit alternate. At depth 2 a plan is made while the one before it is in flight: its rows
+may be fed by tokens that the earlier one has still to sample. Plans are committed, or revoked, in the order
+they were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import asdict
+
+from ..kvstore.keys import BlockHasher
+from ..kvstore.pool import BlockPool
+from .commit import Committer
+from .counters import Counters
+from .errors import SettingsInvalid
+from .link.messages import (
+    Close,
+    Extend,
+    Fork,
+    Generate,
+    Open,
+    Row,
+    State,
+    Stop,
+    Truncate,
+)
+from .paging import Paging
+from .plan import Outcome, Plan
+from .planning import Planner
+from .pressure import Pressure
+from .roster import Roster
+from .settings import SchedulerSettings
+from .verbs import Verbs
+
+SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close
+
+
+class Scheduler:
+    """Decides what each step computes.
+
+    Args:
+        settings: the numbers it works within.
+        pool: ``settings.blocks`` blocks, used by nobody else.
+        hasher: names blocks of ``settings.block_tokens`` tokens.
+        namespace: the digest of all that decides what a block's bytes mean.
+
+    Raises:
+        SettingsInvalid: pool or hasher are made for other numbers.
+    """
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        pool: BlockPool,
+        hasher: BlockHasher,
+        namespace: bytes = b"",
+    ) -> None:
+        if pool.blocks != settings.blocks or hasher.block_tokens != settings.block_tokens:
+            raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
+        self.settings = settings
+        self.pool = pool
+        self.counters = Counters()
+        self._roster = Roster()
+        self._paging = Paging(pool, hasher, namespace)
+        pressure = Pressure(settings, self._roster, self._paging, self.counters)
+        self._planner = Planner(settings, self._roster, self._paging, pressure, self.counters)
+        self._committer = Committer(self._roster, self._paging, self.counters)
+        self._verbs = Verbs(settings, self._roster, self._paging, self._committer, self.counters)
+
+    def apply(self, verb: SequenceVerb) -> State | None:
+        """Do what a verb says, between a commit and the next plan; or raise a `VerbRefused`."""
+        match verb:
+            case Open():
+                return self._verbs.open(verb)
+            case Extend():
+                return self._verbs.extend(verb)
+            case Truncate():
+                return self._verbs.truncate(verb)
+            case Generate():
+                return self._verbs.generate(verb)
+            case Stop():
+                return self._verbs.stop(verb)
+            case Fork():
+                return self._verbs.fork(verb)
+            case Close():
+                self._verbs.close(verb)
+                return None
+
+    def plan(self) -> Plan | None:
+        """The next step; it counts as launched. None: nothing to do before a commit or a verb."""
+        return self._planner.plan()
+
+    def plan_alone(self, seq: int) -> Plan | None:
+        """A step for this sequence alone, to find out whether it is the one that fails."""
+        return self._planner.plan_alone(self._roster[seq])
+
+    def commit(self, plan: Plan, outcomes: Items[Outcome]) -> list[Row]:
+        """``plan`` is done; ``outcomes`` are aligned with its rows."""
+        return self._committer.commit(plan, outcomes)
+
+    def revoke(self, plans: Iterable[Plan]) -> list[int]:
+        """Take back these plans, all that are in flight, which failed as a whole; returns their sequences."""
+        self.counters.isolations += 1
+        return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan)))
+
+    def evict(self, seq: int) -> int:
+        """Take a sequence's KV as pressure would; it is computed again when wanted. Returns its blocks."""
+        sequence = self._roster[seq]
+        blocks = self._paging.surrender(sequence)
+        if sequence.turn is None:
+            self._roster.taken(sequence)
+        return blocks
+
+    def statistics(self) -> dict[str, float]:
+        """Lengths of all queues, the pool's books, and counts since the start."""
+        roster = self._roster
+        gauges = {
+            "sequences": len(roster.sequences),
+            "running": len(roster.running),
+            "waiting": len(roster.waiting),
+            "idle_holding": len(roster.holders),
+            "idle_prefill": len(roster.prefill),
+        }
+        pool = {f"pool_{name}": value for name, value in asdict(self.pool.statistics()).items()}
+        return {**gauges, **pool, **asdict(self.counters)}
+
+    def audit(self) -> None:
+        """Check that the pool's references are those of the open sequences, to the block.
+
+        Raises:
+            LeakFound: they are not.
+        """
+        self.pool.audit(self._paging.held(self._roster.sequences.values()))

@@ -1,0 +1,169 @@
+"""A sequence: token ids, the blocks that hold their KV, and three scalars that express everything.
+
+::
+
+    [0, sealed blocks)   full, named by `keys`, shared, read-only
+    [.., computed)       KV committed
+    [computed, planned)  KV being written by steps in flight
+    [planned, total)     to do; the last `promised` of these are being sampled, their ids not yet known
+
+Prefill, decode and chunking raise `planned`, then `computed`; a prefix hit raises both; preemption and
+truncation lower them; streamed input raises `total`. Knows no pool, no queue and no device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kvstore.table import BlockTable
+from .link.messages import Finish, Limits, Sampling, State, Work
+from .tokens import TokenList
+
+
+@dataclass(slots=True)
+class Turn:
+    """One generation. ``prompt``: tokens when it began. ``sampled``: tokens it has committed so far.
+
+    ``allowed``: tokens it may sample in all, ``exhausted``: why no more. ``resident``: computed tokens that
+    its first admission found.
+    """
+
+    sampling: Sampling
+    limits: Limits
+    prompt: int
+    allowed: int
+    exhausted: Finish
+    sampled: int = 0
+    resident: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """What step ``step`` does for a sequence: its row ``row`` computes ``[first, end)``, samples or not."""
+
+    step: int
+    row: int
+    first: int
+    end: int
+    samples: bool
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Everything the engine knows of one sequence.
+
+    ``root``: the block key before the first. ``keys``: of the leading full blocks, at least the sealed ones.
+    ``shared_tail``: the partial last block is not ours to write; copy it first.
+    ``unmatched``: the prefix cache has not been asked since tokens came or KV went.
+    ``frontier``: tokens that have had KV at some time; computing below it is work done again.
+    """
+
+    id: int
+    root: bytes
+    tokens: TokenList
+    epoch: int = 0
+    promised: int = 0
+    computed: int = 0
+    planned: int = 0
+    table: BlockTable = field(default_factory=BlockTable)
+    keys: list[bytes] = field(default_factory=list)
+    sealed: int = 0
+    shared_tail: bool = False
+    unmatched: bool = True
+    turn: Turn | None = None
+    in_flight: dict[int, Flight] = field(default_factory=dict)
+    frontier: int = 0
+    prefilled: int = 0
+    recomputed: int = 0
+
+    @property
+    def total(self) -> int:
+        """Tokens, promised ones among them."""
+        return len(self.tokens) + self.promised
+
+    @property
+    def state(self) -> State:
+        """What the link is told; promised tokens do not count, they can still be taken back."""
+        return State(self.id, len(self.tokens), self.computed, self.epoch)
+
+    @property
+    def target(self) -> int:
+        """Position up to which KV is wanted now.
+
+        A turn wants the last token's logits. Without one the last token stays pending, so that a turn has
+        something to compute. With every allowed token promised there is nothing left to ask for.
+        """
+        turn = self.turn
+        if turn is None:
+            return max(self.total - 1, self.planned)
+        if turn.sampled + self.promised >= turn.allowed:
+            return self.planned
+        return self.total
+
+    @property
+    def to_do(self) -> int:
+        """Tokens that could be planned now."""
+        return self.target - self.planned
+
+    def extend(self, tokens: NDArray[np.int32]) -> None:
+        """Append known tokens."""
+        assert not self.promised, "tokens behind ones that are not known yet"
+        self.tokens.extend(tokens)
+        self.unmatched = True
+
+    def advance(self, flight: Flight) -> None:
+        """A step was planned that computes ``[planned, flight.end)``."""
+        assert self.planned == flight.first < flight.end <= self.total
+        self.in_flight[flight.step] = flight
+        self.planned = flight.end
+        if flight.samples:
+            assert flight.end == self.total
+            self.promised += 1
+
+    def land(self, flight: Flight) -> None:
+        """The step is done: its KV counts."""
+        assert self.computed == flight.first
+        start, frontier, end = flight.first, self.frontier, flight.end
+        self.computed = end
+        self.recomputed += max(0, min(end, frontier) - start)
+        prompt_end = end if self.turn is None else min(end, self.turn.prompt)
+        self.prefilled += max(0, prompt_end - max(start, frontier))
+        self.frontier = max(frontier, end)
+
+    def keep(self, token: int) -> None:
+        """A promised token is known."""
+        assert self.promised and self.turn
+        self.promised -= 1
+        self.tokens.append(token)
+        self.turn.sampled += 1
+
+    def recall(self) -> None:
+        """Take back what is planned: rows in flight are discarded when their step ends."""
+        self.in_flight.clear()
+        self.planned = self.computed
+        self.promised = 0
+
+    def begin(self, turn: Turn) -> None:
+        """Start a turn."""
+        assert self.turn is None and self.planned < self.total
+        self.epoch += 1
+        self.turn = turn
+
+    def admit(self) -> None:
+        """The turn starts to run: what is computed now, and was not by work on its account, it found here."""
+        assert self.turn
+        if self.turn.resident is None:
+            self.turn.resident = max(0, self.computed - self.prefilled - self.recomputed)
+
+    def end(self) -> Work | None:
+        """End the turn, if any, and settle its account."""
+        self.recall()
+        turn, self.turn = self.turn, None
+        if turn is None:
+            return None
+        work = Work(self.prefilled, self.recomputed, turn.resident or 0, turn.sampled)
+        self.prefilled = self.recomputed = 0
+        return work

@@ -1,0 +1,152 @@
+"""What an operator sets for the engine, and what the scheduler works within once model and memory are known.
+
+Two frozen objects: `EngineSettings` crosses the link to the child as it was asked for; `SchedulerSettings` is
+what became of it, checked at birth and trusted below. Reads no argv, no environment, no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from .errors import PoolTooSmall, SettingsInvalid
+
+DEPTHS = (1, 2)
+"""Steps that may be in flight: lock step, or one planned while the one before it runs."""
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """As asked for; None and "auto" are resolved by who loads the model.
+
+    model: a local folder, a hub id, or ``pocket``.
+    device, dtype: as torch names them, or ``auto``.
+    blocks, kv_bytes: device KV as a number of blocks or of bytes; at most one of them.
+    block_tokens: tokens in one block.
+    max_step_tokens: tokens one step may compute.
+    max_sequences: turns that may run at once.
+    max_open: sequences that may be open at once.
+    max_context: tokens a sequence may hold; the model's own limit by default.
+    depth: steps in flight; 1 on a CPU and 2 on a GPU by default.
+    watermark: share of the blocks a new turn leaves free while others run.
+    secret: keys the block hashes, 16 to 64 bytes; drawn anew at each start when empty.
+    debug: owner tags and an audit whenever the engine is idle.
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    blocks: int | None = None
+    kv_bytes: int | None = None
+    block_tokens: int = 16
+    max_step_tokens: int = 512
+    max_sequences: int = 64
+    max_open: int = 65536
+    max_context: int | None = None
+    depth: int | None = None
+    watermark: float = 0.01
+    secret: bytes = b""
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None and self.kv_bytes is not None:
+            raise SettingsInvalid("blocks and kv_bytes both say how much KV to hold: give one of them")
+        _check_least(1, blocks=self.blocks, kv_bytes=self.kv_bytes, max_context=self.max_context)
+
+    def resolved(self, *, blocks: int, max_context: int, vocab_size: int, depth: int) -> SchedulerSettings:
+        """The scheduler's numbers, now that the model and its memory are known; own settings go first.
+
+        ``blocks`` and ``max_context`` are what memory and model allow.
+
+        Raises:
+            SettingsInvalid, PoolTooSmall: they cannot work together.
+        """
+        return SchedulerSettings(
+            blocks=blocks,
+            block_tokens=self.block_tokens,
+            vocab_size=vocab_size,
+            max_context=min(self.max_context or max_context, max_context),
+            max_step_tokens=self.max_step_tokens,
+            max_sequences=self.max_sequences,
+            max_open=self.max_open,
+            depth=self.depth or depth,
+            watermark_blocks=int(blocks * self.watermark),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """The numbers the scheduler works within. Fields as in `EngineSettings`.
+
+    Raises:
+        SettingsInvalid: a number out of bounds.
+        PoolTooSmall: a sequence of ``max_context`` tokens does not fit ``blocks`` blocks (obligation (d)).
+    """
+
+    blocks: int
+    vocab_size: int
+    max_context: int
+    block_tokens: int = 16
+    max_step_tokens: int = 512
+    max_sequences: int = 64
+    max_open: int = 65536
+    depth: int = 1
+    watermark_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        _check_least(
+            1,
+            blocks=self.blocks,
+            vocab_size=self.vocab_size,
+            block_tokens=self.block_tokens,
+            max_sequences=self.max_sequences,
+            max_open=self.max_open,
+        )
+        _check_least(2, max_context=self.max_context)
+        _check_least(0, watermark_blocks=self.watermark_blocks)
+        if self.depth not in DEPTHS:
+            raise SettingsInvalid(f"depth is {self.depth}, not one of {DEPTHS}")
+        # Each running turn keeps its one token per step, the oldest its chunk: see `least_chunk`.
+        _check_least(self.max_sequences, max_step_tokens=self.max_step_tokens)
+        needed = self.blocks_for(self.max_context)
+        if needed > self.blocks:
+            raise PoolTooSmall(
+                f"a sequence of max_context = {self.max_context} tokens takes {needed} blocks of"
+                f" {self.block_tokens} tokens; the pool has {self.blocks}"
+            )
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that ``tokens`` tokens take up."""
+        return -(-tokens // self.block_tokens)
+
+    @property
+    def least_chunk(self) -> int:
+        """Prompt tokens that the oldest turn may compute in any step, whatever decodes beside it."""
+        return self.max_step_tokens - self.max_sequences + 1
+
+    def most_steps(self, prompt: int, max_tokens: int) -> int:
+        """The bound of obligation (e): steps within which a turn, once it is the oldest, has ended.
+
+        ``prompt``: tokens of the sequence when the turn began; ``max_tokens``: what it may sample. With
+        ``length`` = all its tokens at the end::
+
+            ceil(prompt / least_chunk) + length - prompt + (depth - 1) * (blocks_for(length) + 2) + depth
+
+        Being the oldest it is not preempted, finds room (obligation (d)), and computes a chunk or samples a
+        token in every step. Even if all its prompt must be computed again, that is the first term; a token it
+        sampled before a preemption costs at most one step to compute again and none to sample: the second.
+        It stands still only while blocks taken for it lie behind the step fence, at most ``depth - 1`` steps
+        for each block it leases, for the copy of its tail and for its admission: the third. The last: steps
+        in flight when it became the oldest, and an end that is found one step late.
+
+        A turn behind others ends within the sum over all turns up to itself, the oldest first.
+        """
+        length = min(prompt + max_tokens, self.max_context)
+        stalls = (self.depth - 1) * (self.blocks_for(length) + 2)
+        return -(-prompt // self.least_chunk) + length - prompt + stalls + self.depth
+
+
+def _check_least(least: int, **numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and number < least:
+            raise SettingsInvalid(f"{name} is {number}, less than {least}")

@@ -1,0 +1,44 @@
+"""How many KV blocks the device gets: what was asked for, or a share of what is free.
+
+Pure arithmetic in bytes; the numbers are given. Knows no torch and allocates nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .settings import EngineSettings
+
+CUDA_SHARE = 0.85  # of what is free once the weights are there; activations need the rest
+HOST_SHARE = 0.125  # of all memory
+HOST_MOST_BYTES = 1 << 30
+MOST_TOKENS = 1 << 21  # unless more is asked for: bookkeeping has a price per block
+
+
+def host_kv_bytes() -> int:
+    """What KV may take of this machine's memory by default."""
+    return min(HOST_MOST_BYTES, int(HOST_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+
+
+def cuda_kv_bytes(free_bytes: int) -> int:
+    """What KV may take of the device memory that is free after loading."""
+    return int(CUDA_SHARE * free_bytes)
+
+
+def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) -> int:
+    """Blocks for the pool; ``allowed_bytes`` counts where the settings name no number. May be 0."""
+    if settings.blocks is not None:
+        return settings.blocks
+    if settings.kv_bytes is not None:
+        return settings.kv_bytes // block_bytes
+    return min(allowed_bytes // block_bytes, MOST_TOKENS // settings.block_tokens)
+
+
+def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int:
+    """Tokens one sequence may hold: the model's limit, or the pool's if that is less and nothing was asked.
+
+    A context that was asked for is not cut to the pool: where it does not fit the operator shall know.
+    """
+    if settings.max_context is not None:
+        return model_context
+    return min(model_context, blocks * settings.block_tokens)

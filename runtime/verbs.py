@@ -1,0 +1,183 @@
+"""The verbs of the link, one method each: checked first, so that a refused one changed nothing.
+
+They take effect between a commit and the next plan. If a step in flight holds the sequence, its row of an
+older epoch is discarded when it comes. Costs are those of the new tokens, never of the history; a fork copies
+arrays.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from .commit import Committer
+from .counters import Counters
+from .errors import (
+    ContextExceeded,
+    EngineOverloaded,
+    EpochStale,
+    LengthInvalid,
+    SamplingInvalid,
+    SequenceBusy,
+    SequenceExists,
+)
+from .link.messages import (
+    Close,
+    Extend,
+    Finish,
+    Fork,
+    Generate,
+    Limits,
+    Open,
+    Sampling,
+    State,
+    Stop,
+    Truncate,
+)
+from .paging import Paging
+from .roster import Roster
+from .sequence import Sequence, Turn
+from .settings import SchedulerSettings
+from .tokens import TokenList, checked_tokens
+
+
+class Verbs:
+    """Changes sequences as the link asks. Every method raises a `VerbRefused` or does all it says."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        roster: Roster,
+        paging: Paging,
+        committer: Committer,
+        counters: Counters,
+    ) -> None:
+        self._settings = settings
+        self._roster = roster
+        self._paging = paging
+        self._committer = committer
+        self._counters = counters
+
+    def open(self, verb: Open) -> State:
+        """Begin a sequence; what the prefix cache holds of it is computed at once."""
+        self._check_new([verb.seq])
+        tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
+        self._check_context(len(tokens))
+        sequence = Sequence(verb.seq, self._paging.root(verb.salt), TokenList(tokens))
+        self._counters.adopted += self._paging.adopt(sequence)
+        self._roster.touch(sequence)
+        return sequence.state
+
+    def extend(self, verb: Extend) -> State:
+        """Append tokens to an idle sequence; all but the last are computed before a turn, if it fits."""
+        sequence = self._idle(verb.seq)
+        tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
+        self._check_context(sequence.total + len(tokens))
+        sequence.extend(tokens)
+        self._roster.touch(sequence)
+        return sequence.state
+
+    def truncate(self, verb: Truncate) -> State:
+        """Keep the first ``length`` tokens. A running turn is ended, as by `stop`."""
+        sequence = self._roster[verb.seq]
+        if verb.expect_epoch != sequence.epoch:
+            raise EpochStale(f"sequence {verb.seq} is at epoch {sequence.epoch}, not {verb.expect_epoch}")
+        self._check_length(sequence, verb.length)
+        self._halt(sequence)
+        self._paging.forget(sequence, verb.length)
+        self._roster.touch(sequence)
+        return sequence.state
+
+    def generate(self, verb: Generate) -> State:
+        """Begin a turn."""
+        sequence = self._idle(verb.seq)
+        turn = self._checked_turn(sequence, verb)
+        if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
+            self._paging.cut(sequence, sequence.total - 1)
+        sequence.begin(turn)
+        self._roster.enqueue(sequence)
+        return sequence.state
+
+    def stop(self, verb: Stop) -> State:
+        """End the turn, if any; what steps in flight sample is discarded, all that is committed kept."""
+        sequence = self._roster[verb.seq]
+        self._halt(sequence)
+        return sequence.state
+
+    def fork(self, verb: Fork) -> State:
+        """Make children from what is committed; they share its blocks, and copy a tail to write it."""
+        parent = self._roster[verb.seq]
+        length = len(parent.tokens) if verb.at is None else verb.at
+        self._check_length(parent, length)
+        self._check_new(verb.children)
+        for seq in verb.children:
+            child = Sequence(seq, parent.root, parent.tokens.copy(length))
+            self._paging.fork(parent, child)
+            self._roster.touch(child)
+            self._roster.prefill.pop(seq, None)  # what the parent computes need not be computed beside it
+        return parent.state
+
+    def close(self, verb: Close) -> None:
+        """Forget a sequence."""
+        sequence = self._roster[verb.seq]
+        self._paging.surrender(sequence, keep=verb.keep_kv)
+        self._roster.close(sequence)
+
+    def _halt(self, sequence: Sequence) -> None:
+        if sequence.turn is not None:
+            self._committer.end(sequence)
+        sequence.epoch += 1
+
+    # --- checks -----------------------------------------------------------------------------------------
+
+    def _idle(self, seq: int) -> Sequence:
+        sequence = self._roster[seq]
+        if sequence.turn is not None:
+            raise SequenceBusy(f"sequence {seq} is generating")
+        return sequence
+
+    def _check_new(self, seqs: list[int]) -> None:
+        for seq in seqs:
+            if seq in self._roster.sequences or seqs.count(seq) > 1:
+                raise SequenceExists(f"sequence {seq} is open already")
+        if len(self._roster.sequences) + len(seqs) > self._settings.max_open:
+            raise EngineOverloaded(f"{len(self._roster.sequences)} sequences are open")
+
+    def _check_context(self, length: int) -> None:
+        if length > self._settings.max_context:
+            raise ContextExceeded(f"{length} tokens; the context holds {self._settings.max_context}")
+
+    def _check_length(self, sequence: Sequence, length: int) -> None:
+        if not 0 <= length <= len(sequence.tokens):
+            raise LengthInvalid(f"length {length}; sequence {sequence.id} has {len(sequence.tokens)} tokens")
+
+    def _checked_turn(self, sequence: Sequence, verb: Generate) -> Turn:
+        if not sequence.total:
+            raise LengthInvalid(f"sequence {sequence.id} has no tokens to go on from")
+        _check_sampling(verb.sampling, verb.limits)
+        left = verb.limits.max_tokens - verb.generated_from
+        if verb.generated_from < 0 or left < 1:
+            raise SamplingInvalid(f"{verb.generated_from} of {verb.limits.max_tokens} tokens are generated")
+        room = self._settings.max_context - sequence.total
+        if room < 1:
+            raise ContextExceeded(f"sequence {sequence.id} fills the context of {self._settings.max_context}")
+        return Turn(
+            verb.sampling,
+            verb.limits,
+            prompt=sequence.total,
+            allowed=min(left, room),
+            exhausted=Finish.LENGTH if left <= room else Finish.CONTEXT,
+        )
+
+
+def _check_sampling(sampling: Sampling, limits: Limits) -> None:
+    wrong = []
+    if not (isfinite(sampling.temperature) and sampling.temperature >= 0):
+        wrong.append(f"temperature {sampling.temperature}")
+    if sampling.top_k < 0:
+        wrong.append(f"top_k {sampling.top_k}")
+    if not 0 < sampling.top_p <= 1:
+        wrong.append(f"top_p {sampling.top_p}")
+    if limits.max_tokens < 1:
+        wrong.append(f"max_tokens {limits.max_tokens}")
+    if wrong:
+        raise SamplingInvalid(f"out of bounds: {', '.join(wrong)}")

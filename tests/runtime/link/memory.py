@@ -1,0 +1,59 @@
+"""A wire without a socket: what is written is kept, what arrives is given by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.runtime.link.codec import FrameReader, frame, verb_reader
+from holdfast.runtime.link.messages import AnyReport, AnyVerb
+from holdfast.runtime.link.wire import Wire
+
+
+class MemoryTransport(asyncio.Transport):
+    """Keeps what is written until ``taken``; ``abort`` ends the wire on the next turn of the loop."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.aborted = False
+        self._wire = wire
+        wire.connection_made(self)
+
+    def write(self, data: object) -> None:
+        assert isinstance(data, bytes) and not self.aborted
+        self.written += data
+
+    def abort(self) -> None:
+        if not self.aborted:
+            self.aborted = True
+            asyncio.get_running_loop().call_soon(self._wire.connection_lost, None)
+
+    def taken(self, count: int | None = None) -> bytes:
+        """The next ``count`` bytes on their way down."""
+        count = len(self.written) if count is None else count
+        data = bytes(self.written[:count])
+        del self.written[:count]
+        return data
+
+
+class Bench:
+    """A wire, and the engine's end by hand."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self.transport = MemoryTransport(self.wire)
+        self._reader: FrameReader[AnyVerb] = verb_reader()
+
+    def sent(self) -> list[AnyVerb]:
+        """Verbs that came down since the last time."""
+        return list(self._reader.feed(self.transport.taken()))
+
+    def up(self, *reports: AnyReport) -> None:
+        """Let reports arrive in one read."""
+        self.wire.data_received(b"".join(map(frame, reports)))
+
+
+async def settle() -> None:
+    """Let every task run until it waits for something that is not here."""
+    for _ in range(12):
+        await asyncio.sleep(0)

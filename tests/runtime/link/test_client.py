@@ -1,0 +1,146 @@
+"""One link over many engines: when it is ready, what it says else, and whose sequences are known."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+import pytest
+
+from holdfast.runtime.errors import EngineDied, LinkClosed, SequenceUnknown
+from holdfast.runtime.link import client as client_module
+from holdfast.runtime.link.client import FIRST_HEARTBEAT, EngineLink
+from holdfast.runtime.link.messages import Heartbeat, Open, Phase, Reply, State
+from holdfast.tests.runtime.link.memory import Bench, settle
+from holdfast.tests.runtime.link.scripted import HELLO
+
+pytestmark = pytest.mark.anyio
+
+IDLE = Heartbeat(Phase.IDLE, 2.0)
+
+
+class Clock:
+    """Stands in for the module ``time``; starts at the true one, for arrivals are stamped elsewhere."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(client_module, "time", clock)
+    return clock
+
+
+def loaded(link: EngineLink) -> Bench:
+    bench = Bench()
+    link.attach(bench.wire)
+    bench.up(IDLE, HELLO)
+    link.welcome(HELLO)
+    return bench
+
+
+async def opened(link: EngineLink, bench: Bench) -> int:
+    task = asyncio.create_task(link.open([1, 2]))
+    await settle()
+    (verb,) = bench.sent()
+    assert isinstance(verb, Open)
+    bench.up(Reply(verb.request, State(verb.seq, 2, 0, 0)))
+    return (await task).seq
+
+
+async def test_ready_follows_the_heartbeats(clock: Clock) -> None:
+    link = EngineLink()
+    assert not link.ready and link.phase is Phase.LOADING
+    bench = loaded(link)
+    assert link.ready and link.phase is Phase.IDLE and link.hello == HELLO
+    clock.ahead = 3.0
+    assert not link.ready and link.overdue > 0.5
+    bench.up(Heartbeat(Phase.STEPPING, 20.0))
+    assert link.ready and link.phase is Phase.STEPPING
+
+
+async def test_a_heartbeat_without_a_promise_is_a_hang_at_once() -> None:
+    link = EngineLink()
+    bench = loaded(link)
+    bench.up(Heartbeat(Phase.STEPPING, 0.0, "2.0 s without progress"))
+    assert not link.ready and link.heartbeat is not None and "without progress" in link.heartbeat.detail
+
+
+async def test_an_engine_never_heard_of_is_overdue(clock: Clock) -> None:
+    link = EngineLink()
+    link.attach(Bench().wire)
+    assert link.overdue == 0.0
+    clock.ahead = FIRST_HEARTBEAT + 1
+    assert link.overdue > 0.5
+
+
+async def test_while_it_loads_verbs_say_so_and_waiting_waits() -> None:
+    link = EngineLink()
+    with pytest.raises(EngineDied, match="no engine has been ready"):
+        _ = link.hello
+    bench = Bench()
+    link.attach(bench.wire)
+    with pytest.raises(EngineDied, match="loading"):
+        await link.statistics()
+    waiting = asyncio.create_task(link.wait_ready())
+    await settle()
+    assert not waiting.done()
+    link.welcome(HELLO)
+    assert await waiting == HELLO
+
+
+async def test_the_next_engine_knows_no_sequence_of_the_last() -> None:
+    link = EngineLink()
+    first = loaded(link)
+    old = await opened(link, first)
+    first.wire.connection_lost(None)
+    with pytest.raises(EngineDied):
+        await link.extend(old, [1])
+    second = loaded(link)
+    assert link.incarnation == 2
+    for call in (link.extend(old, [1]), link.stop(old), link.close(old), link.fork(old, 1)):
+        with pytest.raises(SequenceUnknown):
+            await call
+    assert not second.sent()
+    assert await opened(link, second) > old
+
+
+async def test_a_dead_engine_that_comes_again_is_not_a_hang(clock: Clock) -> None:
+    link = EngineLink()
+    bench = loaded(link)
+    bench.wire.connection_lost(None)
+    clock.ahead = 100.0
+    assert link.overdue == 0.0 and not link.ready
+
+
+async def test_the_end_is_for_everybody_and_for_ever() -> None:
+    link = EngineLink()
+    bench = loaded(link)
+    call = asyncio.create_task(link.open([1]))
+    await settle()
+    link.end(LinkClosed("closed"))
+    link.end(EngineDied("later"))
+    with pytest.raises(LinkClosed):
+        await call
+    with pytest.raises(LinkClosed):
+        await link.wait_ready()
+    with pytest.raises(LinkClosed):
+        await link.statistics()
+    assert not link.ready and link.overdue == math.inf
+    await settle()
+    assert bench.wire.lost.is_set()
+
+
+async def test_who_waits_for_the_next_engine_learns_that_none_will_come() -> None:
+    link = EngineLink()
+    waiting = asyncio.create_task(link.wait_ready())
+    await settle()
+    link.end(EngineDied("the engine cannot start again"))
+    with pytest.raises(EngineDied, match="cannot start again"):
+        await waiting

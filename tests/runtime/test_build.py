@@ -1,0 +1,115 @@
+"""From settings to an engine: the parts get the numbers that settings, model and memory agree on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.benchmarks.toys import make_toy
+from holdfast.kvstore.arena import DeviceArena
+from holdfast.runtime import build
+from holdfast.runtime.build import load_engine
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.errors import ModelUnreadable, PoolTooSmall, SettingsInvalid
+from holdfast.runtime.link.messages import Generate, Limits, Open, Sampling
+from holdfast.runtime.link.pulse import Pulse
+from holdfast.runtime.link.serve import Loaded
+from holdfast.runtime.settings import EngineSettings
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_toy("tiny", tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=300)
+
+
+def load(model: Path | str, **changes: object) -> Loaded:
+    settings = EngineSettings(model=str(model), **{"device": "cpu", **changes})  # type: ignore[arg-type]
+    return load_engine(settings, lambda done, what: None, Pulse())
+
+
+def run(loaded: Loaded, prompt: list[int], count: int) -> list[int]:
+    loaded.engine.apply(Open(1, 1, b"", prompt))
+    loaded.engine.apply(Generate(2, 1, Sampling(), Limits(count)))
+    tokens: list[int] = []
+    while (step := loaded.engine.step()) is not None:
+        tokens += [token for row in step.rows for token in row.tokens]
+    return tokens
+
+
+def test_by_default_the_model_s_context_and_a_share_of_memory(tiny: Path) -> None:
+    hello = load(tiny).hello
+    assert hello.max_context == 300 and hello.blocks * 16 >= 300
+    assert hello.eos_ids == () and hello.model == str(tiny)
+
+
+def test_a_pool_in_bytes(tiny: Path) -> None:
+    hello = load(tiny, kv_bytes=20 * 8192 + 1).hello
+    assert (hello.blocks, hello.block_bytes) == (20, 8192)
+
+
+def test_without_a_wish_the_context_is_what_the_pool_holds(tiny: Path) -> None:
+    assert load(tiny, blocks=5).hello.max_context == 80
+
+
+def test_a_context_that_does_not_fit_the_pool_is_refused(tiny: Path) -> None:
+    with pytest.raises(PoolTooSmall, match="max_context = 200"):
+        load(tiny, blocks=5, max_context=200)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"block_tokens": 0}, {"secret": b"short"}, {"device": "cuda:99"}, {"dtype": "int3"}, {"kv_bytes": 1}],
+    ids=str,
+)
+def test_impossible_settings_are_named(tiny: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(SettingsInvalid):
+        load(tiny, **changes)
+
+
+def test_an_arena_that_does_not_fit_is_the_operator_s_to_mend(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> DeviceArena:
+        raise RuntimeError("can't allocate memory:\n you tried to allocate 8 PiB")
+
+    monkeypatch.setattr(build, "DeviceArena", full)
+    with pytest.raises(SettingsInvalid, match="10 blocks of 8192 bytes do not fit on cpu: can't allocate"):
+        load(tiny, blocks=10)
+
+
+def test_an_unreadable_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnreadable, match="nothing"):
+        load(tmp_path / "nothing")
+
+
+def test_debug_poisons_the_arena_and_nothing_leaks_from_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[DeviceArena] = []
+
+    class Kept(DeviceArena):
+        def __init__(self, *given: object) -> None:
+            super().__init__(*given)  # type: ignore[arg-type]
+            made.append(self)
+
+    monkeypatch.setattr(build, "DeviceArena", Kept)
+    plain, debug = load(tiny, blocks=19), load(tiny, blocks=19, debug=True)
+    assert torch.isnan(made[1].kv).all() and not torch.isnan(made[0].kv).any()
+    prompt = [n % 251 for n in range(70)]
+    assert run(debug, prompt, 40) == run(plain, prompt, 40)
+    assert isinstance(debug.engine, Engine)
+    debug.engine.scheduler.audit()
+
+
+def test_progress_is_told_to_the_end(tiny: Path) -> None:
+    told: list[tuple[float, str]] = []
+    load_engine(
+        EngineSettings(model=str(tiny), device="cpu", blocks=20),
+        lambda done, what: told.append((done, what)),
+        Pulse(),
+    )
+    done = [fraction for fraction, _ in told]
+    assert done == sorted(done) and done[0] == 0.0 and done[-1] == 1.0
+    assert any("loading" in what for _, what in told)

@@ -1,0 +1,159 @@
+"""Any verbs in any order, with steps in flight, in a pool too small for them: what the scheduler must never
+do.
+
+The model (`worlds`) foretells every answer, token and ending; the engine audits its blocks whenever it is
+idle.
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, World
+
+FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
+
+SEQS = st.integers(0, 5)
+NUMBERS = st.integers(0, 1 << 16)
+STEPS = st.integers(1, 60)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """A tiny pool: at least one sequence of the longest length, at most two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world: World
+
+    @initialize(
+        seed=NUMBERS,
+        depth=st.sampled_from((1, 2)),
+        block_tokens=st.sampled_from((1, 2, 4, 4, 7)),
+        longest=st.integers(8, 60),
+        slack=st.sampled_from((1.0, 1.05, 1.05, 1.3, 2.0)),
+        max_sequences=st.integers(1, 5),
+        spare=st.sampled_from((0, 1, 5, 40)),
+        cursed=st.booleans(),
+    )
+    def begin(self, seed, depth, block_tokens, longest, slack, max_sequences, spare, cursed) -> None:
+        blocks = int(-(-longest // block_tokens) * slack)
+        self.world = World(
+            SchedulerSettings(
+                blocks=blocks,
+                vocab_size=259,
+                max_context=longest,
+                block_tokens=block_tokens,
+                max_step_tokens=max_sequences + spare,
+                max_sequences=max_sequences,
+                depth=depth,
+                watermark_blocks=seed % 3,
+            ),
+            Random(seed),
+        )
+        self.random = Random(seed)
+        self.longest = longest
+        self.cursed = cursed
+
+    def _tokens(self, most: int, number: int) -> list[int]:
+        """The beginning of one of three stories, so that prefixes are shared; sometimes more behind it."""
+        random = Random(number)
+        story = Random(number % 3)
+        tokens = [story.randrange(200) for _ in range(random.randint(0, most))]
+        if random.random() < 0.4:
+            tokens += [random.randrange(200) for _ in range(random.randint(0, 4))]
+        if self.cursed and random.random() < 0.08:
+            tokens.append(random.choice((POISON, LAUNCH_BOMB, LATE_BOMB)))
+        return tokens
+
+    @rule(seq=SEQS, number=NUMBERS)
+    def open(self, seq, number) -> None:
+        self.world.open(seq, self._tokens(self.longest, number), salt=b"tenant" if number % 7 == 0 else b"")
+
+    @rule(seq=SEQS, number=NUMBERS)
+    def extend(self, seq, number) -> None:
+        self.world.extend(seq, self._tokens(9, number))
+
+    @rule(seq=SEQS, number=NUMBERS)
+    def truncate(self, seq, number) -> None:
+        being = self.world.beings.get(seq)
+        length = len(being.shadow.tokens) if being else 0
+        late = being.epoch - 1 if being and number % 5 == 0 else None
+        self.world.truncate(seq, max(0, length - number % (length + 2)), late)
+
+    @rule(seq=SEQS, most=st.integers(1, 40), number=NUMBERS)
+    def generate(self, seq, most, number) -> None:
+        random = Random(number)
+        self.world.generate(
+            seq,
+            most,
+            stop_ids=tuple(random.sample(range(256), random.choice((0, 0, 8, 30)))),
+            sampling=Sampling(temperature=number % 2, seed=number % 4),
+            generated_from=random.choice((0, 0, 0, 3)),
+        )
+
+    @rule(seq=SEQS)
+    def stop(self, seq) -> None:
+        self.world.stop(seq)
+
+    @rule(seq=SEQS, children=st.lists(SEQS, min_size=1, max_size=2), number=NUMBERS)
+    def fork(self, seq, children, number) -> None:
+        being = self.world.beings.get(seq)
+        length = len(being.shadow.tokens) if being else 0
+        self.world.fork(seq, children, None if number % 2 else number % (length + 2))
+
+    @rule(seq=SEQS, keep=st.booleans())
+    def close(self, seq, keep) -> None:
+        self.world.close(seq, keep_kv=keep)
+
+    @precondition(lambda self: self.world.beings)
+    @rule(number=NUMBERS)
+    def evict(self, number) -> None:
+        self.world.evict(sorted(self.world.beings)[number % len(self.world.beings)])
+
+    @rule(steps=st.sampled_from((1, 1, 1, 2, 3, 5)))
+    def step(self, steps) -> None:
+        self.world.run(steps)
+
+    @rule(number=NUMBERS, rounds=st.integers(1, 30))
+    def crowd(self, number, rounds) -> None:
+        """Turns on all sequences, new ones whenever one is over, for a while: where most steps are made."""
+        random = Random(number)
+        for seq in range(4):
+            if seq not in self.world.beings:
+                self.open(seq, random.randrange(1 << 16))
+        for _ in range(rounds):
+            for seq, being in list(self.world.beings.items()):
+                if being.turn is None and random.random() < 0.3:
+                    self.truncate(seq, random.randrange(1 << 16))
+                    self.generate(seq, random.randint(1, 40), random.randrange(1 << 16))
+            self.world.run(random.randint(1, 6))
+
+    @rule()
+    def rest(self) -> None:
+        self.world.run()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.run()
+        for seq in list(self.world.beings):
+            self.world.close(seq)
+        self.world.run()
+        pool = self.world.scheduler.pool.statistics()
+        assert pool.free + pool.cached == pool.blocks, "blocks are held by nobody"
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=150 * FACTOR,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

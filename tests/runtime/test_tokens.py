@@ -1,0 +1,41 @@
+"""Token lists: growth, slices that are copies, checks of ids that arrive from outside."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from holdfast.runtime.errors import LengthInvalid
+from holdfast.runtime.tokens import TokenList, checked_tokens
+
+IDS = st.lists(st.integers(0, 99), max_size=40)
+
+
+@given(st.lists(st.tuples(IDS, st.integers(0, 60))))
+def test_it_is_a_list(moves: list[tuple[list[int], int]]) -> None:
+    tokens, plain = TokenList(), list[int]()
+    for new, kept in moves:
+        tokens.extend(checked_tokens(new, 100))
+        tokens.append(7)
+        plain += [*new, 7]
+        assert tokens.span(0, len(tokens)).tolist() == plain
+        twin = tokens.copy(kept)
+        assert twin.span(0, len(twin)).tolist() == plain[:kept]
+        tokens.truncate(min(kept, len(plain)))
+        del plain[kept:]
+
+
+def test_a_span_is_a_copy() -> None:
+    tokens = TokenList([1, 2, 3])
+    span = tokens.span(0, 2)
+    tokens.truncate(0)
+    tokens.append(9)
+    assert span.tolist() == [1, 2] and span.dtype == np.int64
+
+
+@pytest.mark.parametrize("ids", [[-1], [100], [0, 1 << 40], [1 << 70], [1.5, "x"]])
+def test_ids_outside_the_vocabulary(ids: list[int]) -> None:
+    with pytest.raises(LengthInvalid, match="token id"):
+        checked_tokens(ids, 100)
