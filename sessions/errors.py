@@ -1,0 +1,133 @@
+"""What can go wrong in a session: one tree, each leaf with a stable code and the request field it blames.
+
+SessionError
+├── RequestInvalid            the client can mend its request
+│   ├── ItemUnknown           no item of the conversation has this id
+│   ├── ItemExists            an item with this id is already there
+│   ├── ItemInvalid           an item's fields are out of bounds
+│   ├── ToolInvalid           a tool's definition is out of bounds
+│   ├── SamplingInvalid       sampling values or limits out of bounds
+│   └── PromptTooLong         the prompt leaves no room for a single token in the model's context
+├── ConversationBusy          a response already writes this conversation
+├── TemplateFailed            the model's chat template refused the conversation
+├── TokenizerUnreadable       the model folder's tokenizer or chat template cannot be used
+├── SessionUnknown            no session has this id
+├── SessionLimit              as many sessions are open as may be
+├── SessionClosed             the session was closed
+└── TurnFailed                a turn that had begun could not end; it was rolled back
+    ├── EngineUnavailable     because the engine died or does not answer
+    └── EngineFull            because the engine holds as many sequences as it may
+
+Knows nothing of wire errors or close codes: the gateway has that table.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SessionError(Exception):
+    """Any failure of a session. ``param`` names the field of the request to blame, where there is one."""
+
+    code: ClassVar[str] = "session_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class RequestInvalid(SessionError):
+    """The request cannot be served as it is; nothing changed."""
+
+    code = "request_invalid"
+
+
+class ItemUnknown(RequestInvalid):
+    """No item of the conversation has this id."""
+
+    code = "item_unknown"
+
+
+class ItemExists(RequestInvalid):
+    """An item with this id is already in the conversation."""
+
+    code = "item_exists"
+
+
+class ItemInvalid(RequestInvalid):
+    """An item's fields are out of bounds."""
+
+    code = "item_invalid"
+
+
+class ToolInvalid(RequestInvalid):
+    """A tool's definition is out of bounds."""
+
+    code = "tool_invalid"
+
+
+class SamplingInvalid(RequestInvalid):
+    """Sampling values, limits or stop strings are out of bounds."""
+
+    code = "sampling_invalid"
+
+
+class PromptTooLong(RequestInvalid):
+    """The prompt leaves no room for a single token in the model's context."""
+
+    code = "prompt_too_long"
+
+
+class ConversationBusy(SessionError):
+    """A response already writes this conversation; cancel it or wait for its end."""
+
+    code = "conversation_busy"
+
+
+class TemplateFailed(SessionError):
+    """The model's chat template refused the conversation, or lost a turn of it."""
+
+    code = "template_failed"
+
+
+class TokenizerUnreadable(SessionError):
+    """The model folder's tokenizer or chat template cannot be used; the message names the file."""
+
+    code = "tokenizer_unreadable"
+
+
+class SessionUnknown(SessionError):
+    """No session has this id."""
+
+    code = "session_unknown"
+
+
+class SessionLimit(SessionError):
+    """As many sessions are open as may be; come back later."""
+
+    code = "session_limit"
+
+
+class SessionClosed(SessionError):
+    """The session was closed."""
+
+    code = "session_closed"
+
+
+class TurnFailed(SessionError):
+    """A turn that had begun could not end; it was rolled back, its input stays."""
+
+    code = "turn_failed"
+
+
+class EngineUnavailable(TurnFailed):
+    """The engine died or does not answer; the next turn opens the session again from its tokens."""
+
+    code = "engine_unavailable"
+
+
+class EngineFull(TurnFailed):
+    """The engine holds as many sequences as it may; come back later."""
+
+    code = "engine_full"

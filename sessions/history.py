@@ -1,0 +1,248 @@
+"""A conversation's history: the tree of turns, what stands beside it, and how it may be edited. Pure.
+
+Entries are what the client gave (items), what the model said (replies, opaque: their ids are spliced, never
+tokenized again) and the slot of a turn that runs. Whatever the tree's path no longer matches is rendered
+anew at the next turn. Knows nothing of tokenizers, links or event loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from .errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
+from .events import MissReason
+from .ids import Ids, frozen
+from .items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, checked_item, checked_preamble
+from .tree import Reply, Tree, TurnNode
+
+ROOT = "root"
+"""As ``previous_item_id``: before the first item."""
+
+Segment: TypeAlias = Item | Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What to put before the model: ``segments`` in order.
+
+    ``base``: the last turn whose tokens stay as they are; it and its ancestors are the first segments. None
+    renders from the beginning. ``miss``: why ``base`` is not the head.
+    """
+
+    preamble: Preamble
+    segments: tuple[Segment, ...]
+    base: TurnNode | None = None
+    miss: MissReason | None = None
+
+    def characters(self) -> int:
+        """How much text a template has to write, roughly: that of the items."""
+        return sum(_length(segment) for segment in self.segments) + len(self.preamble.instructions)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A script in tokens, without its reply yet: ``prompt`` on the first ``keep`` tokens of ``parent``'s
+    path.
+
+    ``inputs``: the items since ``parent``, which ``prompt`` writes out. ``miss`` as in the script.
+    """
+
+    parent: TurnNode | None
+    inputs: tuple[Item, ...]
+    keep: int
+    prompt: Ids
+    miss: MissReason | None = None
+
+    def node(self, reply: Reply) -> TurnNode:
+        """The turn with its reply."""
+        return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply)
+
+    def tokens(self) -> Ids:
+        """The whole prompt from the root, ``[keep + len(prompt)]``."""
+        if self.parent is None:
+            return self.prompt
+        return frozen(np.concatenate([self.parent.tokens()[: self.keep], self.prompt]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """A turn that runs: its place in the history, and what it puts before the model."""
+
+    slot: Slot
+    script: Script
+
+
+class Slot:
+    """Where the reply of the running turn will stand; what is appended meanwhile comes after it."""
+
+
+_Entry: TypeAlias = Item | Reply | Slot
+
+
+class History:
+    """The items of one conversation, in order; begin, commit or abort a turn on them."""
+
+    def __init__(self, preamble: Preamble | None = None, *, max_items: int = 20_000) -> None:
+        self._max_items = max_items
+        self.tree = Tree()
+        self._preamble = checked_preamble(preamble or Preamble())
+        self._rendered = self._preamble
+        self._entries: list[_Entry] = []
+        self._home: dict[str, _Entry] = {}
+        self._slot: Slot | None = None
+
+    @property
+    def preamble(self) -> Preamble:
+        """Instructions and tools; assigning others makes the next turn render everything anew."""
+        return self._preamble
+
+    @preamble.setter
+    def preamble(self, preamble: Preamble) -> None:
+        self._preamble = checked_preamble(preamble)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn runs."""
+        return self._slot is not None
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+    def items(self) -> tuple[Item, ...]:
+        """All items in order, those of the replies included."""
+        return tuple(item for entry in self._entries for item in _items_of(entry))
+
+    def get(self, item_id: str) -> Item:
+        """The item with this id. Raises ``ItemUnknown``."""
+        return next(item for item in _items_of(self._entry(item_id, "item_id")) if item.id == item_id)
+
+    def insert(self, item: Item, previous_item_id: str | None = None) -> None:
+        """Put an item after ``previous_item_id``: None appends, ``"root"`` puts it first.
+
+        Raises ``ItemInvalid``, ``ItemExists``, or ``ItemUnknown`` for the previous id.
+        """
+        checked_item(item)
+        if item.id in self._home or item.id == ROOT:
+            raise ItemExists(f"An item with id {item.id!r} is already there", param="item.id")
+        if len(self._home) >= self._max_items:
+            raise ItemInvalid(f"A conversation holds at most {self._max_items} items", param="item")
+        if previous_item_id is None:
+            place = len(self._entries)
+        elif previous_item_id == ROOT:
+            place = 0
+        else:
+            place = self._after(previous_item_id)
+        self._entries.insert(place, item)
+        self._home[item.id] = item
+
+    def delete(self, item_id: str) -> None:
+        """Take an item out. What else its reply held stays, as items. Raises ``ItemUnknown``."""
+        self._loosen(item_id, "item_id")
+        del self._entries[self._index(self._home.pop(item_id))]
+
+    def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
+        """What a turn begun now puts before the model; ``preamble`` and ``items`` override for it alone."""
+        if items is not None:
+            return Script(preamble or self._preamble, items, miss=MissReason.OVERRIDDEN)
+        segments = tuple(self._segments())
+        if preamble is not None and preamble != self._preamble:
+            return Script(preamble, segments, miss=MissReason.OVERRIDDEN)
+        base, miss = self._base(segments)
+        return Script(self._preamble, segments, base, miss)
+
+    def begin_turn(self) -> Turn:
+        """Hold the place of a reply here. Raises ``ConversationBusy`` while another turn runs."""
+        if self._slot is not None:
+            raise ConversationBusy("A response already writes this conversation")
+        script = self.script()
+        self._slot = Slot()
+        self._entries.append(self._slot)
+        return Turn(self._slot, script)
+
+    def commit_turn(self, turn: Turn, draft: Draft, reply: Reply) -> TurnNode:
+        """The turn becomes a node and the tree's head, its reply an entry in its slot."""
+        place = self._close(turn)
+        node = draft.node(reply)
+        self._entries.insert(place, reply)
+        self._home.update((item.id, reply) for item in reply.items)
+        self.tree.move(node)
+        self._rendered = turn.script.preamble
+        return node
+
+    def abort_turn(self, turn: Turn) -> None:
+        """As if the turn had not begun; its input stays."""
+        self._close(turn)
+
+    def _close(self, turn: Turn) -> int:
+        assert self._slot is turn.slot, "only the running turn can end"
+        place = self._index(turn.slot)
+        del self._entries[place]
+        self._slot = None
+        return place
+
+    def _segments(self) -> Iterator[Segment]:
+        for entry in self._entries:
+            if isinstance(entry, Slot):
+                return
+            yield entry
+
+    def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None]:
+        """The last turn on the path that the entries still match, and why it is not the head."""
+        if self.tree.head is None:
+            return None, None
+        if self._preamble != self._rendered:
+            changed = self._preamble.instructions != self._rendered.instructions
+            return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED
+        base, at = None, 0
+        for node in self.tree.path():
+            wanted = (*node.inputs, node.reply)
+            found = segments[at : at + len(wanted)]
+            if len(found) < len(wanted) or any(a is not b for a, b in zip(found, wanted, strict=True)):
+                return base, MissReason.HISTORY_EDITED
+            base, at = node, at + len(wanted)
+        return base, None
+
+    def _entry(self, item_id: str, param: str) -> _Entry:
+        entry = self._home.get(item_id)
+        if entry is None:
+            raise ItemUnknown(f"The conversation has no item {item_id!r}", param=param)
+        return entry
+
+    def _index(self, entry: _Entry) -> int:
+        return next(at for at, known in enumerate(self._entries) if known is entry)
+
+    def _after(self, item_id: str) -> int:
+        entry = self._entry(item_id, "previous_item_id")
+        if isinstance(entry, Reply) and entry.items[-1].id != item_id:
+            self._loosen(item_id, "previous_item_id")
+        return self._index(self._home[item_id]) + 1
+
+    def _loosen(self, item_id: str, param: str) -> None:
+        """If the item is part of a reply, put the reply's items in its place: its ids are given up."""
+        entry = self._entry(item_id, param)
+        if isinstance(entry, Reply):
+            place = self._index(entry)
+            self._entries[place : place + 1] = entry.items
+            self._home.update((item.id, item) for item in entry.items)
+
+
+def _length(segment: Segment) -> int:
+    match segment:
+        case Message():
+            return len(segment.text)
+        case FunctionCall():
+            return len(segment.arguments)
+        case FunctionCallOutput():
+            return len(segment.output)
+        case Reply():
+            return 0  # its ids are known
+
+
+def _items_of(entry: _Entry) -> tuple[Item, ...]:
+    if isinstance(entry, Slot):
+        return ()
+    return entry.items if isinstance(entry, Reply) else (entry,)

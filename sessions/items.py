@@ -1,0 +1,122 @@
+"""Items: what a conversation consists of, as immutable data that can be journaled.
+
+Knows nothing of frames (the gateway translates) nor of how a template writes an item.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from .errors import ItemInvalid, ToolInvalid
+
+Role: TypeAlias = Literal["system", "user", "assistant"]
+
+MAX_ID = 64
+MAX_NAME = 64
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    """Something said. ``complete`` is false for a reply that was cut."""
+
+    id: str
+    role: Role
+    text: str
+    complete: bool = True
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    """A tool call. ``arguments`` is JSON text as the model wrote it; a prefix of it if not ``complete``."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    complete: bool = True
+
+
+class FunctionCallOutput(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+    """What a tool answered to the call ``call_id``."""
+
+    id: str
+    call_id: str
+    output: str
+
+
+Item: TypeAlias = Message | FunctionCall | FunctionCallOutput
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function the model may call; ``parameters`` is a JSON Schema."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Preamble(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands before the first item: the instructions and the tools the template writes out."""
+
+    instructions: str = ""
+    tools: tuple[Tool, ...] = ()
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id such as ``item_3f…``, of 96 random bits."""
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def checked_item(item: Item) -> Item:
+    """The item, if it may enter a conversation. Raises ``ItemInvalid`` naming the field."""
+    named = {"id": (item.id, MAX_ID)}
+    match item:
+        case Message():
+            if item.role not in ("system", "user", "assistant"):
+                raise ItemInvalid(f"Unknown role {item.role!r}", param="item.role")
+        case FunctionCall():
+            named |= {"call_id": (item.call_id, MAX_ID), "name": (item.name, MAX_NAME)}
+        case FunctionCallOutput():
+            named["call_id"] = (item.call_id, MAX_ID)
+    for field, (value, limit) in named.items():
+        if not 1 <= len(value) <= limit:
+            raise ItemInvalid(f"`{field}` must have 1 to {limit} characters", param=f"item.{field}")
+    for text in _texts(item):
+        if not _encodable(text):
+            raise ItemInvalid("Text holds a lone surrogate, which is no character", param="item")
+    return item
+
+
+def checked_preamble(preamble: Preamble) -> Preamble:
+    """The preamble, if a template may be given it. Raises ``ToolInvalid`` or ``ItemInvalid``."""
+    if not _encodable(preamble.instructions):
+        raise ItemInvalid("Text holds a lone surrogate, which is no character", param="instructions")
+    for tool in preamble.tools:
+        if not 1 <= len(tool.name) <= MAX_NAME:
+            raise ToolInvalid(f"A tool's name must have 1 to {MAX_NAME} characters", param="tools")
+        try:
+            msgspec.json.encode(tool)
+        except (TypeError, ValueError, RecursionError) as fault:
+            raise ToolInvalid(f"Tool {tool.name!r} is no JSON: {fault}", param="tools") from None
+    if len({tool.name for tool in preamble.tools}) != len(preamble.tools):
+        raise ToolInvalid("Two tools have the same name", param="tools")
+    return preamble
+
+
+def _texts(item: Item) -> tuple[str, ...]:
+    match item:
+        case Message():
+            return (item.text,)
+        case FunctionCall():
+            return (item.name, item.arguments)
+        case FunctionCallOutput():
+            return (item.output,)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,44 @@
+"""The model's language: its tokenizer, and what trying its chat template once has shown. One for all
+sessions.
+
+Knows nothing of conversations or of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from .probe import TemplateReport, probe
+from .rendering import Renderer
+from .tokenizer import ChatTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """What a session needs to know to speak with one model."""
+
+    tokenizer: ChatTokenizer
+    report: TemplateReport
+
+    @classmethod
+    def load(cls, folder: Path) -> Language:
+        """From a model folder. Raises ``TokenizerUnreadable`` or ``TemplateFailed``; blocks for a moment."""
+        return cls.of(ChatTokenizer.load(folder))
+
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer) -> Language:
+        """With a tokenizer that is loaded already. Raises ``TemplateFailed``."""
+        return cls(tokenizer, probe(tokenizer))
+
+    def renderer(self, now: datetime) -> Renderer:
+        """A session's renderer; its clock stands at ``now``."""
+        return Renderer(self.tokenizer, now)
+
+    def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
+        """What ends a reply: the model's end tokens, and the one its template closes a turn with."""
+        return frozenset(eos_ids) | (
+            {self.report.closing} if self.report.closing is not None else frozenset()
+        )

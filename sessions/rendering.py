@@ -1,0 +1,70 @@
+"""From a script to the ids the model sees: only what is new is tokenized.
+
+The whole conversation is rendered, replies as sentinels; of the text only what follows the last kept turn
+becomes ids, and the replies' own ids are spliced in. So a kept turn stays what the model really saw, even
+where the template would now write it otherwise. Knows nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from .history import Draft, Script, Segment
+from .ids import ids_of
+from .items import Item
+from .template import ChatTemplate
+from .tokenizer import ChatTokenizer
+from .tree import Reply, TurnNode
+
+
+class Renderer:
+    """Makes drafts for one session: its clock stands still, so that a new day does not change the head."""
+
+    def __init__(self, tokenizer: ChatTokenizer, now: datetime) -> None:
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer, now)
+
+    def draft(self, script: Script) -> Draft:
+        """The script in tokens. Raises ``TemplateFailed``.
+
+        Turns after ``script.base`` are rendered anew, each keeping its reply's ids.
+        """
+        pieces = self._template.pieces(script.preamble, script.segments)
+        kept = 0 if script.base is None else sum(1 for _ in script.base.ancestry())
+        turns = list(_turns(script.segments))
+        parent = script.base
+        for (inputs, reply), piece in zip(turns[kept:], pieces[kept:], strict=True):
+            draft = self._join(parent, inputs, piece, script)
+            if reply is None:
+                return draft
+            parent = draft.node(reply)
+        raise AssertionError("the last turn of a script has no reply")
+
+    def _join(self, parent: TurnNode | None, inputs: tuple[Item, ...], piece: str, script: Script) -> Draft:
+        """The piece after ``parent``'s reply. The end of that reply is written once.
+
+        The end token the model sampled is kept if the template begins with the same; another one gives
+        way to the template's (it is the pending token: no KV is lost); a reply that was cut is closed by
+        the template.
+        """
+        ids = self._tokenizer.encode(piece, leads=parent is None)
+        keep = 0 if parent is None else parent.length
+        if parent is not None and parent.reply.ended:
+            if ids and ids[0] == parent.reply.ids[-1]:
+                ids = ids[1:]
+            else:
+                keep -= 1
+        return Draft(parent, inputs, keep, ids_of(ids), script.miss)
+
+
+def _turns(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], Reply | None]]:
+    """Inputs and reply of each turn; the last has no reply yet."""
+    inputs: list[Item] = []
+    for segment in segments:
+        if isinstance(segment, Reply):
+            yield tuple(inputs), segment
+            inputs = []
+        else:
+            inputs.append(segment)
+    yield tuple(inputs), None

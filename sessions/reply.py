@@ -1,0 +1,130 @@
+"""One reply as it comes: ids in, events out; at the end its items. Pure.
+
+ids → text (whole characters) → stop strings → words and tool calls. Knows nothing of links, loops or the
+history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from .detokenize import Detokenizer
+from .events import ArgumentsDelta, CallDone, CallStarted, ReplyEvent, TextDelta
+from .items import FunctionCall, Item, Message, new_id
+from .stops import StopMatcher
+from .tokenizer import ChatTokenizer
+from .toolcalls import CallArguments, CallClosed, CallOpened, CallParser, Piece, Text
+
+
+class ReplyReader:
+    """Reads a reply's ids.
+
+    ``ids``: those that belong to the reply so far, the end token included when the model sampled it
+    (``ended``). ``matched``: a stop string was found; the last of ``ids`` completes it, and later ones
+    were not taken.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        end_ids: frozenset[int],
+        stops: Sequence[str] = (),
+        parse_calls: bool = True,
+    ) -> None:
+        self.ids: list[int] = []
+        self.ended = False
+        self._end_ids = end_ids
+        self._detokenizer = Detokenizer(tokenizer.backend)
+        self._stops = StopMatcher(stops)
+        self._calls = CallParser() if parse_calls else None
+        self._items: list[Item] = []
+        self._text: tuple[str, list[str]] | None = None  # the message that is being said: id, deltas
+        self._call: tuple[CallStarted, list[str]] | None = None
+
+    @property
+    def matched(self) -> bool:
+        """Whether a stop string was found."""
+        return self._stops.matched
+
+    def feed(self, ids: Iterable[int]) -> list[ReplyEvent]:
+        """The events these ids make certain. Ids after an end token or a match are left out."""
+        events: list[ReplyEvent] = []
+        for token in ids:
+            if self.ended or self.matched:
+                break
+            self.ids.append(token)
+            if token in self._end_ids:
+                self.ended = True
+            elif text := self._detokenizer.step(token):
+                events += self._deliver(self._stops.feed(text))
+        return events
+
+    def finish(self, *, cut: bool) -> list[ReplyEvent]:
+        """The rest of the events. ``cut``: the reply did not end by itself."""
+        events = [] if self.matched else self._deliver(self._stops.feed(self._detokenizer.flush()))
+        events += self._deliver(self._stops.flush())
+        if self._calls is not None:
+            events += self._events(self._calls.finish(cut=cut))
+        self._end_message(complete=not cut)
+        return events
+
+    def items(self) -> tuple[Item, ...]:
+        """The items that began, in order; after ``finish``."""
+        return tuple(self._items)
+
+    def _deliver(self, text: str) -> list[ReplyEvent]:
+        if not text:
+            return []
+        pieces = [Text(text)] if self._calls is None else self._calls.feed(text)
+        return list(self._events(pieces))
+
+    def _events(self, pieces: Iterable[Piece]) -> Iterator[ReplyEvent]:
+        for piece in pieces:
+            match piece:
+                case Text():
+                    yield self._say(piece.text)
+                case CallOpened():
+                    self._end_message(complete=True)
+                    started = CallStarted(new_id("item"), new_id("call"), piece.name)
+                    self._call = (started, [])
+                    yield started
+                case CallArguments():
+                    started, deltas = self._begun_call()
+                    deltas.append(piece.delta)
+                    yield ArgumentsDelta(started.item_id, started.call_id, piece.delta)
+                case CallClosed():
+                    yield self._end_call(piece.complete)
+
+    def _say(self, text: str) -> TextDelta:
+        if self._text is None:
+            self._text = (new_id("item"), [])
+        item_id, deltas = self._text
+        deltas.append(text)
+        return TextDelta(item_id, text)
+
+    def _end_message(self, *, complete: bool) -> None:
+        if self._text is not None:
+            item_id, deltas = self._text
+            text = "".join(deltas)
+            self._items.append(Message(id=item_id, role="assistant", text=text, complete=complete))
+            self._text = None
+
+    def _begun_call(self) -> tuple[CallStarted, list[str]]:
+        assert self._call is not None, "arguments follow a call's name"
+        return self._call
+
+    def _end_call(self, complete: bool) -> CallDone:
+        started, deltas = self._begun_call()
+        self._call = None
+        arguments = "".join(deltas)
+        self._items.append(
+            FunctionCall(
+                id=started.item_id,
+                call_id=started.call_id,
+                name=started.name,
+                arguments=arguments,
+                complete=complete,
+            )
+        )
+        return CallDone(started.item_id, started.call_id, started.name, arguments, complete)

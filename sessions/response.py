@@ -1,0 +1,206 @@
+"""One turn of a session, from the request to ``ReplyDone``, as an async iterator of events.
+
+Whoever asks reads; nothing runs ahead of the reader but the engine. Knows the history, the renderer and one
+sequence; not the link's verbs, nor frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from types import TracebackType
+
+from ..runtime.errors import EngineGone
+from ..runtime.link.client import EngineLink
+from .errors import EngineUnavailable, PromptTooLong
+from .events import MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
+from .history import Draft, History, Script
+from .ids import ids_of
+from .language import Language
+from .rendering import Renderer
+from .reply import ReplyReader
+from .requests import TurnRequest
+from .run import Ending, Run
+from .sequence import LiveSequence
+from .settings import SessionSettings
+from .tree import Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What a turn works on: a history, how to write it, and the engine's copy of it."""
+
+    history: History
+    renderer: Renderer
+    language: Language
+    link: EngineLink
+    sequence: LiveSequence
+    settings: SessionSettings
+
+    async def draft(self, script: Script) -> Draft:
+        """The script in tokens; a long one on a thread. Raises ``TemplateFailed``."""
+        if script.characters() < self.settings.aside_characters:
+            return self.renderer.draft(script)
+        return await asyncio.to_thread(self.renderer.draft, script)
+
+
+class Response:
+    """Read it to its end, or use it as ``async with``: a reader that leaves cancels it.
+
+    What the turn puts before the model is settled when it is made, and making it raises
+    ``ConversationBusy``. Reading may raise ``PromptTooLong``, ``TemplateFailed`` or ``EngineUnavailable``
+    in place of the first event: then nothing has changed. After ``ReplyStarted`` whatever happens ends in
+    a ``ReplyDone``. For one reader.
+    """
+
+    def __init__(self, branch: Branch, request: TurnRequest) -> None:
+        self._branch = branch
+        self._request = request
+        preamble = request.preamble(branch.history.preamble)
+        plain = preamble == branch.history.preamble and request.input is None
+        self._turn = None if request.out_of_band else branch.history.begin_turn()
+        self._script = branch.history.script() if plain else branch.history.script(preamble, request.input)
+        self._aside = request.out_of_band or not plain  # on a sequence of its own
+        self._sequence = branch.sequence.child() if self._aside else branch.sequence
+        self._draft: Draft | None = None
+        self._run: Run | None = None
+        self._prompt_tokens = self._new_tokens = 0
+        self._restarted = False
+        self._cancelled = False
+        self._events: deque[ReplyEvent] = deque()
+        self._over = False
+        self._leaving: asyncio.Task[None] | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether its reply becomes part of the conversation."""
+        return self._turn is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether the turn is committed or rolled back; events may still wait to be read."""
+        return self._over
+
+    async def cancel(self) -> None:
+        """End the reply as soon as possible; what was said stays, KV and all. The reader gets the rest."""
+        self._cancelled = True
+        if self._run is not None:
+            await self._run.cancel()
+
+    async def aclose(self) -> None:
+        """Leave: what runs is cancelled and settled, what was not read is dropped."""
+        if self._over:
+            return
+        if self._run is None:
+            self._roll_back()
+            return
+        await self._run.cancel()
+        while (ending := self._run.ending) is None:
+            await self._run.advance()
+        await self._conclude(self._run, ending)
+        self._events.clear()
+
+    def __aiter__(self) -> Response:
+        return self
+
+    async def __anext__(self) -> ReplyEvent:
+        try:
+            while not self._events:
+                if self._over:
+                    raise StopAsyncIteration
+                await self._proceed()
+        except asyncio.CancelledError:
+            self._leaving = asyncio.ensure_future(self.aclose())
+            await asyncio.shield(self._leaving)
+            raise
+        return self._events.popleft()
+
+    async def __aenter__(self) -> Response:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _proceed(self) -> None:
+        if self._run is None:
+            try:
+                self._run = await self._begin()
+            except BaseException:
+                self._roll_back()
+                raise
+            self._events.append(ReplyStarted(self._prompt_tokens))
+        elif self._run.ending is None:
+            self._events += await self._run.advance()
+        else:  # all deltas were read: now the reply becomes history
+            await self._conclude(self._run, self._run.ending)
+
+    async def _begin(self) -> Run:
+        """Render, check, prepare the run; nothing is sent yet. A turn aside is drafted for the branch too."""
+        branch = self._branch
+        said = await branch.draft(self._script)
+        self._draft = await branch.draft(self._turn.script) if self._turn and self._aside else said
+        prompt = said.tokens()
+        try:
+            hello = branch.link.hello
+        except EngineGone as fault:
+            raise EngineUnavailable(fault.message) from fault
+        if len(prompt) + 1 > hello.max_context:
+            message = f"The prompt has {len(prompt)} tokens; the model's context holds {hello.max_context}"
+            raise PromptTooLong(message, param="input")
+        self._prompt_tokens = len(prompt)
+        self._new_tokens = len(said.prompt) + self._pending(said)
+        self._restarted = branch.sequence.lost
+        end_ids = branch.language.end_ids(hello.eos_ids)
+        reader = ReplyReader(
+            branch.language.tokenizer,
+            end_ids=end_ids,
+            stops=self._request.stop,
+            parse_calls=self._request.parse_calls,
+        )
+        run = Run(self._sequence, reader, self._request, prompt, hello.max_context, tuple(sorted(end_ids)))
+        if self._cancelled:
+            await run.cancel()
+        return run
+
+    def _pending(self, draft: Draft) -> int:
+        """1 if the last token kept of an earlier reply has no KV yet: it is part of what is truly new."""
+        if draft.parent is None or draft.keep < draft.parent.length:
+            return 0
+        return self._branch.sequence.pending(draft.keep)
+
+    async def _conclude(self, run: Run, ending: Ending) -> None:
+        if self._over:
+            return
+        self._over = True
+        reply = Reply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
+        if self._turn is not None and self._draft is not None:
+            if ending.status is ReplyStatus.FAILED or not len(reply.ids):
+                self._branch.history.abort_turn(self._turn)
+            else:
+                self._branch.history.commit_turn(self._turn, self._draft, reply)
+        usage = self._usage(ending, len(reply.ids))
+        self._events.append(ReplyDone(ending.status, ending.reason, reply.items, usage, ending.error))
+        if self._aside:
+            await self._sequence.close()
+
+    def _roll_back(self) -> None:
+        if not self._over and self._turn is not None:
+            self._branch.history.abort_turn(self._turn)
+        self._over = True
+
+    def _usage(self, ending: Ending, said: int) -> TurnUsage:
+        work = ending.work
+        missed = work.prefilled + work.recomputed > self._new_tokens
+        reason = self._script.miss or (MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED)
+        return TurnUsage(
+            input_tokens=self._prompt_tokens,
+            output_tokens=said,
+            cached_tokens=work.resident,
+            new_tokens=self._new_tokens,
+            prefilled_tokens=work.prefilled,
+            recomputed_tokens=work.recomputed,
+            miss_reason=reason if missed else None,
+        )

@@ -1,0 +1,141 @@
+"""One generation for one turn: the prompt's ids down, events up, and how it ended.
+
+Driven step by step from outside (``advance``), so that whoever drives may leave at any point and still
+settle it by ``cancel``. Knows nothing of the history.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..runtime.errors import EngineGone, EngineOverloaded, RuntimeFault
+from ..runtime.link.generation import Generation
+from ..runtime.link.messages import Finish, Limits, Row, Work
+from .errors import EngineFull, EngineUnavailable, TurnFailed
+from .events import EndReason, ReplyEvent, ReplyStatus
+from .ids import Ids, frozen, ids_of
+from .reply import ReplyReader
+from .requests import TurnRequest
+from .sequence import LiveSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended, and what it cost as far as the engine told."""
+
+    status: ReplyStatus
+    reason: EndReason
+    work: Work
+    error: TurnFailed | None = None
+
+
+class Run:
+    """Runs one prompt on one sequence. ``ending`` is set once it is over."""
+
+    def __init__(
+        self,
+        sequence: LiveSequence,
+        reader: ReplyReader,
+        request: TurnRequest,
+        prompt: Ids,
+        max_context: int,
+        stop_ids: tuple[int, ...],
+    ) -> None:
+        room = max_context - len(prompt)
+        self.reader = reader
+        self.ending: Ending | None = None
+        self._sequence = sequence
+        self._prompt = prompt
+        self._sampling = request.sampling
+        self._limits = Limits(min(room, request.max_output_tokens or room), stop_ids)
+        self._generation: Generation | None = None
+        self._resident = 0
+        self._cancelled = False
+
+    async def advance(self) -> list[ReplyEvent]:
+        """The next events, possibly none; once ``ending`` is set there are no more."""
+        try:
+            if self._generation is None and not self._cancelled:
+                await self._start()
+                return []
+            return await self._read()
+        except RuntimeFault as fault:
+            return await self._fail(_failure(fault))
+
+    async def cancel(self) -> None:
+        """End it as soon as possible; what was said stays. The next ``advance`` settles it."""
+        self._cancelled = True
+        if self._generation is not None and self.ending is None:
+            with suppress(RuntimeFault):
+                await self._generation.aclose()
+
+    async def _start(self) -> None:
+        state = await self._sequence.bring(self._prompt)
+        self._resident = state.computed
+        if not self._cancelled:
+            self._generation = await self._sequence.generate(self._sampling, self._limits)
+
+    async def _read(self) -> list[ReplyEvent]:
+        row = None
+        if self._generation is not None and not self._cancelled:
+            row = await anext(self._generation, None)
+        if row is None or self._cancelled:
+            return await self._cut(ReplyStatus.CANCELLED, EndReason.CLIENT_CANCELLED)
+        if row.finish is Finish.ERROR:
+            return await self._fail(TurnFailed(row.error or "the engine gave up this sequence"))
+        events = self.reader.feed(row.tokens)
+        if self.reader.matched:
+            return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
+        if row.finish is not None:
+            events += self._finished(row, row.finish)
+        return events
+
+    def _finished(self, row: Row, finish: Finish) -> list[ReplyEvent]:
+        self._sequence.finished(self._all())
+        if finish is Finish.STOP:
+            self._end(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
+        else:
+            self._end(ReplyStatus.INCOMPLETE, EndReason.MAX_OUTPUT_TOKENS, row.work)
+        return self.reader.finish(cut=finish is not Finish.STOP)
+
+    async def _cut(
+        self, status: ReplyStatus, reason: EndReason, work: Work | None = None
+    ) -> list[ReplyEvent]:
+        """End the generation where the reader stands: the engine keeps what was read, no more."""
+        if self._generation is not None:
+            await self._sequence.stop(self._all())
+        self._end(status, reason, work)
+        return self.reader.finish(cut=status is not ReplyStatus.COMPLETED)
+
+    async def _fail(self, error: TurnFailed) -> list[ReplyEvent]:
+        """Give the sequence up: what it holds is in doubt, and the tree's tokens can open another."""
+        await self._sequence.close(keep_kv=False)
+        self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)
+        return self.reader.finish(cut=True)
+
+    def _end(
+        self, status: ReplyStatus, reason: EndReason, work: Work | None, error: TurnFailed | None = None
+    ) -> None:
+        if work is None:  # nobody counted: what was not resident was computed if anything was sampled
+            said = len(self.reader.ids)
+            prefilled = len(self._prompt) - self._resident if said else 0
+            work = Work(prefilled, 0, self._resident, said)
+        self.ending = Ending(status, reason, work, error)
+
+    def _all(self) -> Ids:
+        return frozen(np.concatenate([self._prompt, ids_of(self.reader.ids)]))
+
+
+def _failure(fault: RuntimeFault) -> TurnFailed:
+    error: TurnFailed
+    if isinstance(fault, EngineOverloaded):
+        error = EngineFull(fault.message)
+    elif isinstance(fault, EngineGone):
+        error = EngineUnavailable(fault.message)
+    else:
+        error = TurnFailed(fault.message)
+    error.__cause__ = fault
+    return error

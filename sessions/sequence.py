@@ -1,0 +1,123 @@
+"""The engine's copy of a branch: one sequence over the link, and the tokens it is known to hold.
+
+Brings it to any wanted tokens by the cheapest verbs, and opens it anew when the engine was restarted or a
+verb was cut off in the middle. Knows nothing of text, turns or items.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from ..runtime.errors import EngineGone, SequenceUnknown, VerbRefused
+from ..runtime.link.client import EngineLink
+from ..runtime.link.generation import Generation
+from ..runtime.link.messages import Limits, Sampling, State
+from .ids import NONE, Ids, common_prefix
+
+
+class LiveSequence:
+    """At most one sequence of the engine, with the tokens it is known to hold.
+
+    With an ``origin`` it begins as a fork of that one, where the two share at least a block.
+    """
+
+    def __init__(self, link: EngineLink, salt: bytes = b"", origin: LiveSequence | None = None) -> None:
+        self._link = link
+        self._salt = salt
+        self._origin = origin
+        self._state: State | None = None
+        self._held = NONE
+        self._incarnation = link.incarnation
+        self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
+
+    @property
+    def lost(self) -> bool:
+        """Whether the engine that last held the branch is gone."""
+        return self._incarnation != self._link.incarnation
+
+    def child(self) -> LiveSequence:
+        """Another sequence that begins as a fork of this one."""
+        return LiveSequence(self._link, self._salt, self)
+
+    def pending(self, keep: int) -> int:
+        """Of a branch's first ``keep`` tokens: 1 if the last was sampled and has no KV yet, else 0."""
+        if self._state is None or self.lost or len(self._held) < keep:
+            return 1
+        return min(1, max(0, keep - self._state.computed))
+
+    async def bring(self, ids: Ids) -> State:
+        """Make the engine hold exactly these tokens; the state tells how many were computed already.
+
+        Raises the runtime's ``VerbRefused`` and ``EngineGone``.
+        """
+        assert len(ids) > 0, "a prompt has at least one token"
+        state = self._state if self._certain and not self.lost else None
+        if state is None:
+            await self.close()
+            state = await self._forked(ids)
+        if state is not None:
+            try:
+                return await self._mend(state, ids)
+            except VerbRefused:  # it is not as we thought: begin again
+                await self.close()
+        self._certain = False
+        return self._settle(await self._link.open(ids.tolist(), self._salt), ids)
+
+    async def generate(self, sampling: Sampling, limits: Limits) -> Generation:
+        """Begin a generation on what is held; ``stop`` or ``finished`` tells how it ended."""
+        self._certain = False
+        generation = await self._link.generate(self._open.seq, sampling, limits)
+        self._state = generation.state  # of the epoch that the rows have
+        return generation
+
+    async def stop(self, ids: Ids) -> None:
+        """End the generation and keep exactly ``ids``, a beginning of what it made."""
+        state = await self._link.stop(self._open.seq)
+        if state.length > len(ids):
+            state = await self._link.truncate(state.seq, len(ids), state.epoch)
+        self._settle(state, ids[: state.length])
+
+    def finished(self, ids: Ids) -> None:
+        """The generation ended by itself; ``ids`` is all the sequence holds, the last of them without KV."""
+        self._settle(State(self._open.seq, len(ids), len(ids) - 1, self._open.epoch), ids)
+
+    async def close(self, *, keep_kv: bool = True) -> None:
+        """Let go of the engine's sequence, if there is one; it may be gone already."""
+        state, lost = self._state, self.lost
+        self._state, self._held, self._certain = None, NONE, True
+        if state is not None and not lost:
+            with suppress(VerbRefused, EngineGone):
+                await self._link.close(state.seq, keep_kv)
+
+    @property
+    def _open(self) -> State:
+        if self._state is None:
+            raise SequenceUnknown("the session let its sequence go")
+        return self._state
+
+    async def _mend(self, state: State, ids: Ids) -> State:
+        shared = common_prefix(self._held, ids)
+        self._certain = False
+        if shared < len(self._held):
+            state = await self._link.truncate(state.seq, shared, state.epoch)
+        if shared < len(ids):
+            state = await self._link.extend(state.seq, ids[shared:].tolist())
+        return self._settle(state, ids)
+
+    async def _forked(self, ids: Ids) -> State | None:
+        origin = self._origin
+        if origin is None or origin._state is None or origin.lost:
+            return None
+        at = min(common_prefix(origin._held, ids), len(ids) - 1)
+        if at < self._link.hello.block_tokens:
+            return None
+        try:
+            (seq,) = await self._link.fork(origin._state.seq, 1, at)
+        except VerbRefused:
+            return None
+        return self._settle(State(seq, at, at, 0), ids[:at])
+
+    def _settle(self, state: State, ids: Ids) -> State:
+        self._state, self._held, self._certain = state, ids, True
+        self._incarnation = self._link.incarnation
+        return state

@@ -1,0 +1,153 @@
+"""The model's tokenizer and chat template, as a model folder has them; text to ids.
+
+Loads with the tokenizers library alone: the gateway's process needs no torch. What a user typed never
+becomes a control token: strings from outside are marked before the template sees them, and what is marked
+is tokenized as plain text. That is what transformers'
+``apply_chat_template(sanitize_control_tokens=True)`` does, id for id. Knows nothing of conversations.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from .errors import TemplateFailed, TokenizerUnreadable
+
+OPEN_MARK, CLOSE_MARK = "\U000f0000", "\U000f0001"
+"""Put around control tokens in strings from outside (transformers' own choice of private-use characters)."""
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTokenizer:
+    """Text to ids for one model. ``named``: what its template may call ``bos_token``, ``eos_token``…"""
+
+    def __init__(self, backend: Tokenizer, template: str, named: Mapping[str, str] | None = None) -> None:
+        self.backend = backend
+        self.template = template
+        self.named = dict(named or {})
+        added = backend.get_added_tokens_decoder()
+        self.specials = frozenset(token for token, known in added.items() if known.special)
+        """Ids of the special tokens, which delivered text leaves out."""
+        controls = [
+            known.content
+            for known in added.values()
+            if known.special or (known.content in template and not known.content.isspace())
+        ]
+        self._controls = re.compile(_any_of(controls))
+        self._firsts = frozenset(content[0] for content in controls if content)
+        marked = f"{OPEN_MARK}({_any_of(known.content for known in added.values())}){CLOSE_MARK}"
+        self._marked = re.compile(f"{marked}|[{OPEN_MARK}{CLOSE_MARK}]")
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTokenizer:
+        """From ``tokenizer.json``, ``tokenizer_config.json`` and, where it is, ``chat_template.jinja``.
+
+        Raises ``TokenizerUnreadable`` naming the file.
+        """
+        path = folder / "tokenizer.json"
+        try:
+            backend = Tokenizer.from_file(str(path))
+        except Exception as fault:  # the library raises bare Exception for every cause
+            raise TokenizerUnreadable(f"{path}: {fault}") from None
+        backend.no_truncation()
+        backend.no_padding()
+        config = _config(folder / "tokenizer_config.json")
+        return cls(backend, _template(folder, config), _named(config))
+
+    def mark(self, value: Any) -> Any:
+        """The JSON-like value with the control tokens in its strings marked as what somebody typed."""
+        if isinstance(value, str):
+            bare = value.replace(OPEN_MARK, "").replace(CLOSE_MARK, "")
+            if not any(first in bare for first in self._firsts):
+                return bare
+            return self._controls.sub(f"{OPEN_MARK}\\g<0>{CLOSE_MARK}", bare)
+        if isinstance(value, dict):
+            return {self.mark(key): self.mark(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.mark(inner) for inner in value]
+        return value
+
+    def encode(self, text: str, *, leads: bool) -> list[int]:
+        """Ids of rendered text whose marked tokens stay text. ``leads``: it begins the prompt."""
+        # [text, marked token, text, marked token, ..., text], with None for the token of a lone mark
+        pieces = self._marked.split(text)
+        ids = self._parse(pieces[0]) if leads else self._parse_inside(pieces[0])
+        for at, piece in enumerate(pieces[1:], start=1):
+            if piece:
+                ids += self._spell(piece) if at % 2 else self._parse_inside(piece)
+        return ids
+
+    def _parse(self, text: str) -> list[int]:
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def _parse_inside(self, text: str) -> list[int]:
+        """Ids of text from within a prompt: tokenizers that prefix a space do so only at the beginning."""
+        if not text:
+            return []
+        newline = self._parse("\n")
+        ids = self._parse("\n" + text)
+        return ids[len(newline) :] if ids[: len(newline)] == newline else self._parse(text)
+
+    def _spell(self, token: str) -> list[int]:
+        """Ids of an added token's text as mere text. Raises ``TemplateFailed`` where that cannot be."""
+        newline = self._plain("\n")
+        ids = self._plain("\n" + token)
+        ids = ids[len(newline) :] if ids[: len(newline)] == newline else self._plain(token)
+        if self.backend.token_to_id(token) in ids:
+            raise TemplateFailed(f"The tokenizer cannot write {token!r} as plain text")
+        return ids
+
+    def _plain(self, text: str) -> list[int]:
+        backend = self.backend
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        words = [text]
+        if backend.pre_tokenizer is not None:
+            words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for word in words for token in backend.model.tokenize(word)]
+
+
+def _any_of(tokens: Iterable[str]) -> str:
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return "|".join(map(re.escape, longest_first)) or "(?!)"
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as fault:
+        raise TokenizerUnreadable(f"{path}: {fault}") from None
+    if not isinstance(config, dict):
+        raise TokenizerUnreadable(f"{path}: not a JSON object")
+    return config
+
+
+def _template(folder: Path, config: dict[str, Any]) -> str:
+    path = folder / "chat_template.jinja"
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        found = config.get("chat_template")
+    except (OSError, ValueError) as fault:
+        raise TokenizerUnreadable(f"{path}: {fault}") from None
+    if isinstance(found, list):
+        named = {entry["name"]: entry["template"] for entry in found}
+        found = named.get("tool_use") or named.get("default")
+    if not isinstance(found, str):
+        raise TokenizerUnreadable(f"{folder / 'tokenizer_config.json'}: no chat template, nor {path.name}")
+    return found
+
+
+def _named(config: dict[str, Any]) -> dict[str, str]:
+    """The special tokens that have a name; older files write them as objects."""
+    found = {name: config.get(name) for name in _NAMED}
+    flat = {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
+    return {name: token for name, token in flat.items() if isinstance(token, str)}

@@ -1,0 +1,266 @@
+"""An engine in memory: behaves on the link as the contract says, and its model is a function of token ids.
+
+Rows are made when a reader asks for them, ``ahead`` tokens at a time, so nothing runs on its own: the
+engine may be ahead of its reader, as a real one is. ``log`` holds every verb; tokens in it are what
+really crossed the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.runtime.errors import (
+    EngineDied,
+    EngineOverloaded,
+    EpochStale,
+    LengthInvalid,
+    SequenceBusy,
+    SequenceUnknown,
+)
+from holdfast.runtime.link.generation import Generation
+from holdfast.runtime.link.messages import Finish, Hello, Limits, Row, Sampling, State, Work
+
+Model = Callable[[list[int]], int]
+"""The next token; raising makes the row an error."""
+
+
+@dataclass
+class Held:
+    """One sequence of the engine."""
+
+    tokens: list[int]
+    epoch: int = 0
+    computed: int = 0
+    generation: Generation | None = None
+    limits: Limits = Limits(0)
+    sampled: int = 0
+    work: Work = Work(0, 0, 0, 0)
+
+
+class Pulled(Generation):
+    """Asks its engine for rows when it has none."""
+
+    def __init__(self, link: ScriptedLink, seq: int) -> None:
+        super().__init__(link.stop)
+        self._link = link
+        self._seq = seq
+
+    async def __anext__(self) -> Row:
+        await asyncio.sleep(0)
+        for _ in range(self._link.ahead):
+            if self.running and not self.queued:
+                self._link.step(self._seq)
+        for _ in range(self._link.ahead - 1):
+            if self.running:
+                self._link.step(self._seq)
+        if self.running and not self.queued:
+            self._link.stuck.set()
+        return await super().__anext__()
+
+
+@dataclass
+class ScriptedLink:
+    """Stands in for ``EngineLink``.
+
+    ``cut_off`` verbs never answer, and no rows come unless ``flowing``; ``stuck`` is set when somebody waits.
+    """
+
+    model: Model
+    end: int
+    max_context: int = 4096
+    ahead: int = 1
+    tokens_per_row: int = 1
+    incarnation: int = 1
+    alive: bool = True
+    full: bool = False
+    held: dict[int, Held] = field(default_factory=dict)
+    log: list[tuple] = field(default_factory=list)
+    cut_off: set[str] = field(default_factory=set)
+    flowing: bool = True
+    stuck: asyncio.Event = field(default_factory=asyncio.Event)
+    _last: int = 0
+
+    @property
+    def hello(self) -> Hello:
+        return Hello("fake", "Fake", "cpu", "float32", 1000, (self.end,), self.max_context, 4, 100, 1, 1)
+
+    def die(self) -> None:
+        """All sequences are gone; readers and callers learn it."""
+        self.alive = False
+        for held in self.held.values():
+            if held.generation is not None:
+                held.generation.fail(EngineDied("killed"))
+        self.held.clear()
+
+    def restart(self) -> None:
+        self.alive = True
+        self.incarnation += 1
+
+    def sent(self) -> int:
+        """Tokens that crossed the link downwards since the last call."""
+        total = sum(len(entry[2]) for entry in self.log if entry[0] in ("open", "extend"))
+        self.log.clear()
+        return total
+
+    # --- verbs ---
+
+    async def open(self, tokens: Sequence[int], salt: bytes = b"") -> State:
+        await self._verb("open", salt, list(tokens))
+        if self.full:
+            raise EngineOverloaded("too many sequences")
+        assert all(type(token) is int for token in tokens), "only plain ints cross the link"
+        self._last += 1
+        self.held[self._last] = Held(list(tokens))
+        return self._state(self._last)
+
+    async def extend(self, seq: int, tokens: Sequence[int]) -> State:
+        await self._verb("extend", seq, list(tokens))
+        held = self._idle(seq)
+        assert tokens, "an extension has tokens"
+        held.tokens += tokens
+        return self._state(seq)
+
+    async def truncate(self, seq: int, length: int, expect_epoch: int) -> State:
+        await self._verb("truncate", seq, length)
+        held = self._known(seq)
+        if held.epoch != expect_epoch:
+            raise EpochStale(f"epoch is {held.epoch}")
+        if not 0 <= length <= len(held.tokens):
+            raise LengthInvalid(f"{length} of {len(held.tokens)}")
+        self._end(seq)
+        del held.tokens[length:]
+        held.computed = min(held.computed, length)
+        held.epoch += 1
+        return self._state(seq)
+
+    async def generate(
+        self, seq: int, sampling: Sampling, limits: Limits, generated_from: int = 0
+    ) -> Generation:
+        await self._verb("generate", seq, limits)
+        held = self._idle(seq)
+        held.epoch += 1
+        held.limits, held.sampled = limits, 0
+        resident = min(held.computed, len(held.tokens) - 1)
+        held.work = Work(len(held.tokens) - resident, 0, resident, 0)
+        held.generation = Pulled(self, seq)
+        held.generation.state = self._state(seq)
+        return held.generation
+
+    async def stop(self, seq: int) -> State:
+        await self._verb("stop", seq)
+        held = self._known(seq)
+        held.epoch += 1
+        self._end(seq)
+        return self._state(seq)
+
+    async def fork(self, seq: int, children: int, at: int | None = None) -> list[int]:
+        await self._verb("fork", seq, at)
+        held = self._known(seq)
+        at = len(held.tokens) if at is None else at
+        assert 0 < at <= len(held.tokens)
+        made = []
+        for _ in range(children):
+            self._last += 1
+            self.held[self._last] = Held(held.tokens[:at], computed=min(at, held.computed))
+            made.append(self._last)
+        return made
+
+    async def close(self, seq: int, keep_kv: bool = True) -> None:
+        await self._verb("close", seq, keep_kv)
+        self._known(seq)
+        self._end(seq)
+        del self.held[seq]
+
+    # --- the step ---
+
+    def step(self, seq: int) -> None:
+        """Sample up to ``tokens_per_row`` tokens of one sequence and put them up as a row."""
+        held = self.held[seq]
+        generation = held.generation
+        if generation is None or not self.flowing:
+            return
+        tokens: list[int] = []
+        finish: Finish | None = None
+        error = None
+        while finish is None and len(tokens) < self.tokens_per_row:
+            held.computed = len(held.tokens)
+            try:
+                token = self.model(held.tokens)
+            except RuntimeError as fault:
+                finish, error = Finish.ERROR, str(fault)
+                break
+            held.tokens.append(token)
+            held.sampled += 1
+            tokens.append(token)
+            if token in held.limits.stop_ids:
+                finish = Finish.STOP
+            elif held.sampled >= held.limits.max_tokens:
+                finish = Finish.LENGTH
+        work = None
+        if finish is not None:
+            work = Work(held.work.prefilled, 0, held.work.resident, held.sampled)
+            held.generation = None
+        generation.put(Row(seq, held.epoch, tokens, len(held.tokens), finish, work, error))
+
+    def flow(self) -> None:
+        """Rows come again, to readers that wait too."""
+        self.flowing = True
+        for seq, held in list(self.held.items()):
+            if held.generation is not None:
+                self.step(seq)
+
+    async def _verb(self, *entry: object) -> None:
+        await asyncio.sleep(0)
+        if not self.alive:
+            raise EngineDied("the engine is gone")
+        self.log.append(entry)
+        if entry[0] in self.cut_off:
+            self.stuck.set()
+            await asyncio.Event().wait()
+
+    def _known(self, seq: int) -> Held:
+        if seq not in self.held:
+            raise SequenceUnknown(f"no sequence {seq}")
+        return self.held[seq]
+
+    def _idle(self, seq: int) -> Held:
+        held = self._known(seq)
+        if held.generation is not None:
+            raise SequenceBusy(f"sequence {seq} generates")
+        return held
+
+    def _end(self, seq: int) -> None:
+        held = self._known(seq)
+        generation, held.generation = held.generation, None
+        if generation is not None:
+            generation.end(self._state(seq))
+
+    def _state(self, seq: int) -> State:
+        held = self.held[seq]
+        return State(seq, len(held.tokens), held.computed, held.epoch)
+
+
+class Recital:
+    """A model that recites: after each prompt the next of its texts, then the end token."""
+
+    def __init__(self, *texts: list[int], end: int) -> None:
+        self._texts = list(texts)
+        self._end = end
+        self._told: list[int] = []
+        self._saying: list[int] = []
+        self.prompts: list[list[int]] = []
+
+    def __call__(self, tokens: list[int]) -> int:
+        if not self._continues(tokens):
+            self.prompts.append(list(tokens))
+            self._saying, self._told = [*self._texts.pop(0), self._end], []
+        token = self._saying[len(self._told)]
+        self._told.append(token)
+        if token < 0:
+            raise RuntimeError("not a number")
+        return token
+
+    def _continues(self, tokens: list[int]) -> bool:
+        return bool(self.prompts) and tokens == self.prompts[-1] + self._told

@@ -1,0 +1,84 @@
+"""The stage of the session tests: a scripted engine, a session on it, and short words to play a turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from functools import wraps
+
+from chat_languages import end_id, ids, ours, reference
+from scripted_link import Recital, ScriptedLink
+
+from holdfast.sessions.events import ReplyDone, ReplyEvent, ReplyStarted, TextDelta
+from holdfast.sessions.items import Message, Preamble, new_id
+from holdfast.sessions.language import Language
+from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.session import Session
+
+NAME = "chatml"
+END = end_id(NAME)
+LANGUAGE = Language.of(ours(NAME))
+BROKEN = [-1]
+"""Said by a recital, it is a fault of the engine."""
+
+
+def toks(text: str) -> list[int]:
+    return ids(NAME, text)
+
+
+def reciting(*texts: str | list[int], **more: object) -> ScriptedLink:
+    said = [toks(text) if isinstance(text, str) else text for text in texts]
+    return ScriptedLink(Recital(*said, end=END), END, **more)
+
+
+def session_on(link: ScriptedLink, preamble: Preamble | None = None) -> Session:
+    session = Session("s", link, LANGUAGE, now=datetime(2025, 3, 1))
+    session.history.preamble = preamble or Preamble()
+    return session
+
+
+def say(session: Session, text: str) -> Message:
+    item = Message(id=new_id("item"), role="user", text=text)
+    session.history.insert(item)
+    return item
+
+
+async def read(session: Session, request: TurnRequest | None = None) -> tuple[list[ReplyEvent], ReplyDone]:
+    events = [event async for event in session.respond(request or TurnRequest.checked())]
+    assert isinstance(events[0], ReplyStarted)
+    done = events[-1]
+    assert isinstance(done, ReplyDone)
+    assert sum(isinstance(event, ReplyDone) for event in events) == 1
+    return events, done
+
+
+async def ask(session: Session, text: str, **request: object) -> ReplyDone:
+    say(session, text)
+    return (await read(session, TurnRequest.checked(**request)))[1]
+
+
+def text_of(events: list[ReplyEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def one_shot(*turns: tuple[str, str], system: str | None = None) -> list[int]:
+    """The prompt after these turns (role, text) as transformers tokenizes it at once."""
+    messages = [{"role": "system", "content": system}] * (system is not None)
+    messages += [{"role": role, "content": text} for role, text in turns]
+    return reference(NAME).apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+
+
+def prompts(link: ScriptedLink) -> list[list[int]]:
+    assert isinstance(link.model, Recital)
+    return link.model.prompts
+
+
+def run(test: Callable) -> Callable:
+    @wraps(test)
+    def wrapped(*args: object, **kwargs: object) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 20))
+
+    return wrapped

@@ -1,0 +1,149 @@
+"""The engine's copy of a branch is brought to what is wanted by the cheapest verbs, never trusted blindly."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from scripted_link import ScriptedLink
+from session_stage import run
+
+from holdfast.runtime.errors import EngineDied, SequenceUnknown
+from holdfast.runtime.link.messages import Limits, Sampling
+from holdfast.sessions.ids import Ids, ids_of
+from holdfast.sessions.sequence import LiveSequence
+
+END = 0
+
+
+def span(*edges: int) -> Ids:
+    return ids_of(range(*edges))
+
+
+def counting(**more: object) -> ScriptedLink:
+    return ScriptedLink(lambda tokens: tokens[-1] + 1, END, **more)
+
+
+def verbs(link: ScriptedLink) -> list[tuple]:
+    told = [(entry[0], len(entry[2]) if isinstance(entry[2], list) else entry[2]) for entry in link.log]
+    link.log.clear()
+    return told
+
+
+@run
+async def test_only_the_difference_crosses_the_link() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.bring(span(1, 9))
+    assert verbs(link) == [("open", 8)]
+    await sequence.bring(span(1, 12))
+    assert verbs(link) == [("extend", 3)]
+    await sequence.bring(ids_of([1, 2, 3, 7, 7]))
+    assert verbs(link) == [("truncate", 3), ("extend", 2)]
+    await sequence.bring(span(1, 3))
+    assert verbs(link) == [("truncate", 2)]
+    await sequence.bring(span(1, 3))
+    assert verbs(link) == []
+    assert [held.tokens for held in link.held.values()] == [[1, 2]]
+
+
+@run
+async def test_what_a_stop_leaves_is_told_by_the_engine() -> None:
+    link = counting(ahead=5)
+    sequence = LiveSequence(link)
+    await sequence.bring(span(1, 5))
+    generation = await sequence.generate(Sampling(), Limits(20))
+    first = await anext(generation)
+    await sequence.stop(ids_of([1, 2, 3, 4, *first.tokens]))
+    assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4, 5]]
+    link.log.clear()
+    await sequence.bring(ids_of([1, 2, 3, 4, 5, 9]))
+    assert verbs(link) == [("extend", 1)]
+
+
+@run
+async def test_a_sequence_that_is_not_as_thought_is_opened_anew() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.bring(span(1, 9))
+    for held in link.held.values():
+        held.epoch += 7
+    await sequence.bring(span(1, 5))
+    assert verbs(link)[-1] == ("open", 4)
+    assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4]]
+
+
+@run
+async def test_a_verb_cut_off_in_the_middle_leaves_nothing_to_trust() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.bring(span(1, 9))
+    link.cut_off.add("extend")
+    task = asyncio.create_task(sequence.bring(span(1, 12)))
+    await link.stuck.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    link.cut_off.clear()
+    link.log.clear()
+    await sequence.bring(span(1, 12))
+    assert [name for name, _ in verbs(link)] == ["close", "open"]
+
+
+@run
+async def test_a_child_forks_where_a_block_is_shared() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.bring(span(1, 9))
+    link.log.clear()
+    child = sequence.child()
+    await child.bring(span(1, 12))
+    assert verbs(link) == [("fork", 8), ("extend", 3)]
+    await child.close()
+    same = sequence.child()
+    link.log.clear()
+    await same.bring(span(1, 9))  # the last token is left to compute
+    assert verbs(link) == [("fork", 7), ("extend", 1)]
+    await same.close()
+    other = sequence.child()
+    link.log.clear()
+    await other.bring(ids_of([1, 2, 3, 99]))
+    assert verbs(link) == [("open", 4)]
+
+
+@run
+async def test_pending_is_the_sampled_token_without_kv() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    assert sequence.pending(5) == 1
+    await sequence.bring(span(1, 5))
+    generation = await sequence.generate(Sampling(), Limits(2))
+    rows = [row async for row in generation]
+    sequence.finished(ids_of(range(1, rows[-1].length + 1)))
+    assert sequence.pending(rows[-1].length) == 1
+    assert sequence.pending(rows[-1].length - 1) == 0
+    link.die()
+    link.restart()
+    assert sequence.pending(3) == 1
+
+
+@run
+async def test_after_a_restart_it_opens_without_closing_what_is_gone() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.bring(span(1, 9))
+    link.die()
+    with pytest.raises(EngineDied):
+        await sequence.bring(span(1, 12))
+    link.restart()
+    link.log.clear()
+    assert sequence.lost
+    await sequence.bring(span(1, 12))
+    assert verbs(link) == [("open", 11)]
+    assert not sequence.lost
+
+
+@run
+async def test_without_a_sequence_nothing_is_generated() -> None:
+    with pytest.raises(SequenceUnknown):
+        await LiveSequence(counting()).generate(Sampling(), Limits(1))

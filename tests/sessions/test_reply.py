@@ -1,0 +1,108 @@
+"""One reply's ids become the same events and items however the rows cut them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from chat_languages import end_id, ids, ours
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.sessions.events import ArgumentsDelta, CallDone, CallStarted, ReplyEvent, TextDelta
+from holdfast.sessions.items import FunctionCall, Message
+from holdfast.sessions.reply import ReplyReader
+
+NAME = "chatml"
+END = end_id(NAME)
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "}🎉"}}\n</tool_call>'
+parts = st.sampled_from(
+    ["one ", "two", "STOP", "ST", "🎉", "\n", " ", CALL, "<tool_call>", "</tool_call>", "{}", "é"]
+)
+
+
+def reader(stops: list[str] | None = None, *, parse_calls: bool = True) -> ReplyReader:
+    return ReplyReader(ours(NAME), end_ids=frozenset([END]), stops=stops or [], parse_calls=parse_calls)
+
+
+def told(reading: ReplyReader, rows: list[list[int]], *, cut: bool = False) -> list[ReplyEvent]:
+    events = [event for row in rows for event in reading.feed(row)]
+    return events + reading.finish(cut=cut)
+
+
+def shape(reading: ReplyReader) -> list[tuple]:
+    """The items without their random ids."""
+    return [
+        (item.text, item.complete)
+        if isinstance(item, Message)
+        else (item.name, item.arguments, item.complete)
+        for item in reading.items()
+    ]
+
+
+def rows_of(tokens: list[int], cuts: list[int]) -> list[list[int]]:
+    edges = [0, *sorted(cut % (len(tokens) + 1) for cut in cuts), len(tokens)]
+    return [tokens[a:b] for a, b in pairwise(edges)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6), st.booleans(), st.booleans())
+def test_rows_do_not_matter(said: list[str], cuts: list[int], stop: bool, cut: bool) -> None:
+    tokens = [*ids(NAME, "".join(said)), END]
+    stops = ["STOP", "two\n"] if stop else []
+    one, split = reader(stops), reader(stops)
+    told(one, [tokens], cut=cut)
+    told(split, rows_of(tokens, cuts), cut=cut)
+    assert shape(split) == shape(one)
+    assert (split.ids, split.ended, split.matched) == (one.ids, one.ended, one.matched)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6))
+def test_events_tell_exactly_the_items(said: list[str], cuts: list[int]) -> None:
+    """Each item begins once, its deltas add up to it, and none is told that does not come to be."""
+    reading = reader()
+    events = told(reading, rows_of([*ids(NAME, "".join(said)), END], cuts))
+    for item in reading.items():
+        mine = [event for event in events if event.item_id == item.id]
+        if isinstance(item, FunctionCall):
+            assert isinstance(mine[0], CallStarted) and isinstance(mine[-1], CallDone)
+            assert (
+                "".join(event.delta for event in mine if isinstance(event, ArgumentsDelta)) == item.arguments
+            )
+            assert mine[-1].arguments == item.arguments
+        else:
+            assert "".join(event.text for event in mine) == item.text != ""
+    order = list(dict.fromkeys(event.item_id for event in events))
+    assert order == [item.id for item in reading.items()]
+
+
+def test_nothing_after_the_end_token_counts() -> None:
+    reading = reader()
+    told(reading, [[*ids(NAME, "one"), END, *ids(NAME, "two")]])
+    assert shape(reading) == [("one", True)]
+    assert reading.ids == [*ids(NAME, "one"), END]
+    assert reading.ended
+
+
+def test_ids_after_the_token_that_completes_a_stop_are_not_taken() -> None:
+    tokens = ids(NAME, "one STOP two")
+    reading = reader(["STOP"])
+    told(reading, [tokens])
+    assert reading.matched
+    assert shape(reading) == [("one ", True)]
+    assert reading.ids == tokens[: len(reading.ids)]
+    assert len(reading.ids) < len(tokens)
+
+
+def test_a_cut_reply_has_an_incomplete_last_item_only() -> None:
+    reading = reader()
+    events = told(reading, [ids(NAME, f"one {CALL} two")], cut=True)
+    assert shape(reading) == [("one", True), ("f", '{"a": "}🎉"}', True), ("two", False)]
+    assert isinstance(events[-1], TextDelta)
+
+
+def test_a_call_cut_in_its_arguments_is_told_as_incomplete() -> None:
+    reading = reader()
+    events = told(reading, [ids(NAME, '<tool_call>{"name": "f", "arguments": {"a": 1')], cut=True)
+    assert shape(reading) == [("f", '{"a": 1', False)]
+    assert isinstance(events[-1], CallDone) and not events[-1].complete

@@ -1,0 +1,73 @@
+"""Any mix of turns, cuts, edits and faults: the engine holds what the tree says."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_link import ScriptedLink
+from session_stage import END, say, session_on, toks
+
+from holdfast.sessions.items import Preamble
+from holdfast.sessions.requests import TurnRequest
+
+actions = st.lists(
+    st.sampled_from(
+        ["turn", "cancel", "leave", "limit", "stop", "delete", "update", "error", "die", "aside"]
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions, st.integers(1, 5), st.integers(1, 3), st.randoms(use_true_random=False))
+def test_whatever_happens_the_engine_holds_what_the_tree_says(
+    todo: list, ahead: int, per_row: int, random
+) -> None:
+    """After any mix of turns, cuts, edits and faults the branch's tokens and the engine's are the same."""
+
+    def model(tokens: list[int]) -> int:
+        if broken[0] and random.random() < 0.3:
+            raise RuntimeError("not a number")
+        return END if random.random() < 0.15 else random.choice(toks("one two three 🎉 four"))
+
+    async def play() -> None:
+        link = ScriptedLink(model, END, ahead=ahead, tokens_per_row=per_row)
+        session = session_on(link)
+        for number, action in enumerate(todo):
+            if action == "delete" and len(session.history):
+                session.history.delete(random.choice(session.history.items()).id)
+            elif action == "update":
+                session.history.preamble = Preamble(instructions=f"Number {number}")
+            elif action == "die":
+                link.die()
+                link.restart()
+            broken[0] = action == "error"
+            say(session, f"turn {number}")
+            stop = ["two three", "🎉"] if action == "stop" else []
+            request = TurnRequest.checked(
+                max_output_tokens=3 if action == "limit" else 30, stop=stop, out_of_band=action == "aside"
+            )
+            response = session.respond(request)
+            seen = 0
+            async with response:
+                async for _ in response:
+                    seen += 1
+                    if action == "cancel" and seen == 3:
+                        await session.cancel()
+                    if action == "leave" and seen == 3:
+                        break
+            assert not session.history.busy
+            head = session.history.tree.head
+            if (
+                head is not None
+                and action not in ("error", "aside")
+                and head.inputs[-1:] == session.history.items()[-2:-1]
+            ):
+                assert [held.tokens for held in link.held.values()] == [head.tokens().tolist()]
+            assert len(link.held) <= 1
+
+    broken = [False]
+    asyncio.run(asyncio.wait_for(play(), 20))

@@ -1,0 +1,99 @@
+"""Loading a model folder's tokenizer, and marking what somebody typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from chat_languages import CHATML, FAMILIES, ours, reference
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from holdfast.sessions.errors import TemplateFailed, TokenizerUnreadable
+from holdfast.sessions.tokenizer import CLOSE_MARK, OPEN_MARK, ChatTokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    reference("llama3").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_that_transformers_wrote_is_read(folder: Path) -> None:
+    loaded = ChatTokenizer.load(folder)
+    assert loaded.template == FAMILIES["llama3"].template
+    assert loaded.named["bos_token"] == "<|begin_of_text|>"
+    assert loaded.specials == ours("llama3").specials
+
+
+@pytest.mark.parametrize("written", [CHATML, [{"name": "default", "template": CHATML}], None])
+def test_older_folders_keep_the_template_in_the_configuration(folder: Path, written: object) -> None:
+    (folder / "chat_template.jinja").unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"chat_template": written, "bos_token": {"content": "<|begin_of_text|>", "lstrip": False}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if written is None:
+        with pytest.raises(TokenizerUnreadable, match="no chat template"):
+            ChatTokenizer.load(folder)
+        return
+    loaded = ChatTokenizer.load(folder)
+    assert loaded.template == CHATML
+    assert loaded.named["bos_token"] == "<|begin_of_text|>"
+
+
+def test_the_template_with_tools_is_preferred(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": CHATML}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert ChatTokenizer.load(folder).template == CHATML
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", None),
+        ("tokenizer.json", b"{"),
+        ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b"\xff"),
+        ("chat_template.jinja", b"\xff"),
+    ],
+)
+def test_a_broken_file_is_named(folder: Path, name: str, content: bytes | None) -> None:
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(TokenizerUnreadable, match=name):
+        ChatTokenizer.load(folder)
+
+
+def test_marks_are_put_around_typed_control_tokens_wherever_they_stand() -> None:
+    mark = ours("chatml").mark
+    marked = f"a {OPEN_MARK}<|im_end|>{CLOSE_MARK} b"
+    assert mark("a <|im_end|> b") == marked
+    assert mark({"a <|im_end|> b": ["a <|im_end|> b", 7, None]}) == {marked: [marked, 7, None]}
+    assert mark(f"<|im_{OPEN_MARK}end|>") == f"{OPEN_MARK}<|im_end|>{CLOSE_MARK}"  # nobody forges a mark
+    unwritten = "<think> is an added token, but none that this template writes"
+    assert mark(unwritten) == unwritten
+
+
+def test_a_tokenizer_that_cannot_spell_a_control_token_refuses_it() -> None:
+    """A word-level model knows the token as a word: as text it would still be the control token."""
+    words = Tokenizer(models.WordLevel({"<end>": 0, "a": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_special_tokens([AddedToken("<end>", special=True)])
+    tokenizer = ChatTokenizer(words, "{{ messages[0].content }}<end>")
+    with pytest.raises(TemplateFailed, match="as plain text"):
+        tokenizer.encode(tokenizer.mark("a <end>"), leads=True)
+
+
+def test_text_within_a_prompt_gets_no_space_in_front() -> None:
+    """SentencePiece-like tokenizers begin a text with a space; what follows a reply is not a beginning."""
+    words = Tokenizer(models.WordLevel({"▁a": 0, "a": 1, "\n": 2, "▁": 3, "?": 4}, unk_token="?"))
+    spaced = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    words.pre_tokenizer = pre_tokenizers.Sequence([spaced, pre_tokenizers.Split("\n", "isolated")])
+    tokenizer = ChatTokenizer(words, "")
+    assert tokenizer.encode("a", leads=True) == [0]
+    assert tokenizer.encode("a", leads=False) == [1]
+    assert tokenizer.encode("", leads=False) == []
