@@ -1,0 +1,93 @@
+"""The Starlette app: routes to what a ``Service`` offers, behind one guard.
+
+Knows HTTP; nothing of conversations or engines beyond what the service says of them.
+"""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
+
+from .. import __version__
+from .access import Guard
+from .channel import SocketChannel
+from .errors import error_details, wire_error
+from .metrics import CONTENT_TYPE, exposition
+from .service import Service
+
+
+def build_app(service: Service) -> ASGIApp:
+    """All routes of one service."""
+    routes = _Routes(service)
+    app = Starlette(
+        routes=[
+            WebSocketRoute("/v1/realtime", routes.realtime),
+            Route("/v1/models", routes.models),
+            Route("/v1/models/{name:path}", routes.model),
+            Route("/health", routes.health),
+            Route("/ready", routes.ready),
+            Route("/metrics", routes.metrics),
+            Route("/version", routes.version),
+        ]
+    )
+    return Guard(app, service.settings.api_key)
+
+
+class _Routes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def realtime(self, socket: WebSocket) -> None:
+        """One session on one socket; refused with an HTTP answer before it is accepted, where it must be."""
+        try:
+            self._service.admit(socket.query_params.get("model"))
+        except Exception as error:
+            await socket.send_denial_response(_refusal(error))
+            return
+        await socket.accept()
+        await self._service.converse(SocketChannel(socket))
+
+    async def models(self, request: Request) -> Response:
+        """What is served, in OpenAI's list form."""
+        return JSONResponse({"object": "list", "data": [self._listed()]})
+
+    async def model(self, request: Request) -> Response:
+        """One model, or 404."""
+        try:
+            self._service.check_model(request.path_params["name"])
+        except Exception as error:
+            return _refusal(error)
+        return JSONResponse(self._listed())
+
+    async def health(self, request: Request) -> Response:
+        """503 only for what restarting the server would mend: an engine that hangs."""
+        state = self._service.state()
+        return JSONResponse(state.told(), 200 if state.alive else 503)
+
+    async def ready(self, request: Request) -> Response:
+        """Whether a turn could run now."""
+        state = self._service.state()
+        return JSONResponse(state.told(), 200 if state.ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        return Response(exposition(await self._service.snapshot()), media_type=CONTENT_TYPE)
+
+    async def version(self, request: Request) -> Response:
+        """Of this package."""
+        return JSONResponse({"name": "holdfast", "version": __version__})
+
+    def _listed(self) -> dict[str, object]:
+        service = self._service
+        return {"id": service.model, "object": "model", "created": service.started, "owned_by": "holdfast"}
+
+
+def _refusal(error: Exception) -> Response:
+    wire, told = wire_error(error), error_details(error)
+    body = {"type": told.type, "code": told.code, "message": told.message, "param": told.param}
+    headers = {"Retry-After": "1"} if wire.status in (429, 503) else None
+    return JSONResponse({"error": body}, wire.status, headers)

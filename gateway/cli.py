@@ -1,0 +1,175 @@
+"""The command line: ``holdfast serve | chat | demo | doctor | bench``.
+
+The one place that reads argv and the environment; everything below takes settings objects. Imports what a
+command needs when it runs, so that ``--help`` costs nothing. Exit codes: 0 done, 1 it ran and failed, 2 it
+could not start.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from ..runtime.errors import RuntimeFault
+from ..runtime.settings import EngineSettings
+from .settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings
+
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgt]?)(i?b)?", re.IGNORECASE)
+
+app = typer.Typer(
+    name="holdfast",
+    help="An async streaming LLM inference engine whose unit is the session.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[
+    str, typer.Argument(help="A local folder, a hub id, or `pocket`, the model that ships with Holdfast.")
+]
+Key = Annotated[
+    str | None, typer.Option("--api-key", envvar="HOLDFAST_API_KEY", help="Bearer key of the server.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")]
+Bytes = Annotated[str | None, typer.Option("--kv-bytes", help="Memory for KV, such as 512MiB or 8GiB.")]
+Context = Annotated[
+    int | None, typer.Option(min=1, help="Longest sequence in tokens; the model's own by default.")
+]
+
+
+@app.command()
+def serve(
+    model: Model,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = DEFAULT_HOST,
+    port: Annotated[
+        int, typer.Option(envvar="HOLDFAST_PORT", min=0, max=65535, help="0 takes a free one.")
+    ] = DEFAULT_PORT,
+    api_key: Key = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    kv_bytes: Bytes = None,
+    max_context: Context = None,
+    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed by one step.")] = 512,
+    max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
+) -> None:
+    """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
+    from .serve import run
+
+    settings = GatewaySettings(host=host, port=port, api_key=api_key)
+    engine = _engine_settings(
+        model,
+        device,
+        dtype,
+        kv_bytes,
+        max_context,
+        max_step_tokens=max_step_tokens,
+        max_sequences=max_sequences,
+    )
+    raise typer.Exit(run(settings, engine))
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Argument(help="Of a running server.")] = f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}",
+    instructions: Annotated[str, typer.Option(help="What the model is told before the first turn.")] = "",
+    api_key: Key = None,
+) -> None:
+    """Talk with the model of a running server; Ctrl-C cuts a reply short, Ctrl-D leaves."""
+    from .chat import run
+
+    raise typer.Exit(run(url, instructions, api_key))
+
+
+@app.command()
+def demo() -> None:
+    """Start a server on a free port and converse over a real WebSocket, counting every token prefilled."""
+    from .demo import run
+
+    raise typer.Exit(run())
+
+
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Argument(help="A model to look at as well.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    kv_bytes: Bytes = None,
+    max_context: Context = None,
+) -> None:
+    """Show device, versions, memory and its arithmetic, and the class of the model's chat template."""
+    from .doctor import run
+
+    settings = None if model is None else _engine_settings(model, device, dtype, kv_bytes, max_context)
+    raise typer.Exit(run(settings))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context,
+    name: Annotated[
+        str, typer.Argument(help="Which benchmark: a module of holdfast.benchmarks, such as `pocket`.")
+    ],
+) -> None:
+    """Run one of the benchmarks; what follows its name goes to it."""
+    found = _benchmark(name)
+    if found is None:
+        _refuse(f"no benchmark is named {name!r}")
+    raise typer.Exit(import_module(found).main(context.args))
+
+
+def main() -> None:
+    """The console script ``holdfast``."""
+    app()
+
+
+def _engine_settings(
+    model: str,
+    device: str,
+    dtype: str,
+    kv_bytes: str | None,
+    max_context: int | None,
+    max_step_tokens: int = 512,
+    max_sequences: int = 64,
+) -> EngineSettings:
+    try:
+        return EngineSettings(
+            model=model,
+            device=device,
+            dtype=dtype,
+            kv_bytes=None if kv_bytes is None else _bytes(kv_bytes),
+            max_context=max_context,
+            max_step_tokens=max_step_tokens,
+            max_sequences=max_sequences,
+        )
+    except RuntimeFault as fault:
+        _refuse(fault.message)
+
+
+def _bytes(text: str) -> int:
+    """``8GiB``, ``512 MiB``, ``4096``: a size in bytes."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        _refuse(f"--kv-bytes {text!r} is not a size such as 512MiB or 8GiB")
+    return int(float(found["number"]) * 1024 ** " kmgt".index(found["prefix"].lower() or " "))
+
+
+def _refuse(cause: str) -> NoReturn:
+    print(f"holdfast: {cause}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _benchmark(name: str) -> str | None:
+    """The module that holds the benchmark: ``benchmarks/NAME/bench.py`` or ``benchmarks/NAME.py``."""
+    home = Path(__file__).resolve().parent.parent / "benchmarks"
+    package = __package__.rpartition(".")[0]
+    if not name.isidentifier():
+        return None
+    if (home / name / "bench.py").is_file():
+        return f"{package}.benchmarks.{name}.bench"
+    return f"{package}.benchmarks.{name}" if (home / f"{name}.py").is_file() else None

@@ -1,0 +1,224 @@
+"""The Realtime protocol as a pure state machine: an event in, effects out. No sockets, no loop, no clock.
+
+It decides what may come when, edits the history, and gives every event its place. Running a response is an
+effect: whoever owns the loop starts it, and feeds what it tells back through `reply` or `failed`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..sdk.errors import FrameError
+from ..sdk.frames import client, server
+from ..sdk.frames.items import InputItem, ItemReference
+from ..sdk.frames.response import ResponseParams
+from ..sdk.frames.session import SessionResource
+from ..sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
+from ..sessions.events import ReplyEvent
+from ..sessions.history import ROOT, History
+from ..sessions.items import Item, new_id
+from ..sessions.requests import TurnRequest
+from .errors import GatewayError, NothingToCancel, TooManyResponses, error_details
+from .replies import LiveResponse
+from .translate import frame_of, item_of, patched, preamble_of, request_of
+
+PARALLEL_RESPONSES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Let this event leave."""
+
+    event: server.ServerEvent
+
+
+@dataclass(frozen=True, slots=True)
+class StartResponse:
+    """Run this turn; report what it tells under `response_id`."""
+
+    response_id: str
+    request: TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResponse:
+    """Cut this response short; its end is reported like any other."""
+
+    response_id: str
+
+
+Effect: TypeAlias = Send | StartResponse | CancelResponse
+
+
+class Conversation:
+    """One session's side of the protocol."""
+
+    def __init__(
+        self,
+        session: SessionResource,
+        history: History,
+        *,
+        ids: Callable[[str], str] = new_id,
+        parallel_responses: int = PARALLEL_RESPONSES,
+    ) -> None:
+        self._initial = session
+        self._session = session
+        self._history = history
+        self._ids = ids
+        self._parallel_responses = parallel_responses
+        self._numbers = itertools.count(1)
+        self._live: dict[str, LiveResponse] = {}
+        self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
+        self.conversation_id = ids("conv")
+        history.preamble = preamble_of(session)
+
+    @property
+    def session(self) -> SessionResource:
+        """The effective configuration."""
+        return self._session
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Ids of the responses that have been started and have not ended."""
+        return tuple(self._live)
+
+    # --- events in ---
+
+    def greet(self) -> list[server.ServerEvent]:
+        """What a new connection is told first."""
+        conversation = server.ConversationResource(id=self.conversation_id)
+        return [
+            server.SessionCreated(event_id=self._event_id(), session=self._session),
+            server.ConversationCreated(event_id=self._event_id(), conversation=conversation),
+        ]
+
+    def receive(self, event: client.ClientEvent) -> list[Effect]:
+        """Take one client event in. What may not come now becomes an `error` event and changes nothing."""
+        try:
+            return self._receive(event)
+        except (SessionError, FrameError, GatewayError) as error:
+            return [Send(self.refusal(error, event.event_id))]
+
+    def refusal(self, error: Exception, event_id: str | None = None) -> server.ErrorEvent:
+        """The `error` event for an event that was refused, or for a frame that is none."""
+        return server.ErrorEvent(event_id=self._event_id(), error=error_details(error, event_id))
+
+    def reply(self, response_id: str, event: ReplyEvent) -> list[server.ServerEvent]:
+        """What a running response tells, as server events."""
+        live = self._live[response_id]
+        events = live.feed(event)
+        if live.done:
+            del self._live[response_id]
+        return events
+
+    def failed(self, response_id: str, error: Exception) -> list[server.ServerEvent]:
+        """The response ended by raising: an `error` event if it had not begun, else `response.done`."""
+        live = self._live[response_id]
+        del self._live[response_id]
+        return live.fail(error) if live.started else [self.refusal(error, live.asked_by)]
+
+    def _receive(self, event: client.ClientEvent) -> list[Effect]:
+        match event:
+            case client.SessionUpdate(session=patch):
+                updated = patched(self._session, patch, self._initial)
+                self._history.preamble = preamble_of(updated)
+                self._session = updated
+                return [Send(server.SessionUpdated(event_id=self._event_id(), session=updated))]
+            case client.ItemCreate():
+                return self._create_item(event)
+            case client.ItemRetrieve(item_id=item_id):
+                found = frame_of(self._history.get(item_id))
+                return [Send(server.ItemRetrieved(event_id=self._event_id(), item=found))]
+            case client.ItemDelete(item_id=item_id):
+                self._delete_item(item_id)
+                return [Send(server.ItemDeleted(event_id=self._event_id(), item_id=item_id))]
+            case client.ResponseCreate():
+                return [self._create_response(event)]
+            case client.ResponseCancel(response_id=response_id):
+                return self._cancel(response_id)
+
+    # --- items ---
+
+    def _create_item(self, event: client.ItemCreate) -> list[Effect]:
+        item = item_of(event.item, self._ids)
+        asked, writer = event.previous_item_id, self._writer()
+        if writer is not None and item.id in writer.item_ids:
+            raise ItemExists(f"An item with id {item.id!r} is being said", param="item.id")
+        previous = self._last_item_id() if asked is None else asked
+        self._history.insert(item, asked)
+        if writer is not None and (asked is None or asked in self._after_reply):
+            self._after_reply.add(item.id)
+        frame, shown = frame_of(item), None if previous == ROOT else previous
+        return [
+            Send(server.ItemAdded(event_id=self._event_id(), item=frame, previous_item_id=shown)),
+            Send(server.ItemDone(event_id=self._event_id(), item=frame, previous_item_id=shown)),
+        ]
+
+    def _delete_item(self, item_id: str) -> None:
+        writer = self._writer()
+        if writer is not None and item_id in writer.item_ids:
+            raise ItemUnknown(f"The item {item_id!r} is still being said", param="item_id")
+        self._history.delete(item_id)
+        self._after_reply.discard(item_id)
+
+    def _last_item_id(self) -> str | None:
+        """The end of the conversation as the client sees it, a running reply's items included."""
+        items, writer = self._history.items(), self._writer()
+        if writer is None or (items and items[-1].id in self._after_reply):
+            return items[-1].id if items else None
+        return writer.item_ids[-1] if writer.item_ids else self._before_reply()
+
+    def _before_reply(self) -> str | None:
+        """The last item that stands before the running reply."""
+        before = (item.id for item in reversed(self._history.items()) if item.id not in self._after_reply)
+        return next(before, None)
+
+    # --- responses ---
+
+    def _create_response(self, event: client.ResponseCreate) -> Effect:
+        params = event.response or ResponseParams()
+        writes = params.conversation != "none"
+        if writes and self._writer() is not None:
+            raise ConversationBusy(
+                "The conversation already has an active response: wait for it or cancel it"
+            )
+        if len(self._live) >= self._parallel_responses:
+            raise TooManyResponses(f"At most {self._parallel_responses} responses run at once")
+        request = request_of(params, self._session, self._resolved)
+        live = LiveResponse(
+            self._ids("resp"),
+            self._event_id,
+            conversation_id=self.conversation_id if writes else None,
+            predecessor=self._before_reply,
+            max_output_tokens=request.max_output_tokens or "inf",
+            metadata=params.metadata if isinstance(params.metadata, dict) else None,
+            asked_by=event.event_id,
+        )
+        if writes:
+            self._after_reply.clear()
+        self._live[live.id] = live
+        return StartResponse(live.id, request)
+
+    def _cancel(self, response_id: str | None) -> list[Effect]:
+        live = self._writer() if response_id is None else self._live.get(response_id)
+        if live is None:
+            raise NothingToCancel("Cancellation failed: no such response is active")
+        if live.cancelling:
+            return []
+        live.cancelling = True
+        return [CancelResponse(live.id)]
+
+    def _resolved(self, item: InputItem) -> Item:
+        if isinstance(item, ItemReference):
+            return self._history.get(item.id)
+        return item_of(item, self._ids)
+
+    def _writer(self) -> LiveResponse | None:
+        """The response that writes the default conversation."""
+        return next((live for live in self._live.values() if live.conversation_id is not None), None)
+
+    def _event_id(self) -> str:
+        return f"event_{next(self._numbers)}"

@@ -1,0 +1,150 @@
+"""``doctor``: what this machine offers, and what a model would take of it, with the arithmetic shown.
+
+Reads configurations and headers; loads no weights.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from pathlib import Path
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+
+from .. import __version__
+from ..runtime.errors import RuntimeFault
+from ..runtime.settings import EngineSettings
+from ..runtime.sizing import blocks_of, context_of, cuda_kv_bytes, host_kv_bytes
+from ..sessions.errors import SessionError
+
+LIBRARIES = (
+    *("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy"),
+    *("msgspec", "starlette", "uvicorn", "websockets", "anyio"),
+)
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+Fact: TypeAlias = tuple[str, str]
+
+
+def run(settings: EngineSettings | None) -> int:
+    """Print what there is to know; 0, or 2 where the model cannot be served, with the reason on stderr."""
+    console = Console(highlight=False)
+    console.print(_table("Machine", machine()))
+    if settings is None:
+        return 0
+    try:
+        facts = list(model(settings))
+    except (RuntimeFault, SessionError) as error:
+        print(f"holdfast: {error.message}", file=sys.stderr)
+        return 2
+    console.print(_table(f"Model {settings.model}", facts))
+    return 0
+
+
+def machine() -> Iterator[Fact]:
+    """This machine and its libraries."""
+    import torch
+
+    yield "holdfast", f"{__version__} on Python {platform.python_version()}, {platform.platform()}"
+    yield "cpu", f"{len(os.sched_getaffinity(0))} cores, torch uses {torch.get_num_threads()} threads"
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield "memory", f"{_size(total)}, {_size(free)} free"
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        yield f"cuda:{index}", f"{properties.name}, {_size(total)}, {_size(free)} free"
+    if not torch.cuda.is_available():
+        yield "cuda", "none"
+    yield "libraries", ", ".join(f"{name} {_version(name)}" for name in LIBRARIES)
+
+
+def model(settings: EngineSettings) -> Iterator[Fact]:
+    """What a model is and what it takes. Raises ``ModelUnreadable`` or a ``SessionError``."""
+    from ..runtime.model.checkpoint import Checkpoint
+    from ..runtime.model.config import read_config
+    from ..runtime.model.folder import find_model
+    from ..runtime.model.weights import may_be_ignored, pieces_of
+
+    folder = find_model(settings.model)
+    config = read_config(folder)
+    pieces = pieces_of(config)
+    with Checkpoint(folder) as checkpoint:
+        checkpoint.check(pieces, lambda tensor: may_be_ignored(tensor, config))
+    dtype = (config.dtype or "float32") if settings.dtype == "auto" else settings.dtype
+    width = DTYPE_BYTES.get(dtype, 4)
+    parameters = sum(prod(piece.shape) for piece in pieces)
+    yield "folder", str(folder)
+    yield "architecture", f"{config.architecture}, {config.layers} layers, hidden {config.hidden_size}"
+    yield "weights", _product((("parameters", parameters), (f"bytes ({dtype})", width)), "B")
+    per_token = config.layers * 2 * config.kv_heads * config.head_dim * width
+    shape = (("layers", config.layers), ("(k, v)", 2), ("heads", config.kv_heads), ("dim", config.head_dim))
+    yield "KV per token", _product((*shape, (f"bytes ({dtype})", width)), "B")
+    yield from _room(settings, per_token, parameters * width, config.max_context)
+    yield from _language(folder)
+
+
+def _room(settings: EngineSettings, per_token: int, weights: int, model_context: int) -> Iterator[Fact]:
+    """How much KV the device would hold."""
+    device, allowed = _allowed(settings.device, weights)
+    block_bytes = per_token * settings.block_tokens
+    blocks = blocks_of(settings, block_bytes, allowed)
+    context = min(settings.max_context or model_context, context_of(settings, blocks, model_context))
+    tokens = blocks * settings.block_tokens
+    yield "KV on " + device, f"{_size(blocks * block_bytes)} = {blocks:,} blocks × {block_bytes:,} B"
+    yield "tokens that fit", _product((("blocks", blocks), ("tokens", settings.block_tokens)), "tokens")
+    fit = f"{tokens / context:.1f} sessions of the longest context ({context:,})"
+    yield "sessions that fit", fit if tokens >= context else f"none of {context:,} tokens: too few blocks"
+
+
+def _allowed(device: str, weights: int) -> tuple[str, int]:
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not device.startswith("cuda"):
+        return device, host_kv_bytes()
+    return device, cuda_kv_bytes(max(0, torch.cuda.mem_get_info(device)[0] - weights))
+
+
+def _language(folder: Path) -> Iterator[Fact]:
+    from ..sessions.language import Language
+
+    report = Language.load(folder).report
+    tools = "renders tools" if report.tools else "renders no tools"
+    yield "chat template", f"{report.kind.value}, {tools}"
+
+
+def _product(factors: tuple[tuple[str, int], ...], unit: str) -> str:
+    written = " × ".join(f"{value:,} {name}" for name, value in factors)
+    result = prod(value for _, value in factors)
+    shown = f"{result:,} {unit}"
+    return f"{written} = {shown}" + (f" ({_size(result)})" if unit == "B" and result >= 1 << 20 else "")
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _table(title: str, facts: Iterator[Fact] | list[Fact]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in facts:
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,98 @@
+"""An engine inside this process behind the SDK's own client: no sockets, no server, the same conversation.
+
+    async with embedded("pocket") as client:
+        async with client.session(instructions="Be brief.") as chat:
+            async for piece in chat.say("Hello!"):
+                print(piece, end="")
+
+The engine is a thread: it shares the interpreter lock with the event loop and dies with the process. For
+serving, and for measuring, run ``holdfast serve``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ..runtime.link.thread import ThreadEngine
+from ..runtime.settings import EngineSettings
+from ..sdk.client import Client
+from ..sdk.errors import ConnectionFailed, ConnectionLost
+from .channel import ChannelClosed, MemoryChannel, memory_pair
+from .compose import model_name, opened
+from .errors import GatewayError
+from .service import Service
+from .settings import GatewaySettings
+
+
+class MemoryTransport:
+    """The client's end of a connection inside this process."""
+
+    def __init__(self, channel: MemoryChannel) -> None:
+        self._channel = channel
+
+    async def send(self, frame: bytes) -> None:
+        """Send one frame. Raises ``ConnectionLost``."""
+        try:
+            await self._channel.send(frame)
+        except ChannelClosed as closed:
+            raise _lost(closed) from closed
+
+    async def receive(self) -> bytes:
+        """The next frame. Raises ``ConnectionLost``."""
+        try:
+            return await self._channel.receive()
+        except ChannelClosed as closed:
+            raise _lost(closed) from closed
+
+    async def aclose(self) -> None:
+        """End the connection."""
+        await self._channel.close(1000, "")
+
+
+@asynccontextmanager
+async def embedded(
+    model: str = "pocket",
+    *,
+    engine: EngineSettings | None = None,
+    settings: GatewaySettings | None = None,
+) -> AsyncIterator[Client]:
+    """A client of an engine in a thread of this process; ``engine`` replaces ``model`` where it is given.
+
+    Raises what loading raises: ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``EngineDied``.
+    """
+    engine_settings = engine or EngineSettings(model=model)
+    thread = ThreadEngine(engine_settings)
+    service = Service(settings or GatewaySettings(), model_name(engine_settings.model), thread.link)
+    async with opened(service, engine_settings.model, thread):
+        yield in_memory(service)
+
+
+def in_memory(service: Service) -> Client:
+    """A client whose sessions are connections inside this process; they end with the service."""
+    connections: set[asyncio.Task[None]] = set()
+
+    async def dial(model: str | None) -> MemoryTransport:
+        try:
+            service.admit(model)
+        except GatewayError as error:
+            raise ConnectionFailed(error.message) from error
+        ours, theirs = memory_pair()
+        connection = asyncio.create_task(_serve(service, ours))
+        connections.add(connection)
+        connection.add_done_callback(connections.discard)
+        return MemoryTransport(theirs)
+
+    return Client(dial)
+
+
+async def _serve(service: Service, channel: MemoryChannel) -> None:
+    try:
+        await service.converse(channel)
+    finally:
+        await channel.close(1000, "")
+
+
+def _lost(closed: ChannelClosed) -> ConnectionLost:
+    return ConnectionLost(f"The connection ended: {closed}", closed.code)

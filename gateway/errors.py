@@ -1,0 +1,162 @@
+"""One table from every typed error to its wire error and close code.
+
+Rows are the error classes that can reach the gateway: of ``sdk.frames``, ``sessions`` and ``runtime``; a
+class without a row of its own takes its nearest parent's, and what belongs to no tree is our own mistake.
+Errors of ``kvstore`` and ``kernels`` end inside the engine: they arrive as a failed turn or as a dead engine.
+
+GatewayError
+├── PortTaken                 another program listens there
+├── SlowReader                a client took no frame for too long
+├── TooManyResponses          a socket has as many responses running as it may
+├── NothingToCancel           a cancel names no response that runs
+├── ModelNotServed            the client asked for a model that is not this server's
+└── Draining                  the server is going away and takes no new work
+"""
+# ruff: noqa: N818  (leaves are named for what happened)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..runtime import errors as runtime
+from ..sdk import errors as sdk
+from ..sdk.frames.server import ErrorDetails
+from ..sessions import errors as sessions
+
+
+class GatewayError(Exception):
+    """Anything the gateway refuses by itself."""
+
+    code: ClassVar[str] = "gateway_error"
+
+    @property
+    def message(self) -> str:
+        """What went wrong, in one line."""
+        return str(self.args[0]) if self.args else self.code
+
+
+class PortTaken(GatewayError):
+    """Another program listens on this address."""
+
+    code = "port_taken"
+
+
+class SlowReader(GatewayError):
+    """A client took no frame for too long."""
+
+    code = "slow_reader"
+
+
+class TooManyResponses(GatewayError):
+    """A socket has as many responses running as it may."""
+
+    code = "too_many_responses"
+
+
+class NothingToCancel(GatewayError):
+    """A cancel names no response that runs."""
+
+    code = "response_cancel_not_active"
+
+
+class ModelNotServed(GatewayError):
+    """The client asked for a model that is not this server's."""
+
+    code = "model_not_found"
+
+
+class Draining(GatewayError):
+    """The server is going away and takes no new work."""
+
+    code = "server_going_away"
+
+
+@dataclass(frozen=True, slots=True)
+class WireError:
+    """How an error looks outside: in an event, over HTTP, and as a close code where it ends the socket."""
+
+    type: str
+    code: str
+    status: int
+    close: int | None = None
+
+
+def _invalid(code: str, status: int = 400, close: int | None = None) -> WireError:
+    return WireError("invalid_request_error", code, status, close)
+
+
+def _server(code: str, status: int = 500, close: int | None = None) -> WireError:
+    return WireError("server_error", code, status, close)
+
+
+def _busy(code: str, status: int = 429, close: int | None = None) -> WireError:
+    return WireError("rate_limit_error", code, status, close)
+
+
+INTERNAL = _server("internal_error")
+
+TABLE: dict[type[Exception], WireError] = {
+    # frames that are no events
+    sdk.FrameError: _invalid("invalid_frame"),
+    sdk.FrameMalformed: _invalid("invalid_json"),
+    sdk.FrameTooLarge: _invalid("frame_too_large", 413, close=1009),
+    sdk.FieldUnknown: _invalid("unknown_parameter"),
+    sdk.FieldUnsupported: _invalid("unsupported_field"),
+    sdk.FieldMissing: _invalid("missing_required_parameter"),
+    sdk.FieldMistyped: _invalid("invalid_type"),
+    sdk.FieldInvalid: _invalid("invalid_value"),
+    # what a session refuses
+    sessions.SessionError: INTERNAL,
+    sessions.RequestInvalid: _invalid("invalid_value"),
+    sessions.ItemUnknown: _invalid("item_not_found", 404),
+    sessions.ItemExists: _invalid("item_already_exists", 409),
+    sessions.ItemInvalid: _invalid("invalid_value"),
+    sessions.ToolInvalid: _invalid("invalid_value"),
+    sessions.SamplingInvalid: _invalid("invalid_value"),
+    sessions.PromptTooLong: _invalid("context_length_exceeded"),
+    sessions.ConversationBusy: _invalid("conversation_already_has_active_response", 409),
+    sessions.TemplateFailed: _invalid("template_failed"),
+    sessions.TokenizerUnreadable: _server("model_unreadable", 503, close=1011),
+    sessions.SessionUnknown: _invalid("session_not_found", 404),
+    sessions.SessionLimit: _busy("session_limit_reached", 429, close=1013),
+    sessions.SessionClosed: _server("session_closed", 410, close=1011),
+    sessions.TurnFailed: _server("turn_failed"),
+    sessions.EngineUnavailable: _server("engine_unavailable", 503),
+    sessions.EngineFull: _busy("engine_overloaded", 503),
+    # what the engine or its link refuses
+    runtime.RuntimeFault: INTERNAL,
+    runtime.ModelUnreadable: _server("model_unreadable", 503, close=1011),
+    runtime.SettingsInvalid: _server("settings_invalid", 503, close=1011),
+    runtime.VerbRefused: INTERNAL,
+    runtime.ContextExceeded: _invalid("context_length_exceeded"),
+    runtime.SamplingInvalid: _invalid("invalid_value"),
+    runtime.EngineOverloaded: _busy("engine_overloaded", 503),
+    runtime.EngineGone: _server("engine_unavailable", 503),
+    # the gateway's own
+    GatewayError: INTERNAL,
+    PortTaken: _server("port_taken", 503),
+    SlowReader: _invalid("slow_reader", 408, close=1008),
+    TooManyResponses: _busy("too_many_responses"),
+    NothingToCancel: _invalid("response_cancel_not_active"),
+    ModelNotServed: _invalid("model_not_found", 404, close=1008),
+    Draining: _server("server_going_away", 503, close=1012),
+}
+
+
+def wire_error(error: BaseException) -> WireError:
+    """The row of the error's class or its nearest parent's; ``internal_error`` where there is none."""
+    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
+
+
+def error_details(error: BaseException, event_id: str | None = None) -> ErrorDetails:
+    """The body of an ``error`` event. Our own mistakes do not show their text."""
+    wire = wire_error(error)
+    told = getattr(error, "message", None) if wire is not INTERNAL else None
+    return ErrorDetails(
+        type=wire.type,
+        code=wire.code,
+        message=told if isinstance(told, str) else "The server made a mistake; it is logged",
+        param=getattr(error, "param", None),
+        event_id=event_id or getattr(error, "event_id", None),
+    )

@@ -1,0 +1,77 @@
+"""What Prometheus reads: everybody's ``statistics()`` at the moment of asking. Nothing is counted here.
+
+Each scrape makes a registry of its own, so two servers in one process do not share anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+COUNTED = frozenset(
+    {"steps", "rows", "discarded", "faults", "turns", "preempted", "taken", "stalls", "copies", "isolations"}
+)
+"""Engine statistics that only rise; the others are lengths and levels."""
+
+TOKENS = ("computed", "adopted", "sampled")
+"""Engine statistics in tokens: one counter with a class each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everybody's statistics at one moment. ``engine`` is empty while there is none."""
+
+    ready: bool
+    incarnation: int
+    gateway: Mapping[str, float]
+    engine: Mapping[str, float]
+
+
+def exposition(snapshot: Snapshot) -> bytes:
+    """The snapshot in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Reader(snapshot))
+    return generate_latest(registry)
+
+
+class _Reader(Collector):
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per statistic, and one for all tokens by class."""
+        snapshot = self._snapshot
+        yield _gauge("holdfast_ready", "Whether new turns can run now", float(snapshot.ready))
+        yield _counter("holdfast_engine_starts", "Engines loaded so far", snapshot.incarnation)
+        for name, value in sorted(snapshot.gateway.items()):
+            yield _gauge(f"holdfast_{name}", f"The gateway's {name.replace('_', ' ')}", value)
+        yield _tokens(snapshot.engine)
+        for name, value in sorted(snapshot.engine.items()):
+            if name in TOKENS:
+                continue
+            family = _counter if name in COUNTED else _gauge
+            yield family(f"holdfast_engine_{name}", f"The engine's {name.replace('_', ' ')}", value)
+
+
+def _tokens(engine: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(
+        "holdfast_tokens", "Tokens by class, since the engine started", labels=["class"]
+    )
+    for name in TOKENS:
+        if name in engine:
+            family.add_metric([name], engine[name])
+    return family
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, help_text, value)
+
+
+def _counter(name: str, help_text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, help_text, value)

@@ -1,0 +1,80 @@
+"""Frames on their way to one reader, bounded in events and bytes.
+
+The conversation posts without waiting, so frames leave in the order in which its state changed; whoever posts
+then waits for room. It knows nothing of what a frame says, nor of sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .settings import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatistics:
+    """What waits now, and what has left so far."""
+
+    events: int
+    bytes: int
+    sent: int
+
+
+class Outbox:
+    """A queue with one reader. Overshoots its bounds by one batch at most."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._frames: deque[bytes] = deque()
+        self._bytes = 0
+        self._sent = 0
+        self._filled = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def post(self, frames: Iterable[bytes]) -> None:
+        """Queue frames in order, without waiting."""
+        for frame in frames:
+            self._frames.append(frame)
+            self._bytes += len(frame)
+        self._mark()
+
+    async def room(self) -> None:
+        """Wait until less than the bounds is queued."""
+        await self._room.wait()
+
+    async def emptied(self) -> None:
+        """Wait until all that was posted has left."""
+        await self._empty.wait()
+
+    async def take(self) -> bytes:
+        """The next frame; it counts as queued until ``left``."""
+        await self._filled.wait()
+        return self._frames[0]
+
+    def left(self) -> None:
+        """The frame taken last has left."""
+        self._bytes -= len(self._frames.popleft())
+        self._sent += 1
+        self._mark()
+
+    def statistics(self) -> OutboxStatistics:
+        """Its lengths now."""
+        return OutboxStatistics(len(self._frames), self._bytes, self._sent)
+
+    def _mark(self) -> None:
+        limits = self._limits
+        if len(self._frames) < limits.outbox_events and self._bytes < limits.outbox_bytes:
+            self._room.set()
+        else:
+            self._room.clear()
+        for event, holds in ((self._filled, bool(self._frames)), (self._empty, not self._frames)):
+            if holds:
+                event.set()
+            else:
+                event.clear()

@@ -1,0 +1,75 @@
+"""What uvicorn leaves open: a deadline for request heads, and a way to drop a reader that stalls.
+
+Uvicorn keeps silent connections and partial heads for ever, and a close frame waits behind a full buffer.
+Knows nothing of routes or sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from .settings import Limits
+
+DROP = "holdfast.drop"
+"""The ASGI extension through which the application drops a WebSocket without waiting for its buffer."""
+
+
+def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """A protocol class that drops a connection whose request head is not whole after ``header_seconds``."""
+
+    class PunctualHTTP(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(cast(asyncio.Transport, transport))
+            self._follow()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._follow()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._disarm()
+            super().connection_lost(exc)
+
+        def _follow(self) -> None:
+            if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+                self._disarm()
+            elif self._deadline is None:
+                self._deadline = self.loop.call_later(limits.header_seconds, self.transport.abort)
+
+        def _disarm(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return PunctualHTTP
+
+
+class DroppableWebSocket(WebSocketsSansIOProtocol):
+    """Offers the application ``scope["extensions"][DROP]["drop"]()``: discard what is unsent and be gone."""
+
+    async def run_asgi(self) -> None:
+        """Run the application with the extension in its scope."""
+        extensions = cast("dict[str, dict[str, object]]", self.scope["extensions"])
+        extensions[DROP] = {"drop": self.transport.abort}
+        await super().run_asgi()
+
+
+def listen(host: str, port: int, limits: Limits) -> socket.socket:
+    """A listening socket whose connections have bounded buffers and end when a peer takes nothing for long.
+
+    Raises ``OSError`` (``EADDRINUSE`` where the port is taken).
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.create_server((host, port), family=family, backlog=512)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.stall_seconds * 1000))
+    return sock

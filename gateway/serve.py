@@ -1,0 +1,167 @@
+"""``serve``: the gateway and its engine in a child process, listening from the first moment on.
+
+Composes settings, sockets, supervision and signals; knows no protocol. ``/ready`` follows the engine while it
+loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from ..runtime.errors import RuntimeFault
+from ..runtime.link.messages import Heartbeat
+from ..runtime.link.process import ChildEngine
+from ..runtime.settings import EngineSettings
+from ..sessions.errors import SessionError
+from .app import build_app
+from .compose import model_name, opened
+from .errors import PortTaken
+from .progress import Loading
+from .protocols import DroppableWebSocket, http_protocol, listen
+from .service import Service
+from .settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that runs. ``url`` is its address: ``http://host:port``."""
+
+    url: str
+    service: Service
+    engine: ChildEngine
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handling; says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours to handle."""
+        yield
+
+
+@asynccontextmanager
+async def serving(
+    settings: GatewaySettings,
+    engine_settings: EngineSettings,
+    heard: Callable[[Heartbeat], None] = lambda beat: None,
+) -> AsyncIterator[Serving]:
+    """A server that listens; entered when a turn could run, left when engine and sockets are gone.
+
+    ``heard`` gets the engine's heartbeats, while it loads too. Raises ``PortTaken``, ``OSError`` for an
+    address that is not ours, and what loading raises (`compose.opened`).
+    """
+    with _listen(settings) as sock:
+        engine = ChildEngine(engine_settings, heard=heard)
+        service = Service(settings, model_name(engine_settings.model), engine.link)
+        async with _listening(service, sock) as url, opened(service, engine_settings.model, engine):
+            yield Serving(url, service, engine)
+
+
+def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
+    """Serve until a signal; the process's exit code. What keeps it from starting is one line on stderr."""
+    try:
+        asyncio.run(_until_signal(settings, engine_settings))
+    except (RuntimeFault, SessionError, PortTaken) as error:
+        print(f"holdfast: {error.message}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"holdfast: cannot listen on {settings.host}:{settings.port}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _until_signal(settings: GatewaySettings, engine_settings: EngineSettings) -> None:
+    """The first signal lets running replies end; a second one, or one during loading, does not wait."""
+    up, leave = asyncio.Event(), asyncio.Event()
+    holding = asyncio.create_task(_hold(settings, engine_settings, up, leave))
+
+    def signalled() -> None:
+        if leave.is_set() or not up.is_set():
+            holding.cancel()
+        leave.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, signalled)
+    await asyncio.wait([holding])
+    if not holding.cancelled():
+        holding.result()
+
+
+async def _hold(
+    settings: GatewaySettings, engine_settings: EngineSettings, up: asyncio.Event, leave: asyncio.Event
+) -> None:
+    with Loading() as loading:
+        async with serving(settings, engine_settings, loading.heard) as running:
+            loading.loaded(f"holdfast: {running.service.model} at {running.url}")
+            up.set()
+            await leave.wait()
+            await running.service.drain()
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    try:
+        return listen(settings.host, settings.port, settings.limits)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise PortTaken(f"port {settings.port} on {settings.host} is taken by another program") from None
+
+
+@asynccontextmanager
+async def _listening(service: Service, sock: socket.socket) -> AsyncIterator[str]:
+    """Answers on ``sock`` until the end of the block; then sockets close with 1012."""
+    server = _Server(_config(service))
+    running = asyncio.create_task(server.serve(sockets=[sock]), name="holdfast-gateway")
+    listening = asyncio.create_task(server.listening.wait())
+    try:
+        await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
+        yield _url(sock)
+    finally:
+        listening.cancel()
+        server.should_exit = True
+        await running
+
+
+def _config(service: Service) -> uvicorn.Config:
+    limits = service.settings.limits
+    return uvicorn.Config(
+        build_app(service),
+        http=http_protocol(limits),
+        ws=DroppableWebSocket,
+        ws_max_size=limits.frame_bytes,
+        ws_per_message_deflate=False,
+        ws_ping_interval=limits.ping_seconds,
+        ws_ping_timeout=limits.ping_seconds,
+        timeout_graceful_shutdown=int(limits.close_seconds),
+        lifespan="off",
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+    )
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,150 @@
+"""What the routes share: the engine's link, the sessions, and the sockets that run.
+
+Composes; decides only who may come in now. The same for the server and for the embedded engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from ..runtime.errors import EngineDied, EngineGone
+from ..runtime.link.client import EngineLink
+from ..runtime.link.messages import Phase
+from ..sdk.frames.session import SessionResource
+from ..sessions.book import SessionBook
+from .channel import Channel
+from .conversation import Conversation
+from .errors import Draining, ModelNotServed, SlowReader
+from .metrics import Snapshot
+from .realtime import Realtime
+from .settings import GatewaySettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How the engine is, as far as its heartbeats tell. ``alive``: no restart of the server would help."""
+
+    alive: bool
+    ready: bool
+    phase: Phase
+    detail: str
+    fraction: float
+
+    def told(self) -> dict[str, object]:
+        """As the probes answer it."""
+        status = "ready" if self.ready else "not ready" if self.alive else "hung"
+        return {"status": status, "phase": self.phase, "detail": self.detail, "fraction": self.fraction}
+
+
+class Service:
+    """One model behind one link. ``book`` is absent until the engine was loaded for the first time."""
+
+    def __init__(self, settings: GatewaySettings, model: str, link: EngineLink) -> None:
+        self.settings = settings
+        self.model = model
+        self.started = int(time.time())
+        self._book: SessionBook | None = None
+        self._link = link
+        self._running: dict[asyncio.Task[None], Realtime] = {}
+        self._draining = False
+        self._slow_readers = 0
+
+    def open(self, book: SessionBook) -> None:
+        """Sessions may be made from now on."""
+        self._book = book
+
+    async def close(self) -> None:
+        """Let nobody in any more, say goodbye on all sockets, end all sessions."""
+        self._draining = True
+        for realtime in self._running.values():
+            realtime.leave()
+        if self._running:
+            await asyncio.wait(list(self._running))
+        book, self._book = self._book, None
+        if book is not None:
+            await book.aclose()
+
+    @property
+    def connections(self) -> frozenset[asyncio.Task[None]]:
+        """The tasks of the connections that are open."""
+        return frozenset(self._running)
+
+    def state(self) -> State:
+        """For the probes."""
+        link, beat = self._link, self._link.heartbeat
+        ready = link.ready and self._book is not None and not self._draining
+        return State(
+            alive=link.overdue == 0.0,
+            ready=ready,
+            phase=link.phase,
+            detail="draining" if self._draining else beat.detail if beat else "",
+            fraction=beat.fraction if beat else 0.0,
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ``ModelNotServed`` where a client asks for another model."""
+        if name and name != self.model:
+            raise ModelNotServed(f"This server serves {self.model!r}, not {name!r}")
+
+    def admit(self, model: str | None) -> SessionBook:
+        """Raises ``ModelNotServed``, ``Draining``, or ``EngineDied`` until the engine is first loaded."""
+        self.check_model(model)
+        if self._draining:
+            raise Draining("The server is going away")
+        if self._book is None:
+            raise EngineDied("The engine is loading")
+        return self._book
+
+    async def converse(self, channel: Channel) -> None:
+        """One session on this channel, until either side ends it; the calling task is the connection's."""
+        book = self.admit(None)
+        session = book.create()
+        resource = SessionResource(id=session.id, model=self.model)
+        limits = self.settings.limits
+        conversation = Conversation(resource, session.history, parallel_responses=limits.parallel_responses)
+        realtime = Realtime(channel, session, conversation, limits)
+        task = asyncio.current_task()
+        assert task is not None, "a connection has a task of its own"
+        self._running[task] = realtime
+        try:
+            await realtime.run()
+        except SlowReader as slow:
+            log.warning("session %s dropped: %s", session.id, slow.message)
+            self._slow_readers += 1
+            channel.drop()
+        finally:
+            await book.close(session.id)
+            del self._running[task]
+
+    async def drain(self) -> None:
+        """Take no new work and give replies that run some time to end."""
+        self._draining = True
+        ending = [asyncio.ensure_future(realtime.drain()) for realtime in self._running.values()]
+        if ending:
+            _, late = await asyncio.wait(ending, timeout=self.settings.drain_seconds)
+            for task in late:
+                task.cancel()
+
+    async def snapshot(self) -> Snapshot:
+        """Everybody's statistics now."""
+        try:
+            engine = await self._link.statistics()
+        except EngineGone:
+            engine = {}
+        sessions = self._book.statistics() if self._book is not None else {}
+        return Snapshot(self.state().ready, self._link.incarnation, {**sessions, **self._lengths()}, engine)
+
+    def _lengths(self) -> dict[str, float]:
+        outboxes = [realtime.outbox.statistics() for realtime in self._running.values()]
+        return {
+            "sockets": len(self._running),
+            "responses_running": sum(realtime.responses for realtime in self._running.values()),
+            "outbox_events": sum(outbox.events for outbox in outboxes),
+            "outbox_bytes": sum(outbox.bytes for outbox in outboxes),
+            "slow_readers_dropped": self._slow_readers,
+        }

@@ -1,0 +1,46 @@
+"""All numbers of the gateway, in one frozen object made in one place.
+
+Knows nothing of the engine's numbers (``runtime.settings``) nor of a session's (``sessions.settings``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8040
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one socket may take. Sizes in bytes, times in seconds."""
+
+    frame_bytes: int = 1 << 20
+    """A longer frame closes the socket with 1009."""
+    outbox_events: int = 256
+    outbox_bytes: int = 1 << 20
+    """With this much unsent a session's reply waits: a slow reader slows its own session only."""
+    stall_seconds: float = 20.0
+    """A reader that takes no frame for so long is dropped, with the reason ``slow_reader``."""
+    close_seconds: float = 5.0
+    """A client has so long to take the server's close."""
+    parallel_responses: int = 8
+    """Responses that may run at once on one socket, out-of-band ones included."""
+    send_buffer_bytes: int = 256 << 10
+    """The kernel's buffer for one socket (by default some 4 MB for a stalled client)."""
+    header_seconds: float = 10.0
+    """A connection that has not sent a whole request head by then is closed."""
+    ping_seconds: float = 20.0
+    """Between keepalive pings, and for their answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Where the gateway listens, who may come in, and how it leaves. ``port`` 0 takes a free one."""
+
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    api_key: str | None = None
+    limits: Limits = Limits()
+    drain_seconds: float = 10.0
+    """At SIGTERM running replies may end within this time; then sockets close with 1012."""

@@ -1,0 +1,166 @@
+"""Between frames and the types of `sessions`: items, tools, requests and receipts, as pure functions.
+
+Knows nothing of when an event may come, nor of sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ..sdk.errors import FieldInvalid
+from ..sdk.frames import items as frames
+from ..sdk.frames.response import (
+    CachedTokensDetails,
+    InputTokenDetails,
+    KVReceipt,
+    OutputTokenDetails,
+    ResponseParams,
+    Usage,
+)
+from ..sdk.frames.session import FunctionTool, SessionPatch, SessionResource
+from ..sessions.events import TurnUsage
+from ..sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
+from ..sessions.requests import TurnRequest
+
+ECHOED = ("audio", "include", "parallel_tool_calls", "reasoning", "tracing")
+
+
+def item_of(frame: frames.AnyItem, new_id: Callable[[str], str]) -> Item:
+    """The session's item; ids the client left out are made."""
+    item_id = frame.id or new_id("item")
+    match frame:
+        case frames.MessageItem(role=role):
+            return Message(id=item_id, role=role, text=frame.text)
+        case frames.FunctionCallItem(name=name, arguments=arguments):
+            call_id = frame.call_id or new_id("call")
+            return FunctionCall(id=item_id, call_id=call_id, name=name, arguments=arguments)
+        case frames.FunctionCallOutputItem(call_id=call_id, output=output):
+            return FunctionCallOutput(id=item_id, call_id=call_id, output=output)
+
+
+def frame_of(item: Item, status: frames.ItemStatus | None = None) -> frames.AnyItem:
+    """The item as the wire shows it; `status` stands in where the item is not final."""
+    match item:
+        case Message(id=item_id, role=role, text=text, complete=complete):
+            part = frames.TextPart(type=frames.PART_OF_ROLE[role], text=text)
+            return frames.MessageItem(
+                id=item_id,
+                object="realtime.item",
+                status=status or _status(complete),
+                role=role,
+                content=[] if status == "in_progress" else [part],
+            )
+        case FunctionCall(id=item_id, call_id=call_id, name=name, arguments=arguments, complete=complete):
+            return frames.FunctionCallItem(
+                id=item_id,
+                object="realtime.item",
+                status=status or _status(complete),
+                name=name,
+                call_id=call_id,
+                arguments=arguments,
+            )
+        case FunctionCallOutput(id=item_id, call_id=call_id, output=output):
+            return frames.FunctionCallOutputItem(
+                id=item_id, object="realtime.item", status="completed", call_id=call_id, output=output
+            )
+
+
+def _status(complete: bool) -> frames.ItemStatus:
+    return "completed" if complete else "incomplete"
+
+
+def tools_of(tools: list[FunctionTool]) -> tuple[Tool, ...]:
+    """The session's tools."""
+    return tuple(
+        Tool(name=tool.name, description=tool.description or "", parameters=tool.parameters or {})
+        for tool in tools
+    )
+
+
+def preamble_of(session: SessionResource) -> Preamble:
+    """What the configuration puts before the first item."""
+    return Preamble(instructions=session.instructions, tools=tools_of(session.tools))
+
+
+def patched(session: SessionResource, patch: SessionPatch, initial: SessionResource) -> SessionResource:
+    """The configuration after `session.update`; a null field goes back to what it was at the beginning.
+
+    Raises `FieldInvalid` for another model: it is the session's for life.
+    """
+    if patch.model not in (UNSET, None, session.model):
+        raise FieldInvalid(f"The session's model is {session.model!r} and cannot be changed", "session.model")
+    changes: dict[str, Any] = {}
+    for name in set(patch.__struct_fields__) - {"type", "model"}:
+        value = getattr(patch, name)
+        if value is not UNSET:
+            changes[name] = getattr(initial, name) if value is None and name not in ECHOED else value
+    return msgspec.structs.replace(session, **changes)
+
+
+def request_of(
+    params: ResponseParams, session: SessionResource, resolve: Callable[[frames.InputItem], Item]
+) -> TurnRequest:
+    """The turn that `response.create` asks for, with the session's values where it gives none.
+
+    `resolve` finds what an input item stands for. Raises what `TurnRequest.checked` and `resolve` raise.
+    """
+
+    def chosen(name: str, default: Any) -> Any:
+        for source in (params, session):
+            value = getattr(source, name)
+            if value is not UNSET and value is not None:
+                return value
+        return default
+
+    limit = chosen("max_output_tokens", "inf")
+    return TurnRequest.checked(
+        temperature=chosen("temperature", 0.0),
+        top_k=chosen("top_k", 0),
+        top_p=chosen("top_p", 1.0),
+        seed=chosen("seed", None),
+        max_output_tokens=None if limit == "inf" else limit,
+        stop=chosen("stop", ()),
+        out_of_band=params.conversation == "none",
+        input=[resolve(item) for item in params.input] if isinstance(params.input, list) else None,
+        instructions=_given(params.instructions),
+        tools=tools_of(params.tools) if isinstance(params.tools, list) else None,
+        tool_choice=chosen("tool_choice", "auto"),
+    )
+
+
+def _given(value: str | UnsetType | None) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def usage_of(usage: TurnUsage) -> Usage:
+    """A turn's cost in the standard's fields."""
+    cached = usage.cached_tokens
+    return Usage(
+        total_tokens=usage.input_tokens + usage.output_tokens,
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        input_token_details=InputTokenDetails(
+            cached_tokens=cached,
+            text_tokens=usage.input_tokens,
+            cached_tokens_details=CachedTokensDetails(text_tokens=cached),
+        ),
+        output_token_details=OutputTokenDetails(text_tokens=usage.output_tokens),
+    )
+
+
+def receipt_of(usage: TurnUsage) -> KVReceipt:
+    """What a turn's KV cost. Without host and disk tiers all that was found was on the device."""
+    return KVReceipt(
+        new=usage.new_tokens,
+        prefilled=usage.prefilled_tokens,
+        resident=usage.cached_tokens,
+        recomputed=usage.recomputed_tokens,
+        host=0,
+        disk=0,
+        restore_ms=0.0,
+        miss_reason=None if usage.miss_reason is None else usage.miss_reason.value,
+    )

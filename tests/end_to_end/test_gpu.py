@@ -1,0 +1,25 @@
+"""The engine's smoke test on CUDA: the same greedy tokens as on the CPU. Skipped where there is no device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.benchmarks import gpu
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_says_what_the_cpu_says() -> None:
+    figures = {figure["name"]: figure for figure in gpu.engine("")}
+    assert figures["greedy replies equal to the CPU's, of 16"]["met"]
+
+
+def test_the_same_path_runs_on_a_cpu() -> None:
+    """So that what a GPU will run is run at all: prompts, engine and count, with the CPU in the GPU's place."""
+    from holdfast.runtime.model.load import load_model
+
+    model = load_model("pocket", "cpu", "float32")
+    said, seconds = gpu._generate(model, [[30, 31, 32], [40] * 20], 8)
+    assert [len(one) for one in said] == [8, 8]
+    assert seconds > 0

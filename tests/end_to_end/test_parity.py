@@ -1,0 +1,197 @@
+"""The engine says what transformers says: greedy tokens, fp32, on every path through the steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.benchmarks.pocket.skills import conversations
+from holdfast.benchmarks.toys import make_toy
+from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.keys import BlockHasher
+from holdfast.kvstore.pool import BlockPool
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.link.messages import Generate, Limits, Open, Refusal, Sampling
+from holdfast.runtime.model.load import LoadedModel, load_model
+from holdfast.runtime.runner import TorchRunner
+from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.settings import SchedulerSettings
+
+BLOCK = 16
+CHUNKS = (1, 7, 16, 64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt and what transformers' ``generate`` adds to it."""
+
+    prompt: list[int]
+    expected: list[int]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and its cases."""
+
+    model: LoadedModel
+    cases: list[Case]
+
+
+def reference(folder: Path, prompts: Iterable[Sequence[int]], new: int, eos: tuple[int, ...]) -> list[Case]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    cases = []
+    for prompt in prompts:
+        ids = torch.tensor([list(prompt)])
+        mask = torch.ones_like(ids)
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=new,
+                do_sample=False,
+                eos_token_id=list(eos) or None,
+                pad_token_id=0,
+            )
+        cases.append(Case(list(prompt), out[0, len(prompt) :].tolist()))
+    return cases
+
+
+def pocket_prompts(folder: Path, count: int) -> list[list[int]]:
+    """Unseen conversations, rendered by transformers up to a point where the assistant is to speak."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    skills = ("recall_short", "tools", "repeat", "not_told", "recall_long")
+    prompts = []
+    for number in range(count):
+        skill = skills[number % len(skills)]
+        (conversation,) = conversations(skill, 1, seed=9000 + number)
+        messages = (
+            [{"role": "system", "content": conversation.instructions}] if conversation.instructions else []
+        )
+        for turn in conversation.turns:
+            messages.append({"role": "user", "content": turn.user})
+            if turn is not conversation.turns[-1]:
+                messages.append({"role": "assistant", "content": turn.expect or "OK."})
+        prompts.append(
+            tokenizer.apply_chat_template(
+                messages, tools=conversation.tools or None, add_generation_prompt=True, return_dict=False
+            )
+        )
+    return prompts
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Subject:
+    model = load_model("pocket", "cpu", "float32")
+    return Subject(model, reference(model.folder, pocket_prompts(model.folder, 50), 48, model.config.eos_ids))
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    folder = make_toy("toy-9m", tmp_path_factory.mktemp("toy"), seed=0, projection_scale=3.0)
+    generator = torch.Generator().manual_seed(7)
+    lengths = [1, 2, 15, 16, 17, 31, 33, 48, 64, 65, 100, 128, 130, 150, 200, 257]
+    prompts = [torch.randint(0, 4096, (length,), generator=generator).tolist() for length in lengths]
+    cases = reference(folder, prompts, 24, ())
+    assert len({token for case in cases for token in case.expected}) > 100, "the toy must vary"
+    return Subject(load_model(folder, "cpu", "float32"), cases)
+
+
+def build(model: LoadedModel, *, blocks: int = 1024, **numbers: int) -> Engine:
+    """An engine with a poisoned arena: a slot read before it is written shows."""
+    settings = SchedulerSettings(
+        blocks=blocks,
+        vocab_size=model.config.vocab_size,
+        block_tokens=BLOCK,
+        **{"max_context": min(blocks * BLOCK, 4096), "max_sequences": 16, "max_step_tokens": 512, **numbers},
+    )
+    group = model.kv_group(BLOCK)
+    arena = DeviceArena(group, blocks, "cpu", torch.float32)
+    arena.poison(range(blocks))
+    hasher = BlockHasher(b"0" * 32, BLOCK)
+    scheduler = Scheduler(settings, BlockPool(blocks, BLOCK, debug=True), hasher, model.namespace(group))
+    return Engine(scheduler, TorchRunner(model.decoder, arena), debug=True)
+
+
+def run(engine: Engine, model: LoadedModel, cases: Sequence[Case], *, first: int = 0) -> list[list[int]]:
+    """All cases at once."""
+    said: dict[int, list[int]] = {}
+    for seq, case in enumerate(cases, first):
+        limits = Limits(len(case.expected), model.config.eos_ids)
+        for verb in (Open(0, seq, b"", case.prompt), Generate(0, seq, Sampling(), limits)):
+            reply = engine.apply(verb)
+            assert not isinstance(reply, Refusal), reply
+        said[seq] = []
+    while (step := engine.step()) is not None:
+        for row in step.rows:
+            assert row.error is None, row.error
+            said[row.seq] += row.tokens
+    return list(said.values())
+
+
+def expected(cases: Sequence[Case]) -> list[list[int]]:
+    return [case.expected for case in cases]
+
+
+@pytest.fixture(params=["pocket", "toy"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return request.getfixturevalue(request.param)
+
+
+def test_alone(subject: Subject) -> None:
+    engine = build(subject.model)
+    said = [run(engine, subject.model, [case], first=seq)[0] for seq, case in enumerate(subject.cases)]
+    assert said == expected(subject.cases)
+
+
+def test_in_a_mixed_batch_of_16(subject: Subject) -> None:
+    engine = build(subject.model)
+    assert run(engine, subject.model, subject.cases) == expected(subject.cases)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_prefill_in_chunks_alone(subject: Subject, chunk: int) -> None:
+    cases = [case for case in subject.cases if len(case.prompt) <= 150 * chunk][:12]
+    engine = build(subject.model, max_sequences=1, max_step_tokens=chunk)
+    said = [run(engine, subject.model, [case], first=seq)[0] for seq, case in enumerate(cases)]
+    assert said == expected(cases)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_prefill_in_chunks_beside_others(subject: Subject, chunk: int) -> None:
+    """All sixteen decode in the end; the chunk is what is left beside their reserved tokens."""
+    cases = subject.cases[:16]
+    engine = build(subject.model, max_step_tokens=15 + chunk)
+    assert run(engine, subject.model, cases) == expected(cases)
+
+
+def test_with_prefix_hits(subject: Subject) -> None:
+    engine, cases = build(subject.model), subject.cases[:16]
+    assert run(engine, subject.model, cases) == expected(cases)
+    before = engine.statistics()
+    assert run(engine, subject.model, cases, first=100) == expected(cases)
+    after = engine.statistics()
+    reusable = sum((len(case.prompt) - 1) // BLOCK * BLOCK for case in cases)
+    assert after["adopted"] - before["adopted"] >= reusable
+    assert after["computed"] - before["computed"] < before["computed"]
+
+
+def test_with_forced_preemptions(subject: Subject) -> None:
+    """A pool of little more than the longest case: the sixteen push each other out, and say the same."""
+    cases = subject.cases[:16]
+    longest = max(len(case.prompt) + len(case.expected) for case in cases)
+    blocks = -(-longest // BLOCK) + 3
+    engine = build(subject.model, blocks=blocks, max_context=longest)
+    assert run(engine, subject.model, cases) == expected(cases)
+    statistics = engine.statistics()
+    assert statistics["preempted"] > 0
+    assert statistics["pool_blocks"] == blocks
+    assert json.dumps(statistics)

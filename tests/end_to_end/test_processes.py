@@ -1,0 +1,177 @@
+"""``holdfast serve`` as an operator meets it: its exit code, and one line where it cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from wires import get, wire
+
+from holdfast.runtime.model.folder import find_model
+
+pytestmark = pytest.mark.anyio
+SMALL = ("--kv-bytes", "16MiB", "--max-context", "2048")
+
+
+@asynccontextmanager
+async def command(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """``holdfast`` with these words; killed at the end if it is still there."""
+    program = "from holdfast.gateway.cli import main; main()"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def address(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr is not None
+    line = (await process.stderr.readline()).decode()
+    assert line.startswith("holdfast: pocket at http://"), line
+    return line.split()[-1]
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+async def refused(*words: str) -> str:
+    """The one line on stderr with which a command does not start."""
+    async with command(*words) as process:
+        out, err = await process.communicate()
+        assert process.returncode == 2
+        (line,) = err.decode().splitlines()
+        assert not out and line.startswith("holdfast: ")
+        return line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_closes_sockets_with_1012_and_exits_0(number: signal.Signals) -> None:
+    async with command("serve", "pocket", "--port", "0", *SMALL) as process:
+        url = await address(process)
+        async with wire(url) as connection:
+            assert (await connection.say("My name is Marisol."))["status"] == "completed"
+            process.send_signal(number)
+            await connection.socket.wait_closed()
+            assert connection.socket.close_code == 1012
+        assert await process.wait() == 0
+
+
+async def test_a_reply_that_runs_may_end_before_the_server_goes() -> None:
+    async with command("serve", "pocket", "--port", "0", *SMALL) as process:
+        url = await address(process)
+        async with wire(url) as connection:
+            part = {"type": "input_text", "text": "Tell me the story of the fox."}
+            item = {"type": "message", "role": "user", "content": [part]}
+            await connection.send({"type": "conversation.item.create", "item": item})
+            await connection.send({"type": "response.create"})
+            await connection.until("response.output_text.delta")
+            process.send_signal(signal.SIGTERM)
+            done = (await connection.until("response.done"))[-1]["response"]
+            assert done["status"] == "completed"
+        assert await process.wait() == 0
+
+
+async def test_no_engine_outlives_its_killed_server() -> None:
+    async with command("serve", "pocket", "--port", "0", *SMALL) as process:
+        await address(process)
+        children = children_of(process.pid)
+        assert children
+        watching = [os.pidfd_open(int(child)) for child in children]
+        process.kill()
+        for pidfd in watching:
+            ended = asyncio.Event()
+            asyncio.get_running_loop().add_reader(pidfd, ended.set)
+            await ended.wait()
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)
+
+
+async def test_a_key_guards_the_server() -> None:
+    async with command("serve", "pocket", "--port", "0", "--api-key", "s3cret", *SMALL) as process:
+        url = await address(process)
+        assert (await get(url, "/v1/models"))[0] == 401
+        assert (await get(url, "/v1/models", Authorization="Bearer s3cret"))[0] == 200
+        assert (await get(url, "/ready"))[0] == 200
+        headers = {"Authorization": "Bearer s3cret"}
+        async with wire(url, additional_headers=headers) as connection:
+            assert (await connection.say("My name is Marisol."))["status"] == "completed"
+
+
+async def test_a_taken_port_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = await refused("serve", "pocket", "--port", str(port))
+    assert str(port) in line and "taken" in line
+
+
+def missing(folder: Path) -> str:
+    shutil.rmtree(folder)
+    return "no such folder"
+
+
+def broken_config(folder: Path) -> str:
+    (folder / "config.json").write_text("{")
+    return "config.json"
+
+
+def other_architecture(folder: Path) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
+    return "MambaForCausalLM"
+
+
+def wrong_shape(folder: Path) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 1234}))
+    return "model.safetensors"
+
+
+def broken_header(folder: Path) -> str:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    return "model.safetensors"
+
+
+def no_weights(folder: Path) -> str:
+    (folder / "model.safetensors").unlink()
+    return "model.safetensors"
+
+
+def no_tokenizer(folder: Path) -> str:
+    (folder / "tokenizer.json").unlink()
+    return "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [missing, broken_config, other_architecture, wrong_shape, broken_header, no_weights, no_tokenizer],
+    ids=lambda spoil: spoil.__name__,
+)
+async def test_a_model_that_cannot_be_served_is_one_line(
+    spoil: Callable[[Path], str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(find_model("pocket"), folder)
+    named = spoil(folder)
+    line = await refused("serve", str(folder), "--port", "0")
+    assert named in line and str(tmp_path) in line
+
+
+async def test_a_pool_too_small_for_the_context_is_said() -> None:
+    line = await refused("serve", "pocket", "--port", "0", "--kv-bytes", "1MiB", "--max-context", "2048")
+    assert "2048" in line

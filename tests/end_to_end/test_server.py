@@ -1,0 +1,122 @@
+"""A server with its engine in a child process, over real sockets: routes, bad input, others unharmed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from wires import Wire, get, text_of, wire
+
+import holdfast
+from holdfast.gateway.serve import Serving
+from holdfast.sdk import ConnectionFailed, connect
+
+pytestmark = pytest.mark.anyio
+
+DEEP = "[" * 100_000 + "]" * 100_000
+FRAMES = [
+    ("", "invalid_json"),
+    ("no json", "invalid_json"),
+    (b"\xff\xfe", "invalid_json"),
+    ("[]", "invalid_type"),
+    ("{}", "missing_required_parameter"),
+    ('{"type": "response.create"', "invalid_json"),
+    ('{"type": "session.update", "session": {"audio": ' + DEEP + "}}", "invalid_json"),
+    ({"type": "response.destroy"}, "invalid_value"),
+    ({"type": "conversation.item.truncate"}, "unsupported_field"),
+    ({"type": "response.create", "colour": "red"}, "unknown_parameter"),
+    ({"type": "conversation.item.create"}, "missing_required_parameter"),
+    ({"type": "conversation.item.retrieve", "item_id": 7}, "invalid_type"),
+    ({"type": "conversation.item.retrieve", "item_id": "item_none"}, "item_not_found"),
+    ({"type": "conversation.item.delete", "item_id": "item_none"}, "item_not_found"),
+    ({"type": "response.cancel"}, "response_cancel_not_active"),
+    ({"type": "session.update", "session": {"model": "another"}}, "invalid_value"),
+    ({"type": "session.update", "session": {"temperature": 2.1}}, "invalid_value"),
+    ({"type": "session.update", "session": {"max_output_tokens": 2**31}}, "invalid_value"),
+    ({"type": "response.create", "response": {"top_p": 0}}, "invalid_value"),
+    ({"type": "response.create", "response": {"output_modalities": ["audio"]}}, "unsupported_field"),
+    ({"type": "response.create", "response": {"max_output_tokens": 0}}, "invalid_value"),
+]
+
+
+async def works(connection: Wire) -> None:
+    response = await connection.say("My name is Marisol.")
+    assert response["status"] == "completed" and text_of(response)
+
+
+async def test_bad_frames_get_typed_errors_and_harm_nobody(server: Serving) -> None:
+    async with wire(server.url) as bad, wire(server.url) as good:
+        for number, (frame, code) in enumerate(FRAMES):
+            if isinstance(frame, dict):
+                frame = {**frame, "event_id": f"bad_{number}"}
+            await bad.send(frame)
+            told = await bad.receive()
+            assert told["type"] == "error" and told["error"]["code"] == code, (frame, told)
+            assert told["error"]["type"] == "invalid_request_error" and told["error"]["message"]
+            if isinstance(frame, dict):
+                assert told["error"]["event_id"] == f"bad_{number}"
+        await works(good)
+        await works(bad)
+
+
+async def test_a_frame_beyond_the_limit_closes_its_socket_alone(server: Serving) -> None:
+    async with wire(server.url) as giant, wire(server.url) as good:
+        await giant.send(b" " * (server.service.settings.limits.frame_bytes + 1))
+        await giant.socket.wait_closed()
+        assert giant.socket.close_code == 1009
+        await works(good)
+
+
+async def test_the_plain_routes(server: Serving) -> None:
+    status, body = await get(server.url, "/v1/models")
+    listed = json.loads(body)
+    assert status == 200 and listed["object"] == "list"
+    assert [(model["id"], model["object"]) for model in listed["data"]] == [("pocket", "model")]
+    assert (await get(server.url, "/v1/models/pocket"))[0] == 200
+    status, body = await get(server.url, "/v1/models/another")
+    assert status == 404 and json.loads(body)["error"]["code"] == "model_not_found"
+    status, body = await get(server.url, "/version")
+    assert json.loads(body) == {"name": "holdfast", "version": holdfast.__version__}
+    assert (await get(server.url, "/health"))[0] == 200
+    assert (await get(server.url, "/ready"))[0] == 200
+    assert (await get(server.url, "/nothing"))[0] == 404
+
+
+async def test_metrics_are_everybodys_statistics(server: Serving) -> None:
+    async with wire(server.url) as connection:
+        await works(connection)
+        status, body = await get(server.url, "/metrics")
+        engine = await server.engine.link.statistics()
+    assert status == 200
+    values = {
+        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+        for line in body.splitlines()
+        if line and not line.startswith("#")
+    }
+    assert values["holdfast_ready"] == 1.0 and values["holdfast_sockets"] == 1.0
+    assert values["holdfast_sessions"] == 1.0 and values["holdfast_session_items"] == 2.0
+    assert values["holdfast_engine_steps_total"] == engine["steps"] > 0
+    assert values['holdfast_tokens_total{class="computed"}'] == engine["computed"] > 0
+    assert values["holdfast_engine_pool_free"] == engine["pool_free"]
+
+
+async def test_another_model_is_refused_before_the_socket_opens(server: Serving) -> None:
+    with pytest.raises(ConnectionFailed, match="404"):
+        async with connect(server.url, model="another") as client, client.session():
+            pass
+    async with connect(server.url, model="pocket") as client, client.session() as chat:
+        assert chat.session.model == "pocket"
+
+
+async def test_a_client_that_vanishes_leaves_nothing_behind(server: Serving) -> None:
+    async with wire(server.url) as leaving:
+        await leaving.send({"type": "response.create"})
+        await leaving.until("response.created")
+        leaving.socket.transport.abort()
+    async with wire(server.url) as good:
+        await works(good)
+    if open_still := server.service.connections:
+        await asyncio.wait(open_still)
+    engine = await server.engine.link.statistics()
+    assert engine["sequences"] == engine["running"] == 0 and engine["leaks"] == 0

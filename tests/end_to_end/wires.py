@@ -1,0 +1,74 @@
+"""Raw connections to a server, for frames and requests that no client would send."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+
+Json = dict[str, Any]
+
+
+class Wire:
+    """A WebSocket that sends what it is given and reads JSON."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+
+    async def send(self, frame: Json | str | bytes) -> None:
+        await self.socket.send(json.dumps(frame) if isinstance(frame, dict) else frame)
+
+    async def receive(self) -> Json:
+        return json.loads(await self.socket.recv())
+
+    async def until(self, kind: str) -> list[Json]:
+        """All events up to the first one of this type."""
+        events = [await self.receive()]
+        while events[-1]["type"] != kind:
+            events.append(await self.receive())
+        return events
+
+    async def say(self, text: str) -> Json:
+        """One turn; its `response.done`'s response."""
+        part = {"type": "input_text", "text": text}
+        item = {"type": "message", "role": "user", "content": [part]}
+        await self.send({"type": "conversation.item.create", "item": item})
+        await self.send({"type": "response.create"})
+        return (await self.until("response.done"))[-1]["response"]
+
+
+@asynccontextmanager
+async def wire(url: str, path: str = "/v1/realtime", **options: Any) -> AsyncIterator[Wire]:
+    """A connection that has been greeted."""
+    address = url.replace("http", "ws", 1) + path
+    async with connect(address, compression=None, proxy=None, **options) as socket:
+        opened = Wire(socket)
+        await opened.until("conversation.created")
+        yield opened
+
+
+async def get(url: str, path: str, **headers: str) -> tuple[int, str]:
+    """Status and body of a GET."""
+
+    def ask() -> tuple[int, str]:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(ask)
+
+
+def text_of(response: Json) -> str:
+    """What a response said."""
+    parts = [part for item in response["output"] for part in item.get("content", ())]
+    return "".join(part["text"] for part in parts)

@@ -1,0 +1,116 @@
+"""The command line: argv and environment become settings; nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.gateway import cli
+from holdfast.gateway.settings import DEFAULT_PORT, GatewaySettings
+from holdfast.runtime.settings import EngineSettings
+
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "tokenizers", "numpy")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What `serve` would have run with."""
+    calls: list[Any] = []
+    monkeypatch.setattr("holdfast.gateway.serve.run", lambda *settings: calls.append(settings) or 0)
+    monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
+    monkeypatch.delenv("HOLDFAST_PORT", raising=False)
+    return calls
+
+
+def invoke(*words: str, **environment: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.app, list(words), env=environment)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["bench", "--help"]])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    program = (
+        "import sys; from typer.testing import CliRunner; from holdfast.gateway.cli import app\n"
+        f"code = CliRunner().invoke(app, {words!r}).exit_code\n"
+        f"print(code, [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0 []"
+
+
+def test_serve_without_options_takes_the_defaults(served: list[Any]) -> None:
+    assert invoke("serve", "pocket")[0] == 0
+    assert served == [(GatewaySettings(), EngineSettings(model="pocket"))]
+    assert served[0][0].port == DEFAULT_PORT and served[0][0].host == "127.0.0.1"
+
+
+def test_options_become_settings(served: list[Any]) -> None:
+    words = (
+        "serve some/model --host 0.0.0.0 --port 9 --api-key k --device cpu --dtype float32 --kv-bytes 1.5GiB"
+    )
+    words += " --max-context 100 --max-step-tokens 64 --max-sequences 8"
+    assert invoke(*words.split())[0] == 0
+    gateway, engine = served[0]
+    assert gateway == GatewaySettings(host="0.0.0.0", port=9, api_key="k")
+    assert engine == EngineSettings(
+        model="some/model",
+        device="cpu",
+        dtype="float32",
+        kv_bytes=1536 << 20,
+        max_context=100,
+        max_step_tokens=64,
+        max_sequences=8,
+    )
+
+
+def test_the_environment_is_read_here(served: list[Any]) -> None:
+    assert invoke("serve", "pocket", HOLDFAST_API_KEY="from-env", HOLDFAST_PORT="77")[0] == 0
+    assert (served[0][0].api_key, served[0][0].port) == ("from-env", 77)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("512MiB", 512 << 20),
+        ("8 GiB", 8 << 30),
+        ("2g", 2 << 30),
+        ("1KB", 1024),
+        ("1T", 1 << 40),
+    ],
+)
+def test_sizes(served: list[Any], text: str, size: int) -> None:
+    assert invoke("serve", "pocket", "--kv-bytes", text)[0] == 0
+    assert served[0][1].kv_bytes == size
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "pocket", "--kv-bytes", "lots"],
+        ["serve", "pocket", "--kv-bytes", "0"],
+        ["serve", "pocket", "--port", "70000"],
+        ["serve", "pocket", "--max-context", "0"],
+        ["serve"],
+        ["bench", "nothing"],
+        ["bench", "../demo"],
+        ["fly"],
+    ],
+)
+def test_what_cannot_be_is_refused_with_exit_2(served: list[Any], words: list[str]) -> None:
+    code, output = invoke(*words)
+    assert code == 2 and output.strip()
+    assert not served
+
+
+def test_a_benchmark_is_a_module_with_a_main(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("holdfast.benchmarks.pocket.bench.main", lambda words: given.append(words) or 0)
+    assert invoke("bench", "pocket", "--count", "3")[0] == 0
+    assert given == [["--count", "3"]]
