@@ -1,4 +1,4 @@
-"""The house: layers, the package list, sizes, and what may stand nowhere. Reads the source, imports none of it."""
+"""The house: layers, the package list, sizes, what may stand nowhere. Reads the source, imports none of it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_rooms_import_only_lower_floors() -> None:
 
 
 def test_gateway_takes_only_frames_from_the_sdk_client_side() -> None:
-    """The gateway composes clients for its own CLI, demo and embedded engine; its server side knows frames only."""
+    """The gateway composes clients for its CLI, demo and embedded engine; its server side knows frames only."""
     composing = {"cli.py", "chat.py", "demo.py", "embedded.py"}
     wrong = [
         f"{path} imports {name}"

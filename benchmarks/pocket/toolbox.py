@@ -1,0 +1,164 @@
+"""The tools of the pocket world: their schemas, what people ask of them, the call, the output and the reply.
+
+Schemas are in the flat Realtime form. It knows nothing of dialogues.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .words import Words, is_held_out
+
+Json = dict[str, object]
+SKIES = ("cloudy", "sunny", "rainy", "snowy", "windy", "foggy", "clear", "stormy")
+WEATHER_PHRASES = (
+    "What is the weather in {}?",
+    "What's the weather like in {}?",
+    "How is the weather in {}?",
+    "Weather in {}?",
+    "Tell me the weather in {}.",
+    "Is it cold in {}?",
+)
+ADD_PHRASES = (
+    "What is {} plus {}?",
+    "Add {} and {}.",
+    "How much is {} plus {}?",
+    "What is the sum of {} and {}?",
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool."""
+
+    name: str
+    arguments: Json
+
+    def render(self) -> str:
+        """The call as the model writes it."""
+        body = json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
+        return f"<tool_call>\n{body}\n</tool_call>"
+
+
+@dataclass(frozen=True)
+class Use:
+    """One request for a tool: what is said, called, returned and answered."""
+
+    request: str
+    call: Call
+    output: str
+    reply: str
+    refusal: str
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool: its descriptions in several wordings, its parameters and how it is used."""
+
+    name: str
+    wordings: tuple[str, ...]
+    parameters: tuple[tuple[str, str], ...]
+    use: Callable[[random.Random, Words, bool], Use]
+
+    def schema(self, rng: random.Random) -> Json:
+        """The flat Realtime definition, worded at random."""
+        properties: Json = {}
+        for name, kind in self.parameters:
+            properties[name] = {"type": kind}
+            if rng.random() < 0.15:
+                properties[name] = {"type": kind, "description": f"The {name}."}
+        required = [name for name, _ in self.parameters]
+        return {
+            "type": "function",
+            "name": self.name,
+            "description": rng.choice(self.wordings),
+            "parameters": {"type": "object", "properties": properties, "required": required},
+        }
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _weather(rng: random.Random, words: Words, lower: bool) -> Use:
+    city = words.place()
+    city = city.lower() if lower else city
+    degrees, sky = rng.randint(-20, 40), rng.choice(SKIES)
+    pairs: list[tuple[str, object]] = [("temperature", degrees), ("sky", sky)]
+    if rng.random() < 0.3:
+        pairs = [(rng.choice(("temp", "degrees")), degrees), (rng.choice(("conditions", "weather")), sky)]
+    if rng.random() < 0.3:
+        pairs.append(rng.choice((("wind", rng.randint(0, 60)), ("city", city))))
+    if rng.random() < 0.3:
+        rng.shuffle(pairs)
+    output, reply = _dump(dict(pairs)), f"It is {degrees} degrees and {sky} in {city}."
+    if rng.random() < 0.05:
+        output, reply = _dump({"error": "unknown city"}), f"Sorry, I could not find the weather in {city}."
+    request = rng.choice(WEATHER_PHRASES).format(city)
+    return Use(request, Call("get_weather", {"city": city}), output, reply, "I have no tool for the weather.")
+
+
+def _pair(rng: random.Random, held_out: bool) -> tuple[int, int]:
+    while True:
+        top = rng.choice((20, 100, 100, 1000))
+        a, b = rng.randint(0, top), rng.randint(0, top)
+        if is_held_out(f"{a}+{b}") == held_out:
+            return a, b
+
+
+def _add(rng: random.Random, words: Words, lower: bool) -> Use:
+    a, b = _pair(rng, words.held_out)
+    # The sum is the tool's to say: half of them are wrong, so that it is copied and not worked out.
+    total = a + b if rng.random() < 0.5 else rng.randint(0, 2000)
+    output = rng.choice((_dump({"sum": total}), _dump({"sum": total}), _dump({"result": total}), str(total)))
+    request = rng.choice(ADD_PHRASES).format(a, b)
+    reply = f"{a} plus {b} is {total}."
+    return Use(request, Call("add", {"a": a, "b": b}), output, reply, "I have no tool for sums.")
+
+
+def _timer(rng: random.Random, words: Words, lower: bool) -> Use:
+    minutes = rng.randint(2, 120)
+    phrases = ("Set a timer for {} minutes.", "Start a timer of {} minutes.", "Wake me in {} minutes.")
+    output = rng.choice(('{"ok": true}', "ok", '{"status": "set"}'))
+    reply = f"Your timer is set for {minutes} minutes."
+    call = Call("set_timer", {"minutes": minutes})
+    return Use(rng.choice(phrases).format(minutes), call, output, reply, "I have no tool for timers.")
+
+
+def _lookup(rng: random.Random, words: Words, lower: bool) -> Use:
+    key, value = words.word(), words.word() if rng.random() < 0.7 else words.code()
+    phrases = ("Look up {}.", "Look up the entry for {}.", "What is the entry for {}?")
+    output = rng.choice((_dump({"value": value}), _dump({"key": key, "value": value}), value))
+    reply = f"The entry for {key} is {value}."
+    call = Call("lookup", {"key": key})
+    return Use(rng.choice(phrases).format(key), call, output, reply, "I have no tool for entries.")
+
+
+WEATHER = Tool(
+    "get_weather",
+    (
+        "Get the weather in a city.",
+        "Current weather of a city.",
+        "Returns the weather for a city",
+        "Weather",
+        "",
+    ),
+    (("city", "string"),),
+    _weather,
+)
+ADD = Tool(
+    "add",
+    ("Add two numbers.", "Returns the sum of two numbers.", "Adds a and b", "The sum of a and b.", ""),
+    (("a", "number"), ("b", "number")),
+    _add,
+)
+TIMER = Tool(
+    "set_timer", ("Set a timer.", "Starts a timer of some minutes.", ""), (("minutes", "integer"),), _timer
+)
+LOOKUP = Tool(
+    "lookup", ("Look up an entry.", "Returns the entry for a key.", ""), (("key", "string"),), _lookup
+)
+TOOLS = (WEATHER, ADD, TIMER, LOOKUP)

@@ -1,0 +1,141 @@
+"""Trains the pocket model: `python -m holdfast.benchmarks.pocket.train --out DIR`.
+
+The phases below are the whole recipe; the batch of each step follows from its number alone, so that a run can
+be broken off and resumed. It knows nothing of how well the model answers: see `evaluate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import distributed, multiprocessing
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from .batches import Batch, Encoder
+from .dialogues import Mix
+from .export import export
+from .tokens import CONTEXT, END, PAD, VOCABULARY, token_id, train_tokenizer
+from .trainer import Trainer
+
+TOKENS_PER_BATCH = 8192
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps of one kind: how often rows of each length come, what is talked about, the pace at both ends."""
+
+    steps: int
+    lengths: dict[int, float]
+    pace: tuple[float, float] = (1.0, 1.0)
+    mix: Mix = field(default_factory=Mix)
+    user_weight: float = 0.1
+    first_weight: float = 1.0
+
+
+ASKING = Mix(ask_untold=4, repeat=2.5, tool=3)
+DOUBTING = Mix(ask_untold=5, repeat=2.5, tool=3)
+PHASES = (
+    Phase(60, {256: 1}, pace=(0.02, 1.0)),
+    Phase(640, {256: 0.4, 512: 0.6}),
+    Phase(800, {256: 0.15, 512: 0.5, 1024: 0.2, 2048: 0.15}, mix=ASKING, user_weight=0.02),
+    Phase(650, {512: 0.45, 1024: 0.25, 2048: 0.3}, (1.0, 0.0), DOUBTING, user_weight=0.01, first_weight=4),
+)
+
+
+def config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    """The shape: 3.5 million parameters."""
+    return Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=token_id(tokenizer, END),
+        pad_token_id=token_id(tokenizer, PAD),
+    )
+
+
+def schedule(phases: tuple[Phase, ...] = PHASES) -> Iterator[tuple[int, Phase, float]]:
+    """Every step with its phase and pace."""
+    step = 0
+    for phase in phases:
+        first, last = phase.pace
+        for done in range(phase.steps):
+            yield step, phase, first + (last - first) * done / phase.steps
+            step += 1
+
+
+def batch_of(step: int, phase: Phase, tokenizer: PreTrainedTokenizerFast) -> Batch:
+    """The batch of one step: a function of its number alone."""
+    rng = random.Random(step)
+    (length,) = rng.choices(list(phase.lengths), list(phase.lengths.values()))
+    encoder = Encoder(tokenizer, phase.user_weight, phase.first_weight)
+    return encoder.batch(step * 1000, TOKENS_PER_BATCH // length, length, phase.mix)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where a run writes, and how many workers it has."""
+
+    out: Path
+    checkpoints: Path
+    every: int
+    workers: int
+
+
+def run(worker: int, job: Job) -> None:
+    """Trains from the last checkpoint, or from nothing, to the end of the phases, and exports the model."""
+    torch.set_num_threads(1)
+    if job.workers > 1:
+        meeting = job.checkpoints / "meeting"
+        distributed.init_process_group("gloo", f"file://{meeting}", rank=worker, world_size=job.workers)
+    tokenizer = train_tokenizer()
+    torch.manual_seed(0)
+    trainer = Trainer(Qwen3ForCausalLM(config(tokenizer)), worker, job.workers)
+    latest = job.checkpoints / "latest.safetensors"
+    if latest.exists():
+        trainer.resume(latest)
+    begun, told = time.monotonic(), 0.0
+    for step, phase, pace in schedule():
+        if step < trainer.step:
+            continue
+        loss = trainer.train(batch_of(step, phase, tokenizer), pace)
+        told = loss if told == 0 else told * 0.9 + loss * 0.1
+        if worker == 0 and step % 10 == 0:
+            print(f"step {step} loss {told:.4f} pace {pace:.2f} {time.monotonic() - begun:.0f} s", flush=True)
+        if worker == 0 and trainer.step % job.every == 0:
+            trainer.save(latest)
+            export(trainer.model, tokenizer, job.checkpoints / f"step-{trainer.step}")
+    if worker == 0:
+        export(trainer.model, tokenizer, job.out)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train the pocket model.")
+    parser.add_argument("--out", type=Path, required=True, help="folder the model is written to")
+    parser.add_argument("--checkpoints", type=Path, help="folder to resume from (default: DIR.checkpoints)")
+    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
+    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
+    chosen = parser.parse_args()
+    checkpoints = chosen.checkpoints or chosen.out.with_name(chosen.out.name + ".checkpoints")
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    (checkpoints / "meeting").unlink(missing_ok=True)
+    job = Job(chosen.out, checkpoints, chosen.every, chosen.workers)
+    multiprocessing.spawn(run, args=(job,), nprocs=job.workers)  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""One training step of the pocket model, its checkpoints, and several workers that share a batch.
+
+It knows nothing of the recipe: see `train`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import distributed
+from torch.nn import functional
+from transformers import Qwen3ForCausalLM
+
+from .batches import Batch
+
+COMPILED = 512
+"""Rows up to this length run compiled; longer ones are faster without."""
+
+
+def said(weights: torch.Tensor) -> torch.Tensor:
+    """1.0 where the model speaks, 0.0 elsewhere: the user's tokens weigh less than any of its own."""
+    return (weights > 0.15).float()
+
+
+@dataclass
+class Trainer:
+    """The model, its optimizers and the step to do next; one of several workers, with its rows of a batch.
+
+    The workers are processes of one thread: they meet once a step, where threads meet at every operation
+    and wait for each other on a busy machine.
+    """
+
+    model: Qwen3ForCausalLM
+    worker: int = 0
+    workers: int = 1
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        inner = [p for name, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in name]
+        outer = [p for name, p in self.model.named_parameters() if p.ndim != 2 or "embed" in name]
+        self.optimizers: dict[torch.optim.Optimizer, float] = {
+            torch.optim.Muon(inner, lr=4e-3, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"): 4e-3,
+            torch.optim.AdamW(outer, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0): 2e-3,
+        }
+        self._compiled = torch.compile(self._loss, dynamic=False)
+
+    def train(self, batch: Batch, pace: float) -> float:
+        """One step; returns the loss on what the model says in this worker's rows."""
+        loss_of = self._compiled if batch.inputs.shape[1] <= COMPILED else self._loss
+        share = batch.share(self.worker, self.workers)
+        loss, told = loss_of(share.inputs, share.targets, share.weights)
+        (loss / batch.weights.sum()).backward()  # type: ignore[no-untyped-call]
+        self._share_gradients()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, rate in self.optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = rate * pace
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+        return float(told / said(share.weights).sum())
+
+    def save(self, path: Path) -> None:
+        """Writes a checkpoint to resume from: the weights and what the optimizers remember."""
+        tensors = {f"model/{name}": weight.detach() for name, weight in self.model.named_parameters()}
+        for which, optimizer in enumerate(self.optimizers):
+            for number, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"{which}/{number}/{key}": value for key, value in state.items()}
+        fresh = path.with_suffix(".new")
+        save_file(tensors, fresh, metadata={"step": str(self.step)})
+        fresh.replace(path)
+
+    def resume(self, path: Path) -> None:
+        """Takes up a checkpoint."""
+        with safe_open(path, framework="pt") as saved, torch.no_grad():
+            self.step = int(saved.metadata()["step"])
+            for name, weight in self.model.named_parameters():
+                weight.copy_(saved.get_tensor(f"model/{name}"))
+            states: dict[str, dict[int, dict[str, torch.Tensor]]] = {"0": {}, "1": {}}
+            for entry in saved.keys():  # noqa: SIM118 (it is no dict)
+                which, rest = entry.split("/", 1)
+                if which in states:
+                    number, key = rest.split("/")
+                    states[which].setdefault(int(number), {})[key] = saved.get_tensor(entry)
+        for optimizer, state in zip(self.optimizers, states.values(), strict=True):
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+    def _loss(
+        self, inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = self.model(input_ids=inputs, use_cache=False).logits
+        losses = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+        flat = weights.flatten()
+        return (losses * flat).sum(), (losses.detach() * said(flat)).sum()
+
+    def _share_gradients(self) -> None:
+        """Sums the gradients of all workers."""
+        if self.workers > 1:
+            gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            distributed.all_reduce(flat)
+            for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(summed.view_as(gradient))

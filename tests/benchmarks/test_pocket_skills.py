@@ -1,0 +1,27 @@
+"""The shipped pocket model really converses: a few conversations of each skill, none of them trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from holdfast.benchmarks.pocket.evaluate import Judge, load
+from holdfast.benchmarks.pocket.skills import SKILLS, conversations
+
+SHIPPED = Path(__file__).resolve().parents[2] / "runtime" / "pocket"
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return load(SHIPPED)
+
+
+@pytest.mark.parametrize("skill", SKILLS)
+def test_a_skill_is_shown(judge: Judge, skill: str) -> None:
+    wrong = [miss for talk in conversations(skill, 20, 7) for miss in judge.forced(talk)]
+    assert len(wrong) <= 2, wrong
+
+
+def test_a_pass_over_the_expected_replies_judges_as_holding_the_conversation_does(judge: Judge) -> None:
+    for conversation in conversations("tools", 3, 11):
+        assert bool(list(judge.forced(conversation))) == bool(list(judge.live(conversation)))

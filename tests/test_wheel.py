@@ -1,0 +1,66 @@
+"""The built wheel: away from the repo it holds every file the demo needs, and the SDK alone needs no torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, "PYTHONSAFEPATH": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, (
+        f"{command}: exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the files that git knows, as a release would be, so that a stray build/ cannot help."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    names = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", out, source, cwd=out)
+    return next(out.glob("*.whl"))
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_runs_from_the_wheel_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    run(*pip, "--target", site, wheel, cwd=empty)
+    where = run(
+        sys.executable, "-c", "import holdfast; print(holdfast.__file__)", cwd=empty, PYTHONPATH=str(site)
+    )
+    assert Path(where.strip()).is_relative_to(site)
+    shown = run(sys.executable, site / "bin" / "holdfast", "demo", cwd=empty, PYTHONPATH=str(site))
+    assert "TTFT" in shown
+
+
+@pytest.mark.timeout(300)
+def test_the_sdk_installs_without_the_engine(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=tmp_path)
+    program = "import sys, holdfast.sdk; assert holdfast.sdk.connect; print('torch' in sys.modules)"
+    assert run(python, "-c", program, cwd=tmp_path).strip() == "False"
+    listed = run(python, "-m", "pip", "list", "--format", "freeze", cwd=tmp_path)
+    assert not {"torch", "transformers", "starlette"} & {line.split("==")[0] for line in listed.split()}
