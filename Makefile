@@ -11,8 +11,9 @@ ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 demo: .venv/ready
 	$(BIN)/holdfast demo
 
+# Two workers with one computing thread each; a file stays on one of them, with the models it loaded.
 test: .venv/ready .venv-clients/ready
-	$(BIN)/python -m pytest -q -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 slow: .venv/ready .venv-clients/ready
 	HOLDFAST_EXAMPLES=10 $(BIN)/python -m pytest -q --timeout 3600

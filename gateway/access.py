@@ -7,6 +7,7 @@ its machine, but not web pages that the machine's user looks at: a foreign ``Ori
 from __future__ import annotations
 
 import hmac
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -45,8 +46,23 @@ class Guard:
 
 
 def _same_origin(headers: Headers) -> bool:
+    """Whether no web page asks, or one of this server's own.
+
+    A page may point a name of its own at this machine, so a name other than localhost proves nothing.
+    """
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host")
+    if origin is None:
+        return True
+    parts = urlsplit(origin)
+    return parts.netloc == headers.get("host") and _is_address(parts.hostname or "")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return True
 
 
 def _refused(status: int, code: str, message: str) -> JSONResponse:

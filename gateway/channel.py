@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from .protocols import DROP
 
 
-class ChannelClosed(Exception):  # noqa: N818  (named for what happened)
+class ChannelClosed(Exception):
     """The other side has gone, or this one has closed."""
 
     def __init__(self, code: int = 1000, reason: str = "") -> None:

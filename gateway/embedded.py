@@ -60,7 +60,8 @@ async def embedded(
 ) -> AsyncIterator[Client]:
     """A client of an engine in a thread of this process; ``engine`` replaces ``model`` where it is given.
 
-    Raises what loading raises: ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``EngineDied``.
+    Raises what loading raises: ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``,
+    ``EngineDied``.
     """
     engine_settings = engine or EngineSettings(model=model)
     thread = ThreadEngine(engine_settings)

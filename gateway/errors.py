@@ -12,7 +12,6 @@ GatewayError
 ├── ModelNotServed            the client asked for a model that is not this server's
 └── Draining                  the server is going away and takes no new work
 """
-# ruff: noqa: N818  (leaves are named for what happened)
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _E = TypeVar("_E", bound=BaseException)
 
 
-class _Goodbye(Exception):  # noqa: N818  (named for what it does)
+class _Goodbye(Exception):
     """This side ends the connection."""
 
     def __init__(self, wire: WireError) -> None:

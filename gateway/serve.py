@@ -79,6 +79,7 @@ async def serving(
 
 def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
     """Serve until a signal; the process's exit code. What keeps it from starting is one line on stderr."""
+    logging.basicConfig(format="holdfast: %(levelname)s: %(message)s", level=logging.WARNING)
     try:
         asyncio.run(_until_signal(settings, engine_settings))
     except (RuntimeFault, SessionError, PortTaken) as error:

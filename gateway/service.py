@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ..runtime.errors import EngineDied, EngineGone
@@ -59,15 +60,20 @@ class Service:
         self._book = book
 
     async def close(self) -> None:
-        """Let nobody in any more, say goodbye on all sockets, end all sessions."""
+        """Let nobody in any more, say goodbye on all sockets, end all sessions.
+
+        An engine that does not answer holds it up for ``close_seconds`` at most.
+        """
         self._draining = True
         for realtime in self._running.values():
             realtime.leave()
         if self._running:
-            await asyncio.wait(list(self._running))
+            await asyncio.wait(list(self._running), timeout=self.settings.limits.close_seconds)
         book, self._book = self._book, None
         if book is not None:
-            await book.aclose()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.limits.close_seconds):
+                    await book.aclose()
 
     @property
     def connections(self) -> frozenset[asyncio.Task[None]]:

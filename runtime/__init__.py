@@ -1,1 +1,10 @@
-"""Room."""
+"""Room runtime: the engine, from a verb to the rows of a step.
+
+Holds, in the order a token meets them: the ``link``; ``verbs`` on a ``sequence`` and its ``tokens``; who
+stands where (``roster``); who gets blocks (``pressure``) and which (``paging``); what a step computes
+(``planning`` makes a ``plan``, the ``runner`` runs it on the ``model``); what it changed (``commit``).
+``scheduler`` and ``engine`` put these together, ``build`` and ``sizing`` make them from ``settings``,
+``child`` is the process around them. ``pocket`` is the model that ships.
+Does not know: text, items, conversations, sockets of clients.
+May import: ``kvstore``, ``kernels``. Only ``model``, ``runner`` and ``build`` import torch.
+"""

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 
-class RuntimeFault(Exception):  # noqa: N818 - what failed is named, in every leaf
+class RuntimeFault(Exception):
     """Any failure of the runtime; ``code`` names its class on the link."""
 
     code: ClassVar[str] = "runtime_fault"

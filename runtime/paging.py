@@ -50,7 +50,7 @@ class Paging:
         match = self.pool.index.match(sequence.keys[own:most], parent)
         if not match.blocks:
             return 0
-        self.pool.share(match.blocks, sequence.id)
+        self.pool.share(match.blocks, sequence.id, behind=sequence.table.to_list()[:own])
         self._drop(sequence, own)
         sequence.table.extend(match.blocks)
         before = sequence.computed
@@ -98,14 +98,17 @@ class Paging:
     def seal(self, sequence: Sequence) -> None:
         """Name the blocks that became full of *computed* KV, so that others find them.
 
-        Of two blocks with one key the first is found; the other stays its sequence's own.
+        Of two blocks with one key the first is kept: a sequence that computed the same beside it changes over.
         """
         full = sequence.computed // self.block_tokens
         if full <= sequence.sealed:
             return
         self._hash(sequence, full)
         for index in range(sequence.sealed, full):
-            self.pool.seal(sequence.table[index], sequence.keys[index])
+            block = sequence.table[index]
+            kept = self.pool.join(block, sequence.keys[index], sequence.id)
+            if kept != block:
+                sequence.table.replace(index, kept)
         sequence.sealed = full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:

@@ -79,5 +79,8 @@ class Runner(Protocol):
     """Computes plans on a device."""
 
     def launch(self, plan: Plan) -> Handle:
-        """Start a step; on a GPU returns before it is done. Reads ``table`` and ``tokens`` before returning."""
+        """Start a step; on a GPU returns before it is done. ``table`` and ``tokens`` are read by then.
+
+        What this or ``tokens`` raises fails the whole step; `EngineDied` says that the device is lost.
+        """
         ...

@@ -2,8 +2,8 @@
 
 Every running turn that decodes keeps its one token of the budget; what is left goes to prompts in chunks, the
 oldest turn first; what is left then goes to idle sequences, but only while no turn waits.
-A turn may find no block because those taken for it still lie behind the step fence: then it stands still for
-one step, and in the next, where it comes before all younger ones, they are there. No tensors, no clock, no I/O.
+A turn may find no block because those taken for it still lie behind the step fence: it stands still for one
+step, and in the next, where it comes before all younger ones, they are there. No tensors, no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Planner:
         running = list(roster.running.values())
         for sequence in running:
             self._adopt(sequence)
-        decodes = sum(sequence.to_do == 1 for sequence in running)
-        draft = self._draft(self._settings.max_step_tokens - decodes)
-        for sequence in running:
+        to_do = [sequence.to_do for sequence in running]
+        draft = self._draft(self._settings.max_step_tokens - to_do.count(1))
+        for sequence, tokens in zip(running, to_do, strict=True):
             if sequence.id in roster.running:  # else preempted for an older one
-                self._add(draft, sequence, reserved=sequence.to_do == 1)
+                self._add(draft, sequence, tokens, reserved=tokens == 1)
         if not roster.waiting:
             self._add_idle(draft)
         return self._emit(draft)
@@ -72,7 +72,7 @@ class Planner:
         """A step for one sequence; None if it has nothing to do or finds no blocks."""
         draft = self._draft(self._settings.max_step_tokens)
         self._adopt(sequence)
-        self._add(draft, sequence, reserved=False)
+        self._add(draft, sequence, sequence.to_do, reserved=False)
         return self._emit(draft)
 
     def _draft(self, chunk: int) -> _Draft:
@@ -99,18 +99,16 @@ class Planner:
                 return
             if sequence.id in self._roster.prefill:  # else its KV was taken for one used after it
                 self._adopt(sequence)
-                self._add(draft, sequence, reserved=False)
+                self._add(draft, sequence, sequence.to_do, reserved=False)
                 if not sequence.to_do:
                     del self._roster.prefill[sequence.id]
 
-    def _add(self, draft: _Draft, sequence: Sequence, *, reserved: bool) -> None:
-        """Give the sequence a row, as long as budgets allow; ``reserved``: one token was put aside for it."""
-        if not sequence.to_do:
+    def _add(self, draft: _Draft, sequence: Sequence, to_do: int, *, reserved: bool) -> None:
+        """Give the sequence a row, as far as budgets allow; ``reserved``: one token was put aside for it."""
+        most = min(to_do, max(draft.chunk, reserved))
+        if most <= 0:
             return
-        budget = max(draft.chunk, reserved)
-        if budget <= 0:
-            return
-        end = self._secure(sequence, budget)
+        end = self._secure(sequence, most)
         count = end - sequence.planned
         if count <= 0:
             self._counters.stalls += 1
@@ -119,17 +117,17 @@ class Planner:
         draft.copies += self._paging.lease(sequence, end)
         draft.rows.append(self._row(draft, sequence, end))
 
-    def _secure(self, sequence: Sequence, budget: int) -> int:
-        """Position, at most ``budget`` ahead, up to which blocks are there or can be leased now."""
-        end = self._find_room(sequence, budget)
+    def _secure(self, sequence: Sequence, most: int) -> int:
+        """Position, at most ``most`` ahead, up to which blocks are there or can be leased now."""
+        end = self._find_room(sequence, most)
         if end > sequence.planned or not sequence.shared_tail or self._pool.statistics().fenced:
             return end
         # No block for the copy and none to come: the last few tokens are computed again in its stead.
         self._paging.drop_tail(sequence)
-        return self._find_room(sequence, budget)
+        return self._find_room(sequence, most)
 
-    def _find_room(self, sequence: Sequence, budget: int) -> int:
-        end = sequence.planned + min(sequence.to_do, budget)
+    def _find_room(self, sequence: Sequence, most: int) -> int:
+        end = sequence.planned + most
         short = self._paging.shortfall(sequence, end)
         if not short:
             return end

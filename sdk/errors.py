@@ -20,7 +20,6 @@ SDKError
 
 Knows nothing of how the gateway answers: `gateway.errors` has that table.
 """
-# ruff: noqa: N818  (leaves are named for what happened)
 
 from __future__ import annotations
 

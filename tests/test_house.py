@@ -83,7 +83,7 @@ def test_rooms_import_only_lower_floors() -> None:
 
 
 def test_gateway_takes_only_frames_from_the_sdk_client_side() -> None:
-    """The gateway composes clients for its CLI, demo and embedded engine; its server side knows frames only."""
+    """The gateway composes clients for its CLI, demo and embedded engine; its server knows frames only."""
     composing = {"cli.py", "chat.py", "demo.py", "embedded.py"}
     wrong = [
         f"{path} imports {name}"

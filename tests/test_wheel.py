@@ -1,4 +1,4 @@
-"""The built wheel: away from the repo it holds every file the demo needs, and the SDK alone needs no torch."""
+"""The built wheel: it holds every file the demo needs, and the SDK alone needs no torch."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ class Writer:
 
     rng: random.Random
     words: Words
+    keyed: float = 1.0
     tools: tuple[Tool, ...] = ()
     told: dict[str, tuple[Subject, str]] = field(default_factory=dict)
 
@@ -79,7 +80,7 @@ class Writer:
     def untold(self) -> Subject:
         """A subject never told."""
         while True:
-            subject = any_subject(self.rng, self.words)
+            subject = any_subject(self.rng, self.words, self.keyed)
             if self.told and self.rng.random() < 0.5:
                 subject = self._near(self.rng.choice(list(self.told.values()))[0])
             if subject.key not in self.told:
@@ -127,7 +128,7 @@ class Writer:
     def _subject(self) -> Subject:
         if self.told and self.rng.random() < 0.15:
             return self.rng.choice(list(self.told.values()))[0]
-        return any_subject(self.rng, self.words)
+        return any_subject(self.rng, self.words, self.keyed)
 
     def _told(self, subject: Subject, alone: bool) -> tuple[str, str]:
         style = Style() if not alone or subject.key.startswith("home of") else self.style()
@@ -159,7 +160,10 @@ def _american(rng: random.Random, text: str) -> str:
 
 @dataclass(frozen=True)
 class Mix:
-    """How often each kind of exchange comes; the numbers are weights."""
+    """How often each kind of exchange comes; the numbers are weights.
+
+    `keyed` is how often facts have a key of their own, against the usual; `wide` see `Words`.
+    """
 
     tell: float = 5
     ask_told: float = 5
@@ -169,17 +173,19 @@ class Mix:
     count: float = 0.6
     talk: float = 1.2
     story: float = 0.25
+    keyed: float = 1.0
+    wide: float = 0.0
 
 
 def dialogue(seed: int, tokens: int, mix: Mix | None = None, held_out: bool = False) -> Dialogue:
     """A dialogue of about so many tokens; its last sixth mostly asks for what was told."""
-    rng = random.Random(seed)
-    writer = Writer(rng, Words(rng, held_out))
+    rng, mix = random.Random(seed), mix or Mix()
+    writer = Writer(rng, Words(rng, held_out, mix.wide), mix.keyed)
     made = opening(writer)
     chars, budget = sum(len(str(tool)) for tool in made.tools), tokens * CHARS_PER_TOKEN
     if rng.random() < 0.25:
         chars += _add(made, writer.chat(chatter.greeting))
-    usual, late = _makers(writer, mix or Mix()), _late_makers(writer)
+    usual, late = _makers(writer, mix), _late_makers(writer)
     while not made.exchanges or chars <= budget:
         makers = late if chars > budget * 5 / 6 else usual
         chars += _add(made, rng.choices(list(makers), list(makers.values()))[0]())

@@ -165,14 +165,14 @@ EVENTS = tuple(map(event, ("meeting", "train", "flight", "party", "lesson", "din
 FIXED = (NAME, HOME, AGE, *PETS, *FAVOURITES, *SECRETS, *EVENTS)
 
 
-def any_subject(rng: random.Random, words: Words) -> Subject:
-    """A subject drawn at large: a name rather often, now and then one with a key of its own."""
+def any_subject(rng: random.Random, words: Words, keyed: float = 1.0) -> Subject:
+    """A subject drawn at large: a name rather often, now and then (`keyed` times as often) one with a key."""
     draw = rng.random()
     if draw < 0.12:
         return NAME
-    if draw < 0.20:
+    if draw < 0.12 + 0.08 * keyed:
         return code_word(rng.choice(NOUNS))
-    if draw < 0.26:
+    if draw < 0.12 + 0.14 * keyed:
         return lives(words.made_up().capitalize())
     return rng.choice(FIXED)
 

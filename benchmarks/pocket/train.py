@@ -40,11 +40,15 @@ class Phase:
 
 ASKING = Mix(ask_untold=4, repeat=2.5, tool=3)
 DOUBTING = Mix(ask_untold=5, repeat=2.5, tool=3)
+COPYING = Mix(ask_untold=4, repeat=8, tool=5)
+FAR = Mix(tell=6, ask_told=7, ask_untold=4, repeat=4, tool=4, keyed=2.5, wide=0.35)
 PHASES = (
     Phase(60, {256: 1}, pace=(0.02, 1.0)),
     Phase(640, {256: 0.4, 512: 0.6}),
     Phase(800, {256: 0.15, 512: 0.5, 1024: 0.2, 2048: 0.15}, mix=ASKING, user_weight=0.02),
     Phase(650, {512: 0.45, 1024: 0.25, 2048: 0.3}, (1.0, 0.0), DOUBTING, user_weight=0.01, first_weight=4),
+    Phase(350, {256: 0.4, 512: 0.4, 2048: 0.2}, (0.6, 0.0), COPYING, user_weight=0.01, first_weight=2),
+    Phase(600, {512: 0.25, 1024: 0.25, 2048: 0.5}, (0.8, 0.0), FAR, user_weight=0.01, first_weight=3),
 )
 
 
@@ -134,7 +138,7 @@ def main() -> None:
     checkpoints.mkdir(parents=True, exist_ok=True)
     (checkpoints / "meeting").unlink(missing_ok=True)
     job = Job(chosen.out, checkpoints, chosen.every, chosen.workers)
-    multiprocessing.spawn(run, args=(job,), nprocs=job.workers)  # type: ignore[no-untyped-call]
+    multiprocessing.spawn(run, args=(job,), nprocs=job.workers)  # type: ignore[attr-defined, no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -104,5 +104,7 @@ class Trainer:
             gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             distributed.all_reduce(flat)
-            for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(summed.view_as(gradient))
+            begin = 0
+            for gradient in gradients:
+                gradient.copy_(flat[begin : begin + gradient.numel()].view_as(gradient))
+                begin += gradient.numel()

@@ -44,6 +44,9 @@ NOUNS = _listed(
 _ONSETS = _listed("b d f g h j k l m n p r s t v w z br dr kr tr st sh ch pl fl gr")
 _VOWELS = _listed("a e i o u a e i o ai ou ee")
 _CODAS = ("", "", "", "", "n", "r", "l", "s", "k", "m", "t", "x", "nd", "rt")
+_WIDE_ONSETS = ("", "", "", "", *_listed("c c qu y x th sp sc sl sw tw cl cr pr gl bl wh ph sn sm"))
+_WIDE_VOWELS = _listed("a e i o u y ea oo ie au ia io")
+_WIDE_CODAS = ("", "", *_listed("ck ng st ll ss sh th ct p b d g f c ne te"))
 _FOREIGN = tuple("éèüöäßøåñçłžšőíáóúабвгдежзиклмнопрстуя日本語中文山川海空αβγδλπσω")
 _EMOJI = tuple("😀🎉🐶🐱🌍🚀🍕🌻🔥💧🎈🦊")
 
@@ -58,10 +61,14 @@ def is_held_out(value: str) -> bool:
 
 @dataclass(frozen=True)
 class Words:
-    """Draws values of one split, by the random numbers of one dialogue."""
+    """Draws values of one split, by the random numbers of one dialogue.
+
+    `wide` is the share of syllables with sounds that the others do not have.
+    """
 
     rng: random.Random
     held_out: bool = False
+    wide: float = 0.0
 
     def made_up(self) -> str:
         """A lower-case word of two or three made-up syllables."""
@@ -124,6 +131,8 @@ class Words:
         return self.made_up().capitalize()
 
     def _syllable(self, last: bool) -> str:
+        if self.wide and self.rng.random() < self.wide:
+            return "".join(map(self.rng.choice, (_WIDE_ONSETS, _WIDE_VOWELS, _WIDE_CODAS)))
         coda = self.rng.choice(_CODAS) if last or self.rng.random() < 0.3 else ""
         return self.rng.choice(_ONSETS) + self.rng.choice(_VOWELS) + coda
 

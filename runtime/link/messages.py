@@ -1,7 +1,7 @@
 """What crosses the link: verbs down, replies, step rows and heartbeats up; token ids only.
 
-One definition shared by both ends. A frame is a 4-byte little-endian length and one MessagePack object.
-Every verb has a request id and exactly one ``Reply`` or ``Refusal``. Knows nothing of text, sockets or tensors.
+One definition shared by both ends. A frame is a 4-byte little-endian length and one MessagePack object. Every
+verb has a request id and exactly one ``Reply`` or ``Refusal``. Knows nothing of text, sockets or tensors.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How a sequence's next token is drawn. ``temperature`` 0 is greedy.
 
-    ``seed`` and the position of the drawn token alone decide the draw, so it repeats after a crash or preemption.
-    ``top_k`` 0 and ``top_p`` 1.0 keep everything.
+    ``seed`` and the position of the drawn token alone decide the draw, so it repeats after a crash or
+    preemption. ``top_k`` 0 and ``top_p`` 1.0 keep everything.
     """
 
     temperature: float = 0.0
@@ -26,7 +26,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """When a generation ends: after ``max_tokens`` tokens, or at one of ``stop_ids`` (kept in the sequence)."""
+    """When a generation ends: after ``max_tokens`` tokens, or at a stop id, which stays in the sequence."""
 
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class Finish(StrEnum):
     ERROR = "error"
 
 
-# --- verbs, down ------------------------------------------------------------------------------------------------
+# --- verbs, down --------------------------------------------------------------------------------------------
 
 
 class Verb(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -74,7 +74,7 @@ class Truncate(Verb, frozen=True, tag="truncate"):
 
 
 class Generate(Verb, frozen=True, tag="generate"):
-    """Sample tokens until a limit. ``generated_from`` of them were generated before this call (after a crash)."""
+    """Sample tokens until a limit. ``generated_from`` of them were generated before (after a crash)."""
 
     seq: int
     sampling: Sampling
@@ -89,7 +89,7 @@ class Stop(Verb, frozen=True, tag="stop"):
 
 
 class Fork(Verb, frozen=True, tag="fork"):
-    """Make ``children`` sequences that share the first ``at`` tokens (all committed ones when ``at`` is None)."""
+    """Make ``children`` sequences that share the first ``at`` tokens (None: all committed ones)."""
 
     seq: int
     children: list[int]
@@ -110,11 +110,11 @@ class Statistics(Verb, frozen=True, tag="statistics"):
 AnyVerb: TypeAlias = Open | Extend | Truncate | Generate | Stop | Fork | Close | Statistics
 
 
-# --- up ---------------------------------------------------------------------------------------------------------
+# --- up -----------------------------------------------------------------------------------------------------
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine holds of a sequence after a verb: tokens in all, tokens whose KV is computed, its epoch."""
+    """What the engine holds of a sequence after a verb: tokens, those whose KV is computed, its epoch."""
 
     seq: int
     length: int
@@ -123,7 +123,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """The verb ``request`` took effect. ``state`` is absent for ``close``; ``statistics`` only for that verb."""
+    """The verb ``request`` took effect. ``state`` is absent for ``close``, ``statistics`` for the others."""
 
     request: int
     state: State | None = None
@@ -139,7 +139,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens one generation cost, counted by the engine's steps, from ``generate`` (or the verbs before it) on.
+    """Tokens one generation cost, counted by the engine's steps, the verbs before ``generate`` included.
 
     ``prefilled``: computed for the first time; ``recomputed``: computed again after preemption;
     ``resident``: found computed when the turn began (own KV or a prefix hit); ``decoded``: sampled.

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from ..errors import EngineDied, LinkClosed, RuntimeFault
-from .messages import AnyVerb, Fatal, Hello, Phase, Refusal, Reply, Statistics, Step
+from .messages import AnyVerb, Hello, Phase, Refusal, Reply, Statistics, Step
 from .pulse import LOAD_STALL, STEP_FLOOR, Pulse
 from .uplink import Uplink
 
@@ -67,7 +67,7 @@ def serve(
     except LinkClosed:
         return
     except Exception as error:
-        _send_last(uplink, error)
+        uplink.part(error if isinstance(error, RuntimeFault) else EngineDied(_text(error)))
         raise
     finally:
         uplink.close()
@@ -106,11 +106,5 @@ def _answer(engine: Serves, verb: AnyVerb, uplink: Uplink) -> Reply | Refusal:
     return answer
 
 
-def _send_last(uplink: Uplink, error: Exception) -> None:
-    """Say what ended the engine: a fault by its own code, anything else as its death."""
-    code = error.code if isinstance(error, RuntimeFault) else EngineDied.code
-    text = error.message if isinstance(error, RuntimeFault) else f"{type(error).__name__}: {error}"
-    try:
-        uplink.send(Fatal(code, text))
-    except LinkClosed:
-        return
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -26,7 +26,7 @@ READ_BYTES = 256 * 1024
 
 
 class Uplink:
-    """Owns ``sock``. ``orphaned`` is called on the link thread when the gateway's end closes; it must not wait."""
+    """Owns ``sock``. ``orphaned`` is called on the link thread at the gateway's end; it must not wait."""
 
     def __init__(
         self,
@@ -100,6 +100,13 @@ class Uplink:
             if self._outbox_bytes > OUTBOX_BYTES:
                 self._wait_for_room()
 
+    def part(self, fault: RuntimeFault) -> None:
+        """Say why this end goes, as the last word; a gateway that is not reading goes without."""
+        with self._changed:
+            if self._closed is None and not self._outbox:
+                self.send(Fatal(fault.code, fault.message))
+            self._end(fault.message)
+
     def _wait_for_room(self) -> None:
         self._pulse.enter(Phase.IDLE, detail="waiting for the gateway to read")
         if not self._changed.wait_for(self._has_room, self._stall_seconds):
@@ -119,7 +126,7 @@ class Uplink:
                 while not self._closed:
                     self._turn(selector)
         except FrameInvalid as fault:
-            self._part(fault)
+            self.part(fault)
         except OSError as error:
             self._hang_up(f"the link broke: {error}")
         if not self._closing:
@@ -180,11 +187,6 @@ class Uplink:
         if heartbeat is not None:
             with contextlib.suppress(LinkClosed):
                 self.send(heartbeat)
-
-    def _part(self, fault: RuntimeFault) -> None:
-        with contextlib.suppress(LinkClosed):
-            self.send(Fatal(fault.code, fault.message))
-        self._hang_up(fault.message)
 
     def _hang_up(self, reason: str) -> None:
         with self._changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from holdfast.benchmarks.pocket.evaluate import Judge, load
 from holdfast.benchmarks.pocket.skills import SKILLS, conversations
 

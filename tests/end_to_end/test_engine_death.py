@@ -48,7 +48,6 @@ async def test_a_turn_asked_for_while_there_is_no_engine_fails_and_the_next_work
         lost = await connection.say("My locker code is 4821.")
         assert lost["status"] == "failed" and lost["output"] == []
         await server.engine.link.wait_ready()
-        response = await connection.say("What is my name?")
-        assert "Marisol" in text_of(response)
-        said = response["usage"]["input_tokens"]
-        assert said > (await connection.say("Who am I?"))["kv"]["new"]
+        assert "Marisol" in text_of(await connection.say("What is my name?"))
+        code = await connection.say("What is my locker code?")
+        assert "4821" in text_of(code), "what was said during the outage was kept"

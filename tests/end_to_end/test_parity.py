@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.link.messages import Generate, Limits, Open, Refusal, Sampling
+from holdfast.runtime.link.messages import Generate, Limits, Open, Refusal, Sampling, Work
 from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.runner import TorchRunner
 from holdfast.runtime.scheduler import Scheduler
@@ -121,8 +121,15 @@ def build(model: LoadedModel, *, blocks: int = 1024, **numbers: int) -> Engine:
     return Engine(scheduler, TorchRunner(model.decoder, arena), debug=True)
 
 
-def run(engine: Engine, model: LoadedModel, cases: Sequence[Case], *, first: int = 0) -> list[list[int]]:
-    """All cases at once."""
+def run(
+    engine: Engine,
+    model: LoadedModel,
+    cases: Sequence[Case],
+    *,
+    first: int = 0,
+    disturb: Callable[[Work | None], None] = lambda work: None,
+) -> list[list[int]]:
+    """All cases at once; ``disturb`` is called after each row."""
     said: dict[int, list[int]] = {}
     for seq, case in enumerate(cases, first):
         limits = Limits(len(case.expected), model.config.eos_ids)
@@ -134,6 +141,7 @@ def run(engine: Engine, model: LoadedModel, cases: Sequence[Case], *, first: int
         for row in step.rows:
             assert row.error is None, row.error
             said[row.seq] += row.tokens
+            disturb(row.work)
     return list(said.values())
 
 
@@ -185,13 +193,18 @@ def test_with_prefix_hits(subject: Subject) -> None:
 
 
 def test_with_forced_preemptions(subject: Subject) -> None:
-    """A pool of little more than the longest case: the sixteen push each other out, and say the same."""
+    """A pool of little more than the longest case, and every few steps one loses its KV: all say the same."""
     cases = subject.cases[:16]
     longest = max(len(case.prompt) + len(case.expected) for case in cases)
-    blocks = -(-longest // BLOCK) + 3
-    engine = build(subject.model, blocks=blocks, max_context=longest)
-    assert run(engine, subject.model, cases) == expected(cases)
-    statistics = engine.statistics()
-    assert statistics["preempted"] > 0
-    assert statistics["pool_blocks"] == blocks
-    assert json.dumps(statistics)
+    engine = build(subject.model, blocks=-(-longest // BLOCK) + 3, max_context=longest)
+    steps = itertools.count()
+
+    def disturb(work: Work | None) -> None:
+        recomputed.append(work.recomputed if work else 0)
+        step = next(steps)
+        if step % 5 == 0:
+            engine.scheduler.evict(step // 5 % len(cases))
+
+    recomputed: list[int] = []
+    assert run(engine, subject.model, cases, disturb=disturb) == expected(cases)
+    assert sum(recomputed) > 0

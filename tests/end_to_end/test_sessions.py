@@ -144,13 +144,13 @@ async def test_sampling_out_of_bounds_is_refused_here_and_there(client: Client, 
 
 
 async def test_the_same_seed_draws_the_same_words(client: Client) -> None:
-    async def story(seed: int) -> str:
-        async with client.session(temperature=1.5, seed=seed) as chat:
-            return await chat.say("Tell me the story of the fox.", max_output_tokens=40).text()
+    async def babble(seed: int) -> str:
+        async with client.session(temperature=2, seed=seed) as chat:
+            return await chat.say("Why?", max_output_tokens=40).text()
 
-    first = await story(1)
-    assert first == await story(1)
-    assert first != await story(2)
+    first = await babble(1)
+    assert first == await babble(1)
+    assert first != await babble(2)
 
 
 async def test_limits_and_stops_end_a_reply(client: Client) -> None:

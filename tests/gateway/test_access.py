@@ -63,5 +63,14 @@ async def test_without_a_key_only_its_own_pages_may_connect(origin: str, status:
     assert await answered(OPEN, "websocket", "/v1/realtime", headers) == status
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("evil.example:8040", 403), ("localhost:8040", 200), ("[::1]:8040", 200), ("10.0.0.7", 200)],
+)
+async def test_a_page_that_points_its_own_name_here_may_not_connect(host: str, status: int) -> None:
+    headers = [("Host", host), ("Origin", f"http://{host}")]
+    assert await answered(OPEN, "websocket", "/v1/realtime", headers) == status
+
+
 async def test_without_a_key_programs_may_connect() -> None:
     assert await answered(OPEN, "websocket", "/v1/realtime", [("Host", "127.0.0.1:8040")]) == 200

@@ -44,6 +44,16 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
     assert done.stdout.strip() == "0 []"
 
 
+def test_the_gateways_process_needs_no_torch() -> None:
+    program = (
+        "import sys; from holdfast.gateway import serve; from holdfast.runtime.model.folder import find_model\n"
+        "from holdfast.sessions.language import Language; Language.load(find_model('pocket'))\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_serve_without_options_takes_the_defaults(served: list[Any]) -> None:
     assert invoke("serve", "pocket")[0] == 0
     assert served == [(GatewaySettings(), EngineSettings(model="pocket"))]

@@ -23,7 +23,7 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.link.messages import Sampling
-from holdfast.runtime.plan import BlockCopy, Outcome, Plan, PlanRow, RowFault
+from holdfast.runtime.plan import BlockCopy, Outcome, Plan, RowFault
 from holdfast.runtime.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 
@@ -291,8 +291,3 @@ def fake_engine(
     runner.setdefault("vocab_size", settings.vocab_size)
     device = FakeRunner(settings.blocks, settings.block_tokens, chance=chance, **runner)  # type: ignore[arg-type]
     return Engine(Scheduler(settings, pool, hasher, b"fake"), device, debug=True), device
-
-
-def row_of(plan: Plan, seq: int) -> PlanRow | None:
-    """The row a plan holds for a sequence."""
-    return next((row for row in plan.rows if row.seq == seq), None)

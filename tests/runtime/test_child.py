@@ -17,23 +17,25 @@ from holdfast.runtime.settings import EngineSettings
 
 PLAIN = "from holdfast.runtime.child import main; raise SystemExit(main())"
 
-HANGS = """
-import threading
-from holdfast.runtime import build, child
+MADE_UP = """
+import sys, threading, types
+from holdfast.runtime import child
 from holdfast.runtime.link.messages import Hello
 from holdfast.runtime.link.serve import Loaded
 
-class Hung:
+class Engine:
     def step(self):
-        threading.Event().wait()
+        {step}
 
-hello = Hello("hung", "Hung", "none", "none", 1, (), 1, 1, 1, 1, 0)
-build.load_engine = lambda settings, progress, pulse: Loaded(Hung(), hello)
-child.GRACE = 0.1
+hello = Hello("made up", "MadeUp", "none", "none", 1, (), 1, 1, 1, 1, 0)
+made_up = types.SimpleNamespace(load_engine=lambda settings, progress, pulse: Loaded(Engine(), hello))
+sys.modules["holdfast.runtime.build"] = made_up  # no torch, no model
+child.GRACE = {grace}
 raise SystemExit(child.main())
 """
-
-RAISES = HANGS.replace("threading.Event().wait()", "raise ZeroDivisionError('by chance')")
+IDLES = MADE_UP.format(step="return None", grace=600)
+HANGS = MADE_UP.format(step="print('hung', file=sys.stderr, flush=True); threading.Event().wait()", grace=0.1)
+RAISES = MADE_UP.format(step="raise ZeroDivisionError('by chance')", grace=600)
 
 
 class Child:
@@ -83,7 +85,7 @@ def settings(**changes: object) -> bytes:
 
 
 def test_it_ends_quietly_when_the_other_end_closes() -> None:
-    with Child(PLAIN, settings(device="cpu")) as child:
+    with Child(IDLES, settings()) as child:
         child.read(until=Hello)
         assert child.end() == (0, "")
 
@@ -111,9 +113,9 @@ def test_a_bad_first_frame_is_named(first: bytes, code: str) -> None:
 
 def test_a_hung_step_does_not_keep_an_orphan_alive() -> None:
     with Child(HANGS, settings()) as child:
-        child.read(until=Hello)
-        code, _ = child.end()
-        assert code == EXIT_ORPHANED
+        assert child.process.stderr is not None
+        assert child.process.stderr.readline() == "hung\n"
+        assert child.end() == (EXIT_ORPHANED, "")
 
 
 def test_a_fault_of_ours_is_told_up_and_its_trace_stands_on_stderr() -> None:

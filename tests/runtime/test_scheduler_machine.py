@@ -11,6 +11,7 @@ import os
 from random import Random
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -22,11 +23,12 @@ FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
 
 SEQS = st.integers(0, 5)
 NUMBERS = st.integers(0, 1 << 16)
-STEPS = st.integers(1, 60)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """A tiny pool: at least one sequence of the longest length, at most two."""
+
+    DEPTH: int
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +36,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         seed=NUMBERS,
-        depth=st.sampled_from((1, 2)),
         block_tokens=st.sampled_from((1, 2, 4, 4, 7)),
         longest=st.integers(8, 60),
         slack=st.sampled_from((1.0, 1.05, 1.05, 1.3, 2.0)),
@@ -42,7 +43,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare=st.sampled_from((0, 1, 5, 40)),
         cursed=st.booleans(),
     )
-    def begin(self, seed, depth, block_tokens, longest, slack, max_sequences, spare, cursed) -> None:
+    def begin(self, seed, block_tokens, longest, slack, max_sequences, spare, cursed) -> None:
         blocks = int(-(-longest // block_tokens) * slack)
         self.world = World(
             SchedulerSettings(
@@ -52,7 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 block_tokens=block_tokens,
                 max_step_tokens=max_sequences + spare,
                 max_sequences=max_sequences,
-                depth=depth,
+                depth=self.DEPTH,
                 watermark_blocks=seed % 3,
             ),
             Random(seed),
@@ -150,10 +151,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert pool.free + pool.cached == pool.blocks, "blocks are held by nobody"
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=150 * FACTOR,
-    stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+class LockStepMachine(SchedulerMachine):
+    """One step at a time."""
+
+    DEPTH = 1
+
+
+class OverlapMachine(SchedulerMachine):
+    """A step is planned while the one before it is in flight."""
+
+    DEPTH = 2
+
+
+def _case(machine: type[SchedulerMachine]):
+    """About 150 steps an example: 100,000 for the two machines together."""
+    case = machine.TestCase
+    case.settings = settings(
+        max_examples=350 * FACTOR,
+        stateful_step_count=60,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return pytest.mark.timeout(300 * FACTOR)(case)
+
+
+TestLockStep = _case(LockStepMachine)
+TestOverlap = _case(OverlapMachine)
