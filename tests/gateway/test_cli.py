@@ -46,7 +46,8 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
 
 def test_the_gateways_process_needs_no_torch() -> None:
     program = (
-        "import sys; from holdfast.gateway import serve; from holdfast.runtime.model.folder import find_model\n"
+        "import sys, holdfast.gateway.serve\n"
+        "from holdfast.runtime.model.folder import find_model\n"
         "from holdfast.sessions.language import Language; Language.load(find_model('pocket'))\n"
         "print('torch' in sys.modules)"
     )
