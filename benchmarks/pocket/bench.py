@@ -22,7 +22,7 @@ from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.errors import RuntimeFault
 from holdfast.runtime.settings import EngineSettings
-from holdfast.sdk import Chat, Client, SDKError, connect
+from holdfast.sdk import Chat, Client, SDKError, ServerError, connect
 from holdfast.sdk.frames.items import FunctionCallItem
 from holdfast.sdk.reply import Finished
 
@@ -31,6 +31,9 @@ from .skills import SKILLS, Conversation, Turn, conversations
 
 GOALS = {"recall_short": 97.0, "recall_long": 90.0, "tools": 97.0, "repeat": 95.0, "not_told": 95.0}
 """Percent of conversations, by skill."""
+
+SAMPLING: dict[str, Any] = {"temperature": 0, "max_output_tokens": 400}
+"""Twice the longest story: a reply that never ends is cut, and wrong."""
 
 TOOL_ERROR = '{"error": "no such thing"}'
 """The answer to a call that nobody expected."""
@@ -73,20 +76,29 @@ class Tally:
 
 
 async def hold(client: Client, conversation: Conversation, tally: Tally) -> None:
-    """Hold one conversation as it was written, and judge it."""
+    """Hold one conversation as it was written, and judge it; one that the server refuses is wrong."""
+    try:
+        right = await _hold(client, conversation, tally)
+    except ServerError as refused:
+        tally.misses.append({"user": None, "expected": None, "said": f"{refused.code}: {refused.message}"})
+        right = False
+    tally.right += right
+    tally.wrong += not right
+
+
+async def _hold(client: Client, conversation: Conversation, tally: Tally) -> bool:
     right = True
     fields: dict[str, Any] = (
         {} if conversation.instructions is None else {"instructions": conversation.instructions}
     )
-    async with client.session(tools=conversation.tools, temperature=0, **fields) as chat:
+    async with client.session(tools=conversation.tools, **SAMPLING, **fields) as chat:
         for number, turn in enumerate(conversation.turns):
             said, calls = await _take(chat, turn, tally, first=number == 0)
             if turn.scored and not _is_right(turn, said, calls):
                 right = False
                 called = "".join(f"{call.name}({call.arguments})" for call in calls)
                 tally.misses.append({"user": turn.user, "expected": turn.expect, "said": called + said})
-    tally.right += right
-    tally.wrong += not right
+    return right
 
 
 async def _take(chat: Chat, turn: Turn, tally: Tally, first: bool) -> tuple[str, list[FunctionCallItem]]:

@@ -42,7 +42,6 @@ ASKING = Mix(ask_untold=4, repeat=2.5, tool=3)
 DOUBTING = Mix(ask_untold=5, repeat=2.5, tool=3)
 COPYING = Mix(ask_untold=4, repeat=8, tool=5)
 FAR = Mix(tell=6, ask_told=7, ask_untold=4, repeat=4, tool=4, keyed=2.5, wide=0.35)
-CALLING = Mix(ask_told=6, ask_untold=3, repeat=6, tool=12, keyed=2, wide=0.2)
 PHASES = (
     Phase(60, {256: 1}, pace=(0.02, 1.0)),
     Phase(640, {256: 0.4, 512: 0.6}),
@@ -50,7 +49,6 @@ PHASES = (
     Phase(650, {512: 0.45, 1024: 0.25, 2048: 0.3}, (1.0, 0.0), DOUBTING, user_weight=0.01, first_weight=4),
     Phase(350, {256: 0.4, 512: 0.4, 2048: 0.2}, (0.6, 0.0), COPYING, user_weight=0.01, first_weight=2),
     Phase(600, {512: 0.25, 1024: 0.25, 2048: 0.5}, (0.8, 0.0), FAR, user_weight=0.01, first_weight=3),
-    Phase(350, {256: 0.2, 512: 0.5, 2048: 0.3}, (0.6, 0.0), CALLING, user_weight=0.01, first_weight=2),
 )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
 
 from holdfast.benchmarks.pocket import bench
-from holdfast.benchmarks.pocket.skills import Turn
+from holdfast.benchmarks.pocket.skills import Conversation, Turn
 from holdfast.benchmarks.pocket.toolbox import Call
+from holdfast.sdk import ServerError
 from holdfast.sdk.frames.items import FunctionCallItem
 from holdfast.sdk.frames.response import KVReceipt
 from holdfast.sdk.reply import Finished
@@ -18,6 +21,11 @@ CALL = FunctionCallItem(name="add", arguments='{"b": 2, "a": 1}', call_id="call_
 OTHER = FunctionCallItem(name="add", arguments='{"a": 1, "b": 3}', call_id="call_1")
 SUM = Turn("What is 1 plus 2?", "1 plus 2 is 9.", Call("add", {"a": 1, "b": 2}), '{"sum": 9}', scored=True)
 NAME = Turn("What is my name?", "Your name is Ana.", scored=True)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.mark.parametrize(
@@ -68,3 +76,17 @@ def test_it_measures_through_everything(capsys: pytest.CaptureFixture[str]) -> N
 def test_it_says_when_it_cannot_measure(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--count", "1", "--model", "/nowhere"]) == 1
     assert "/nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.anyio
+async def test_a_conversation_that_the_server_refuses_is_wrong_and_no_more() -> None:
+    class Refusing:
+        @asynccontextmanager
+        async def session(self, **fields: object) -> AsyncIterator[None]:
+            raise ServerError("too long", code="context_length_exceeded")
+            yield
+
+    tally = bench.Tally()
+    await bench.hold(Refusing(), Conversation("repeat", None, [], (NAME,)), tally)
+    assert (tally.right, tally.wrong) == (0, 1)
+    assert tally.misses[0]["said"] == "context_length_exceeded: too long"
