@@ -12,7 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .batch import PagedBatch, RowGroup
+from .batch import PagedBatch, RowGroup, lay_out
+from .interface import Attention, HeadNorm
+
+__all__ = [
+    "add_norm",
+    "copy_blocks",
+    "gated",
+    "lay_out",
+    "paged_attention",
+    "rms_norm",
+    "rotary",
+    "rotate_and_store",
+    "store_kv",
+]
 
 
 def store_kv(arena: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -32,7 +45,7 @@ def store_kv(arena: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Ten
     flat.index_copy_(0, lines + (at + heads * block_tokens), values.reshape(-1, dim))
 
 
-def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, scale: float) -> Tensor:
+def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
     """Causal attention of each row's tokens over its own blocks; K and V of this step are stored already.
 
     ``query``: ``[tokens, q_heads, head_dim]``, q_heads a multiple of the arena's heads; so is the result.
@@ -41,7 +54,9 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
     result = torch.empty_like(query)
     for group in batch.groups:
         attend = _attend_singles if group.count == 1 else _attend_chunk
-        result[group.tokens] = attend(query[group.tokens], *_gather(arena, layer, group), group.mask, scale)
+        result[group.tokens] = attend(
+            query[group.tokens], *_gather(arena, layer, group), group.mask, how.scale
+        )
     return result
 
 
@@ -92,10 +107,37 @@ def rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return heads * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` of ``[tokens, 2 * width]``, gate first. Source: Shazeer, "GLU variants" (2020)."""
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum ``x + residual`` and its RMSNorm, in this order."""
+    total = x + residual
+    return total, rms_norm(total, weight, eps)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    norm: HeadNorm | None,
+    angles: tuple[Tensor, Tensor],
+    arena: Tensor,
+    layer: int,
+    slots: Tensor,
+) -> Tensor:
+    """Norm and rotate queries and keys, store K and V, return the queries: see `interface.Kernels`."""
+    pairs = arena.shape[3]
+    turning, values = torch.split(qkv, [qkv.shape[1] - pairs, pairs], dim=1)
+    if norm is not None:
+        turning = rms_norm(turning, norm.weight, norm.eps)
+    query, keys = torch.split(rotary(turning, *angles), [turning.shape[1] - pairs, pairs], dim=1)
+    store_kv(arena, layer, keys, values, slots)
+    return query
+
+
+def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
+    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first.
+
+    Source: Shazeer, "GLU variants improve transformer" (2020).
+    """
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
 def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:

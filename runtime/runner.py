@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.batch import PagedBatch, lay_out, upload
-from ..kernels.reference import copy_blocks
+from ..kernels.batch import PagedBatch, upload
 from ..kernels.sampling import sample
 from ..kvstore.arena import DeviceArena
 from .model.decoder import Decoder
@@ -46,12 +45,13 @@ class TorchRunner:
         Raises whatever torch does: then no row of this plan has an outcome.
         """
         with torch.inference_mode():
-            copy_blocks(self._arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
+            kernels = self._decoder.kernels
+            kernels.copy_blocks(self._arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
             if not plan.rows:
                 return TorchHandle(plan.rows, None)
             if plan.step != self._last.step:
                 self._before = self._last
-            batch = lay_out(
+            batch = kernels.lay_out(
                 self._arena,
                 [row.first for row in plan.rows],
                 [row.count for row in plan.rows],

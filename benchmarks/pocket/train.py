@@ -36,12 +36,16 @@ class Phase:
     mix: Mix = field(default_factory=Mix)
     user_weight: float = 0.1
     first_weight: float = 1.0
+    fresh: bool = False
+    """Begins from the weights as exported (bfloat16), with optimizers that remember nothing."""
 
 
 ASKING = Mix(ask_untold=4, repeat=2.5, tool=3)
 DOUBTING = Mix(ask_untold=5, repeat=2.5, tool=3)
 COPYING = Mix(ask_untold=4, repeat=8, tool=5)
 FAR = Mix(tell=6, ask_told=7, ask_untold=4, repeat=4, tool=4, keyed=2.5, wide=0.35)
+CALLING = Mix(tell=6, ask_told=7, ask_untold=4, repeat=6, tool=13, keyed=2.5, wide=0.3)
+MIXED = {256: 0.15, 512: 0.35, 1024: 0.15, 2048: 0.35}
 PHASES = (
     Phase(60, {256: 1}, pace=(0.02, 1.0)),
     Phase(640, {256: 0.4, 512: 0.6}),
@@ -49,6 +53,8 @@ PHASES = (
     Phase(650, {512: 0.45, 1024: 0.25, 2048: 0.3}, (1.0, 0.0), DOUBTING, user_weight=0.01, first_weight=4),
     Phase(350, {256: 0.4, 512: 0.4, 2048: 0.2}, (0.6, 0.0), COPYING, user_weight=0.01, first_weight=2),
     Phase(600, {512: 0.25, 1024: 0.25, 2048: 0.5}, (0.8, 0.0), FAR, user_weight=0.01, first_weight=3),
+    Phase(30, MIXED, (0.02, 0.6), CALLING, user_weight=0.01, first_weight=2, fresh=True),
+    Phase(520, MIXED, (0.6, 0.0), CALLING, user_weight=0.01, first_weight=2),
 )
 
 
@@ -81,6 +87,16 @@ def schedule(phases: tuple[Phase, ...] = PHASES) -> Iterator[tuple[int, Phase, f
             step += 1
 
 
+def fresh_step(phases: tuple[Phase, ...] = PHASES) -> int:
+    """The first step of the phase that begins from exported weights."""
+    before = 0
+    for phase in phases:
+        if phase.fresh:
+            return before
+        before += phase.steps
+    raise ValueError("no phase begins from exported weights")
+
+
 def batch_of(step: int, phase: Phase, tokenizer: PreTrainedTokenizerFast) -> Batch:
     """The batch of one step: a function of its number alone."""
     rng = random.Random(step)
@@ -97,6 +113,16 @@ class Job:
     checkpoints: Path
     every: int
     workers: int
+    exported: Path | None = None
+    """A model to begin the phase with that begins from exported weights."""
+
+
+def begin(job: Job, worker: int, tokenizer: PreTrainedTokenizerFast) -> Trainer:
+    """The first model: random, or an exported one."""
+    if job.exported is None:
+        return Trainer(Qwen3ForCausalLM(config(tokenizer)), worker, job.workers)
+    model = Qwen3ForCausalLM.from_pretrained(job.exported, dtype=torch.float32)
+    return Trainer(model, worker, job.workers, fresh_step())
 
 
 def run(worker: int, job: Job) -> None:
@@ -107,7 +133,7 @@ def run(worker: int, job: Job) -> None:
         distributed.init_process_group("gloo", f"file://{meeting}", rank=worker, world_size=job.workers)
     tokenizer = train_tokenizer()
     torch.manual_seed(0)
-    trainer = Trainer(Qwen3ForCausalLM(config(tokenizer)), worker, job.workers)
+    trainer = begin(job, worker, tokenizer)
     latest = job.checkpoints / "latest.safetensors"
     if latest.exists():
         trainer.resume(latest)
@@ -115,6 +141,8 @@ def run(worker: int, job: Job) -> None:
     for step, phase, pace in schedule():
         if step < trainer.step:
             continue
+        if phase.fresh and step == fresh_step():
+            trainer = Trainer(trainer.model.bfloat16().float(), worker, job.workers, step)
         loss = trainer.train(batch_of(step, phase, tokenizer), pace)
         told = loss if told == 0 else told * 0.9 + loss * 0.1
         if worker == 0 and step % 10 == 0:
@@ -133,11 +161,12 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="folder to resume from (default: DIR.checkpoints)")
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--exported", type=Path, help="begin the last phases with this exported model")
     chosen = parser.parse_args()
     checkpoints = chosen.checkpoints or chosen.out.with_name(chosen.out.name + ".checkpoints")
     checkpoints.mkdir(parents=True, exist_ok=True)
     (checkpoints / "meeting").unlink(missing_ok=True)
-    job = Job(chosen.out, checkpoints, chosen.every, chosen.workers)
+    job = Job(chosen.out, checkpoints, chosen.every, chosen.workers, chosen.exported)
     multiprocessing.spawn(run, args=(job,), nprocs=job.workers)  # type: ignore[attr-defined, no-untyped-call]
 
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...kernels import reference
 from ...kernels.batch import PagedBatch
-from ...kernels.reference import paged_attention, rms_norm, rotary, silu_mul, store_kv
+from ...kernels.interface import Attention, HeadNorm, Kernels
 from .config import ModelConfig
 from .rope import make_rope
 from .weights import DecoderWeights, LayerWeights
@@ -20,9 +21,10 @@ from .weights import DecoderWeights, LayerWeights
 class Decoder:
     """Computes hidden states and logits; K and V go into the arena it is given."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, kernels: Kernels = reference) -> None:
         self.config = config
         self.weights = weights
+        self.kernels = kernels
         self.rope = make_rope(config.rope, config.head_dim, weights.embedding.device)
 
     @property
@@ -40,12 +42,16 @@ class Decoder:
 
         ``arena``: ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype.
         """
-        x = F.embedding(ids, self.weights.embedding)
-        angles = self.rope.angles(batch.positions, x.dtype)
+        residual = F.embedding(ids, self.weights.embedding)
+        angles = self.rope.angles(batch.positions, residual.dtype)
+        eps, add_norm = self.config.norm_eps, self.kernels.add_norm
+        x = self.kernels.rms_norm(residual, self.weights.layers[0].input_norm, eps)
         for number, layer in enumerate(self.weights.layers):
-            x = x + self._attention(layer, number, self._norm(x, layer.input_norm), angles, batch, arena)
-            x = x + F.linear(silu_mul(F.linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
-        return self._norm(x, self.weights.norm)
+            x = self._attention(layer, number, x, angles, batch, arena)
+            residual, x = add_norm(x, residual, layer.mlp_norm, eps)
+            x = F.linear(self.kernels.gated(F.linear(x, layer.gate_up), "silu"), layer.down)
+            residual, x = add_norm(x, residual, self._norm_behind(number), eps)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 ``[rows, vocab]`` of normed hidden states ``[rows, hidden]``."""
@@ -60,15 +66,14 @@ class Decoder:
         batch: PagedBatch,
         arena: Tensor,
     ) -> Tensor:
-        queries, pairs, dim = self.config.query_heads, self.config.kv_heads, self.config.head_dim
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), queries + 2 * pairs, dim)
-        turning, values = torch.split(qkv, [queries + pairs, pairs], dim=1)
-        if layer.head_norm is not None:
-            turning = self._norm(turning, layer.head_norm)
-        query, keys = torch.split(rotary(turning, *angles), [queries, pairs], dim=1)
-        store_kv(arena, number, keys, values, batch.slots)
-        attended = paged_attention(query, arena, number, batch, scale=dim**-0.5)
+        heads, dim = self.config.query_heads + 2 * self.config.kv_heads, self.config.head_dim
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads, dim)
+        norm = None if layer.head_norm is None else HeadNorm(layer.head_norm, self.config.norm_eps)
+        query = self.kernels.rotate_and_store(qkv, norm, angles, arena, number, batch.slots)
+        attended = self.kernels.paged_attention(query, arena, number, batch, Attention(dim**-0.5))
         return F.linear(attended.view(len(x), -1), layer.output, layer.output_bias)
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self.config.norm_eps)
+    def _norm_behind(self, number: int) -> Tensor:
+        """The norm that reads what layer ``number`` leaves: the next layer's, or the last one."""
+        layers = self.weights.layers
+        return self.weights.norm if number + 1 == len(layers) else layers[number + 1].input_norm

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from holdfast.kernels.batch import lay_out
-from holdfast.kernels.reference import copy_blocks, paged_attention, rms_norm, rotary, silu_mul, store_kv
+from holdfast.kernels.interface import Attention
+from holdfast.kernels.reference import copy_blocks, gated, paged_attention, rms_norm, rotary, store_kv
 
 LAYERS, LAYER, DIM = 3, 1, 8
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -72,7 +73,7 @@ def test_attention_follows_the_definition(mix: str, heads: int, share: int, dtyp
     contexts, counts = MIXES[mix]
     rows = Rows(contexts, counts, heads=heads, block_tokens=16, dtype=dtype)
     query = torch.randn(sum(counts), heads * share, DIM, generator=torch.Generator().manual_seed(9)).to(dtype)
-    result = paged_attention(query, rows.arena, LAYER, rows.batch(), DIM**-0.5)
+    result = paged_attention(query, rows.arena, LAYER, rows.batch(), Attention(DIM**-0.5))
     expected = torch.cat(
         [
             attend_plainly(*row)
@@ -88,7 +89,7 @@ def test_the_block_size_does_not_matter(block_tokens: int) -> None:
     contexts, counts = MIXES["all mixed"]
     query = torch.randn(sum(counts), 4, DIM, generator=torch.Generator().manual_seed(8))
     results = [
-        paged_attention(query, rows.arena, LAYER, rows.batch(), 0.5)
+        paged_attention(query, rows.arena, LAYER, rows.batch(), Attention(0.5))
         for rows in (Rows(contexts, counts, heads=2, block_tokens=size) for size in (block_tokens, 256))
     ]
     torch.testing.assert_close(*results, rtol=0, atol=2e-6)
@@ -133,7 +134,7 @@ def test_rotary_turns_pairs_by_their_angle() -> None:
     torch.testing.assert_close(turned, expected, rtol=0, atol=1e-6)
 
 
-def test_silu_mul_gates_with_the_first_half() -> None:
+def test_gated_gates_with_the_first_half() -> None:
     gate_up = torch.randn(4, 10)
     expected = gate_up[:, :5] / (1 + (-gate_up[:, :5]).exp()) * gate_up[:, 5:]
-    torch.testing.assert_close(silu_mul(gate_up), expected)
+    torch.testing.assert_close(gated(gate_up), expected)
