@@ -125,6 +125,14 @@ def begin(job: Job, worker: int, tokenizer: PreTrainedTokenizerFast) -> Trainer:
     return Trainer(model, worker, job.workers, fresh_step())
 
 
+def rounded(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
+    """The model as an export holds it."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(weight.bfloat16())
+    return model
+
+
 def run(worker: int, job: Job) -> None:
     """Trains from the last checkpoint, or from nothing, to the end of the phases, and exports the model."""
     torch.set_num_threads(1)
@@ -142,7 +150,7 @@ def run(worker: int, job: Job) -> None:
         if step < trainer.step:
             continue
         if phase.fresh and step == fresh_step():
-            trainer = Trainer(trainer.model.bfloat16().float(), worker, job.workers, step)
+            trainer = Trainer(rounded(trainer.model), worker, job.workers, step)
         loss = trainer.train(batch_of(step, phase, tokenizer), pace)
         told = loss if told == 0 else told * 0.9 + loss * 0.1
         if worker == 0 and step % 10 == 0:
