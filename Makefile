@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: demo test slow mutations check bench gpu clients clean
+.PHONY: demo test slow check bench gpu clients clean
 
 demo: .venv/ready
 	$(BIN)/holdfast demo

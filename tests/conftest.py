@@ -1,4 +1,7 @@
-"""Hypothesis examples: ``HOLDFAST_EXAMPLES=10`` runs ten times as many, within ten times the time."""
+"""For all tests: hypothesis profile, and more of it.
+
+``HOLDFAST_EXAMPLES=10`` runs ten times as many hypothesis examples, within ten times the time limit.
+"""
 
 from __future__ import annotations
 

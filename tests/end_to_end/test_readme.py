@@ -1,0 +1,40 @@
+"""The README's Python runs as it stands there, against a server as the README starts it (but for the port)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.gateway.serve import Serving
+from holdfast.gateway.settings import DEFAULT_HOST, DEFAULT_PORT
+
+README = Path(__file__).resolve().parent.parent.parent / "README.md"
+SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+pytestmark = pytest.mark.anyio
+
+
+def test_the_readme_has_snippets() -> None:
+    assert SNIPPETS
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+async def test_a_snippet_of_the_readme_holds_its_conversation(number: int, server: Serving) -> None:
+    told = f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}"
+    assert told in SNIPPETS[number], "the README shows another port than the server's default"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        SNIPPETS[number].replace(told, server.url.removesuffix("/v1/realtime")),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = (text.decode() for text in await process.communicate())
+    assert process.returncode == 0, err
+    name, weather, recalled = out.strip().splitlines()
+    assert "Marisol" in name and "Marisol" in recalled
+    assert "7" in weather and "cloudy" in weather
