@@ -55,6 +55,8 @@ PHASES = (
     Phase(600, {512: 0.25, 1024: 0.25, 2048: 0.5}, (0.8, 0.0), FAR, user_weight=0.01, first_weight=3),
     Phase(30, MIXED, (0.02, 0.6), CALLING, user_weight=0.01, first_weight=2, fresh=True),
     Phase(520, MIXED, (0.6, 0.0), CALLING, user_weight=0.01, first_weight=2),
+    Phase(30, MIXED, (0.02, 0.7), CALLING, user_weight=0.01, first_weight=2, fresh=True),
+    Phase(820, MIXED, (0.7, 0.0), CALLING, user_weight=0.01, first_weight=2),
 )
 
 
@@ -87,14 +89,9 @@ def schedule(phases: tuple[Phase, ...] = PHASES) -> Iterator[tuple[int, Phase, f
             step += 1
 
 
-def fresh_step(phases: tuple[Phase, ...] = PHASES) -> int:
-    """The first step of the phase that begins from exported weights."""
-    before = 0
-    for phase in phases:
-        if phase.fresh:
-            return before
-        before += phase.steps
-    raise ValueError("no phase begins from exported weights")
+def fresh_steps(phases: tuple[Phase, ...] = PHASES) -> list[int]:
+    """The first steps of the phases that begin from exported weights, in order."""
+    return [sum(phase.steps for phase in phases[:at]) for at, phase in enumerate(phases) if phase.fresh]
 
 
 def batch_of(step: int, phase: Phase, tokenizer: PreTrainedTokenizerFast) -> Batch:
@@ -114,7 +111,7 @@ class Job:
     every: int
     workers: int
     exported: Path | None = None
-    """A model to begin the phase with that begins from exported weights."""
+    """A model to begin the last phase with that begins from exported weights."""
 
 
 def begin(job: Job, worker: int, tokenizer: PreTrainedTokenizerFast) -> Trainer:
@@ -122,7 +119,7 @@ def begin(job: Job, worker: int, tokenizer: PreTrainedTokenizerFast) -> Trainer:
     if job.exported is None:
         return Trainer(Qwen3ForCausalLM(config(tokenizer)), worker, job.workers)
     model = Qwen3ForCausalLM.from_pretrained(job.exported, dtype=torch.float32)
-    return Trainer(model, worker, job.workers, fresh_step())
+    return Trainer(model, worker, job.workers, fresh_steps()[-1])
 
 
 def rounded(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
@@ -145,11 +142,12 @@ def run(worker: int, job: Job) -> None:
     latest = job.checkpoints / "latest.safetensors"
     if latest.exists():
         trainer.resume(latest)
+    fresh = fresh_steps()
     begun, told = time.monotonic(), 0.0
     for step, phase, pace in schedule():
         if step < trainer.step:
             continue
-        if phase.fresh and step == fresh_step():
+        if step in fresh:
             trainer = Trainer(rounded(trainer.model), worker, job.workers, step)
         loss = trainer.train(batch_of(step, phase, tokenizer), pace)
         told = loss if told == 0 else told * 0.9 + loss * 0.1
@@ -169,7 +167,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="folder to resume from (default: DIR.checkpoints)")
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
-    parser.add_argument("--exported", type=Path, help="begin the last phases with this exported model")
+    parser.add_argument("--exported", type=Path, help="begin the last fresh phase with this exported model")
     chosen = parser.parse_args()
     checkpoints = chosen.checkpoints or chosen.out.with_name(chosen.out.name + ".checkpoints")
     checkpoints.mkdir(parents=True, exist_ok=True)
