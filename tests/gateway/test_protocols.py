@@ -87,3 +87,10 @@ async def test_a_taken_port_is_an_os_error_that_says_so() -> None:
     with listen("127.0.0.1", 0, Limits()) as sock, pytest.raises(OSError) as taken:
         listen("127.0.0.1", sock.getsockname()[1], Limits())
     assert taken.value.errno == errno.EADDRINUSE
+
+
+def test_an_accepted_socket_sends_small_frames_at_once() -> None:
+    with listen("127.0.0.1", 0, Limits()) as server, socket.create_connection(server.getsockname()[:2]):
+        accepted, _ = server.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
