@@ -43,6 +43,9 @@ class ChatTokenizer:
         self._firsts = frozenset(content[0] for content in controls if content)
         marked = f"{OPEN_MARK}({_any_of(known.content for known in added.values())}){CLOSE_MARK}"
         self._marked = re.compile(f"{marked}|[{OPEN_MARK}{CLOSE_MARK}]")
+        self._control = re.compile(
+            f"[{OPEN_MARK}{CLOSE_MARK}]|{_any_of(known.content for known in added.values())}"
+        )
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -82,6 +85,24 @@ class ChatTokenizer:
             if piece:
                 ids += self._spell(piece) if at % 2 else self._parse_inside(piece)
         return ids
+
+    def last_control(self, text: str) -> int:
+        """Where the last control token or mark of rendered text ends; 0 where there is none."""
+        end = 0
+        for found in self._control.finditer(text):
+            end = found.end()
+        return end
+
+    def words(self, text: str, *, leads: bool) -> tuple[list[int], list[int | None]]:
+        """Ids of rendered text without control tokens, and which word (pre-token) each belongs to."""
+        if leads:
+            whole = self.backend.encode(text, add_special_tokens=False)
+            return list(whole.ids), list(whole.word_ids)
+        newline = self._parse("\n")
+        whole = self.backend.encode("\n" + text, add_special_tokens=False)
+        if list(whole.ids[: len(newline)]) == newline:
+            return list(whole.ids[len(newline) :]), list(whole.word_ids[len(newline) :])
+        return self.words(text, leads=True)
 
     def _parse(self, text: str) -> list[int]:
         return list(self.backend.encode(text, add_special_tokens=False).ids)
