@@ -16,11 +16,13 @@ from ..sdk.frames import client, server
 from ..sdk.frames.items import InputItem, ItemReference
 from ..sdk.frames.response import ResponseParams
 from ..sdk.frames.session import SessionResource
+from ..sessions.anticipation import Arrival
 from ..sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ..sessions.events import ReplyEvent
 from ..sessions.history import ROOT, History
-from ..sessions.items import Item, new_id
+from ..sessions.items import Item, Message, checked_item, new_id
 from ..sessions.requests import TurnRequest
+from ..sessions.textbuffer import TextBuffer
 from .errors import GatewayError, NothingToCancel, TooManyResponses, error_details
 from .replies import LiveResponse
 from .translate import frame_of, item_of, patched, preamble_of, request_of
@@ -50,7 +52,22 @@ class CancelResponse:
     response_id: str
 
 
-Effect: TypeAlias = Send | StartResponse | CancelResponse
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """So much of the next message has come; None: nothing is on its way any more."""
+
+    message: Message | None
+
+
+@dataclass(frozen=True, slots=True)
+class CountArrival:
+    """The text is an item now: let `committed` tell how much of it was prefilled, and then that it is there."""
+
+    added: tuple[Send, ...]
+    item_id: str
+
+
+Effect: TypeAlias = Send | StartResponse | CancelResponse | Expect | CountArrival
 
 
 class Conversation:
@@ -72,6 +89,7 @@ class Conversation:
         self._numbers = itertools.count(1)
         self._live: dict[str, LiveResponse] = {}
         self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
+        self._buffer = TextBuffer()
         self.conversation_id = ids("conv")
         history.preamble = preamble_of(session)
 
@@ -135,6 +153,17 @@ class Conversation:
             case client.ItemDelete(item_id=item_id):
                 self._delete_item(item_id)
                 return [Send(server.ItemDeleted(event_id=self._event_id(), item_id=item_id))]
+            case client.TextAppend(text=text, role=role):
+                self._buffer.append(text, role)
+                return [Expect(self._buffer.message())]
+            case client.TextReplace(start=start, text=text):
+                self._buffer.replace(start, text)
+                return [Expect(self._buffer.message())]
+            case client.TextClear():
+                self._buffer.clear()
+                return [Expect(None), Send(server.TextCleared(event_id=self._event_id()))]
+            case client.TextCommit():
+                return self._commit_text()
             case client.ResponseCreate():
                 return [self._create_response(event)]
             case client.ResponseCancel(response_id=response_id):
@@ -143,8 +172,28 @@ class Conversation:
     # --- items ---
 
     def _create_item(self, event: client.ItemCreate) -> list[Effect]:
-        item = item_of(event.item, self._ids)
-        asked, writer = event.previous_item_id, self._writer()
+        return list(self._insert(item_of(event.item, self._ids), event.previous_item_id))
+
+    def _commit_text(self) -> list[Effect]:
+        message = self._buffer.message()
+        if message is not None:
+            checked_item(message)
+        item = self._buffer.commit()
+        return [Expect(None), CountArrival(self._insert(item, None), item.id)]
+
+    def committed(self, arrival: Arrival, count: CountArrival) -> list[server.ServerEvent]:
+        """What a client is told of its committed text."""
+        told = server.TextCommitted(
+            event_id=self._event_id(),
+            item_id=count.item_id,
+            prefilled_tokens=arrival.prefilled,
+            left_tokens=arrival.left,
+        )
+        return [told, *(send.event for send in count.added)]
+
+    def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
+        """Put an item into the history, and tell so."""
+        writer = self._writer()
         if writer is not None and item.id in writer.item_ids:
             raise ItemExists(f"An item with id {item.id!r} is being said", param="item.id")
         previous = self._last_item_id() if asked is None else asked
@@ -152,10 +201,10 @@ class Conversation:
         if writer is not None and (asked is None or asked in self._after_reply):
             self._after_reply.add(item.id)
         frame, shown = frame_of(item), None if previous == ROOT else previous
-        return [
+        return (
             Send(server.ItemAdded(event_id=self._event_id(), item=frame, previous_item_id=shown)),
             Send(server.ItemDone(event_id=self._event_id(), item=frame, previous_item_id=shown)),
-        ]
+        )
 
     def _delete_item(self, item_id: str) -> None:
         writer = self._writer()

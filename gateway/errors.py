@@ -111,6 +111,7 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.ItemUnknown: _invalid("item_not_found", 404),
     sessions.ItemExists: _invalid("item_already_exists", 409),
     sessions.ItemInvalid: _invalid("invalid_value"),
+    sessions.InputInvalid: _invalid("invalid_value"),
     sessions.ToolInvalid: _invalid("invalid_value"),
     sessions.SamplingInvalid: _invalid("invalid_value"),
     sessions.PromptTooLong: _invalid("context_length_exceeded"),

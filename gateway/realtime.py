@@ -16,11 +16,12 @@ from ..sdk.errors import FrameError
 from ..sdk.frames import codec
 from ..sdk.frames.client import ClientEvent, ResponseCreate
 from ..sdk.frames.server import ServerEvent
+from ..sessions.anticipation import Arrival
 from ..sessions.errors import SessionError
 from ..sessions.response import Response
 from ..sessions.session import Session
 from .channel import Channel, ChannelClosed
-from .conversation import CancelResponse, Conversation, Send, StartResponse
+from .conversation import CancelResponse, Conversation, CountArrival, Expect, Send, StartResponse
 from .errors import INTERNAL, Draining, SlowReader, WireError, wire_error
 from .outbox import Outbox
 from .settings import Limits
@@ -132,6 +133,17 @@ class Realtime:
                     self._start(effect, tasks)
                 case CancelResponse(response_id=response_id):
                     await self._responses[response_id].cancel()
+                case Expect(message=message):
+                    self._session.expect(message)
+                case CountArrival():
+                    await self._arrived(effect)
+
+    async def _arrived(self, count: CountArrival) -> None:
+        try:
+            arrival = await self._session.arrival()
+        except SessionError:  # the template will say so again at the next turn, which the client can mend
+            arrival = Arrival(0, 0)
+        self._post(self._conversation.committed(arrival, count))
 
     def _start(self, start: StartResponse, tasks: asyncio.TaskGroup) -> None:
         """What the response puts before the model is settled here, before any later frame is read."""

@@ -16,6 +16,7 @@ from .errors import (
     ConnectionFailed,
     ConnectionLost,
     FrameError,
+    InputClosed,
     ProtocolBroken,
     ResponseFailed,
     SDKError,
@@ -24,6 +25,7 @@ from .errors import (
     ToolRoundsExceeded,
 )
 from .reply import Finished, Reply
+from .textinput import TextInput
 from .turn import Turn
 
 __all__ = [
@@ -34,11 +36,13 @@ __all__ = [
     "ConnectionLost",
     "Finished",
     "FrameError",
+    "InputClosed",
     "ProtocolBroken",
     "Reply",
     "ResponseFailed",
     "SDKError",
     "ServerError",
+    "TextInput",
     "ToolInvalid",
     "ToolRoundsExceeded",
     "Turn",

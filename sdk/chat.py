@@ -25,12 +25,14 @@ from .frames.client import (
     ResponseCancel,
     ResponseCreate,
     SessionUpdate,
+    TypedRole,
 )
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.response import ResponseParams
 from .frames.server import ItemDeleted, ItemDone, ItemRetrieved, ServerEvent, SessionCreated, SessionUpdated
 from .frames.session import SessionPatch, SessionResource
 from .reply import Finished, Reply
+from .textinput import TextInput
 from .tools import Tool, ToolLike, tools_of
 from .transport import Transport
 from .turn import Turn, output_of
@@ -92,6 +94,13 @@ class Chat:
     def respond(self, **overrides: Any) -> Reply:
         """Ask for one response and iterate over its typed events. Tools are not run: see `last.calls`."""
         return Reply(self._exchange, _create(overrides), claim=self._claim)
+
+    def input(self, role: TypedRole = "user") -> TextInput:
+        """A message sent while it is typed or spoken, and computed meanwhile: see `TextInput`.
+
+        It may come while a reply runs, but is committed after it.
+        """
+        return TextInput(self._exchange, role)
 
     async def cancel(self) -> None:
         """Cut the running reply short; what was said stays. Harmless when nothing runs."""

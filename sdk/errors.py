@@ -15,6 +15,7 @@ SDKError
 ├── ConnectionLost            it ended while something was expected of it
 ├── ProtocolBroken            the server sent what this client cannot understand
 ├── ChatBusy                  a second turn was begun while one runs on this chat
+├── InputClosed               text was sent for an input that was committed or taken back
 ├── ToolInvalid               a callable or dict that cannot be offered as a tool
 └── ToolRoundsExceeded        the model went on calling tools beyond the limit
 
@@ -143,6 +144,12 @@ class ChatBusy(SDKError):
     """This chat already has a turn running: finish reading it, or cancel it, first."""
 
     code = "chat_busy"
+
+
+class InputClosed(SDKError):
+    """This text was committed or taken back already."""
+
+    code = "input_closed"
 
 
 class ToolInvalid(SDKError):

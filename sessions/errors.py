@@ -5,6 +5,7 @@ SessionError
 │   ├── ItemUnknown           no item of the conversation has this id
 │   ├── ItemExists            an item with this id is already there
 │   ├── ItemInvalid           an item's fields are out of bounds
+│   ├── InputInvalid          text on its way is out of bounds, or there is none
 │   ├── ToolInvalid           a tool's definition is out of bounds
 │   ├── SamplingInvalid       sampling values or limits out of bounds
 │   └── PromptTooLong         the prompt leaves no room for a single token in the model's context
@@ -59,6 +60,12 @@ class ItemInvalid(RequestInvalid):
     """An item's fields are out of bounds."""
 
     code = "item_invalid"
+
+
+class InputInvalid(RequestInvalid):
+    """Text on its way is out of bounds, or there is none to commit."""
+
+    code = "input_invalid"
 
 
 class ToolInvalid(RequestInvalid):

@@ -45,6 +45,8 @@ class MissReason(StrEnum):
     """Instructions, tools or input were given for this turn alone."""
     ENGINE_RESTARTED = "engine_restarted"
     EVICTED = "evicted"
+    INPUT_RETRACTED = "input_retracted"
+    """Text was computed while it came, and taken back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,20 @@ where the template would now write it otherwise. Knows nothing of the engine.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from datetime import datetime
 
 from .history import Draft, Script, Segment
-from .ids import ids_of
-from .items import Item
+from .ids import NONE, Ids, ids_of
+from .items import Item, Message
+from .settled import Settled
 from .template import ChatTemplate
 from .tokenizer import ChatTokenizer
 from .tree import Reply, TurnNode
+
+_END = f"\U000f0004{secrets.token_hex(8)}\U000f0005"
+"""Marks where text that is still being written ends; nobody outside this process can write it."""
 
 
 class Renderer:
@@ -24,6 +29,7 @@ class Renderer:
     def __init__(self, tokenizer: ChatTokenizer, now: datetime) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, now)
+        self._settled = Settled(tokenizer)
 
     def draft(self, script: Script) -> Draft:
         """The script in tokens. Raises ``TemplateFailed``.
@@ -31,7 +37,7 @@ class Renderer:
         Turns after ``script.base`` are rendered anew, each keeping its reply's ids.
         """
         pieces = self._template.pieces(script.preamble, script.segments)
-        kept = 0 if script.base is None else sum(1 for _ in script.base.ancestry())
+        kept = _turns_on(script.base)
         turns = list(_turns(script.segments))
         parent = script.base
         for (inputs, reply), piece in zip(turns[kept:], pieces[kept:], strict=True):
@@ -41,6 +47,24 @@ class Renderer:
             parent = draft.node(reply)
         raise AssertionError("the last turn of a script has no reply")
 
+    def settled(self, script: Script) -> Ids:
+        """The tokens from the root that nothing said later can change; the last message still grows.
+
+        None where a turn before it would have to be rendered anew, or the template does not write the
+        message as it is. Raises ``TemplateFailed``.
+        """
+        *before, last = script.segments
+        assert isinstance(last, Message), "a message is being written"
+        if sum(isinstance(segment, Reply) for segment in before) != _turns_on(script.base):
+            return NONE
+        growing = Message(id=last.id, role=last.role, text=last.text + _END)
+        piece = self._template.pieces(script.preamble, (*before, growing))[-1]
+        text, *rest = piece.split(_END)
+        if len(rest) != 1:
+            return NONE
+        ids = self._settled.ids(text, leads=script.base is None)
+        return self._joined(script.base, ids).tokens() if ids else NONE
+
     def _join(self, parent: TurnNode | None, inputs: tuple[Item, ...], piece: str, script: Script) -> Draft:
         """The piece after ``parent``'s reply. The end of that reply is written once.
 
@@ -48,14 +72,21 @@ class Renderer:
         way to the template's (it is the pending token: no KV is lost); a reply that was cut is closed by
         the template.
         """
-        ids = self._tokenizer.encode(piece, leads=parent is None)
+        joined = self._joined(parent, self._tokenizer.encode(piece, leads=parent is None))
+        return Draft(parent, inputs, joined.keep, joined.prompt, script.miss)
+
+    def _joined(self, parent: TurnNode | None, ids: list[int]) -> Draft:
         keep = 0 if parent is None else parent.length
         if parent is not None and parent.reply.ended:
             if ids and ids[0] == parent.reply.ids[-1]:
                 ids = ids[1:]
             else:
                 keep -= 1
-        return Draft(parent, inputs, keep, ids_of(ids), script.miss)
+        return Draft(parent, (), keep, ids_of(ids))
+
+
+def _turns_on(node: TurnNode | None) -> int:
+    return 0 if node is None else sum(1 for _ in node.ancestry())
 
 
 def _turns(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], Reply | None]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -54,8 +55,11 @@ class Response:
     a ``ReplyDone``. For one reader.
     """
 
-    def __init__(self, branch: Branch, request: TurnRequest) -> None:
+    def __init__(
+        self, branch: Branch, request: TurnRequest, ended: Callable[[], None] = lambda: None
+    ) -> None:
         self._branch = branch
+        self._ended = ended
         self._request = request
         preamble = request.preamble(branch.history.preamble)
         plain = preamble == branch.history.preamble and request.input is None
@@ -183,6 +187,7 @@ class Response:
                 self._branch.history.commit_turn(self._turn, self._draft, reply)
         usage = self._usage(ending, len(reply.ids))
         self._events.append(ReplyDone(ending.status, ending.reason, reply.items, usage, ending.error))
+        self._ended()
         if self._aside:
             await self._sequence.close()
 
@@ -190,11 +195,15 @@ class Response:
         if not self._over and self._turn is not None:
             self._branch.history.abort_turn(self._turn)
         self._over = True
+        self._ended()
 
     def _usage(self, ending: Ending, said: int) -> TurnUsage:
         work = ending.work
         missed = work.prefilled + work.recomputed > self._new_tokens
         reason = self._script.miss or (MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED)
+        if reason is MissReason.EVICTED and self._sequence.retracted:
+            reason = MissReason.INPUT_RETRACTED
+        self._sequence.retracted = False
         return TurnUsage(
             input_tokens=self._prompt_tokens,
             output_tokens=said,

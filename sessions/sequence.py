@@ -6,6 +6,8 @@ verb was cut off in the middle. Knows nothing of text, turns or items.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 from ..runtime.errors import EngineGone, SequenceUnknown, VerbRefused
@@ -28,12 +30,21 @@ class LiveSequence:
         self._state: State | None = None
         self._held = NONE
         self._incarnation = link.incarnation
+        self._verbs = asyncio.Lock()
+        self.retracted = False  # since the last turn, tokens were computed ahead that did not stay
+        self._ahead = False  # what is held was anticipated
+        self._computed_before = 0  # KV there was before anything was
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
 
     @property
     def lost(self) -> bool:
         """Whether the engine that last held the branch is gone."""
         return self._incarnation != self._link.incarnation
+
+    @property
+    def held(self) -> Ids:
+        """The tokens that the engine holds for it, as far as is known."""
+        return NONE if self.lost or not self._certain else self._held
 
     def child(self) -> LiveSequence:
         """Another sequence that begins as a fork of this one."""
@@ -43,13 +54,32 @@ class LiveSequence:
         """Of a branch's first ``keep`` tokens: 1 if the last was sampled and has no KV yet, else 0."""
         if self._state is None or self.lost or len(self._held) < keep:
             return 1
-        return min(1, max(0, keep - self._state.computed))
+        computed = self._computed_before if self._ahead else self._state.computed
+        return min(1, max(0, keep - computed))
 
     async def bring(self, ids: Ids) -> State:
         """Make the engine hold exactly these tokens; the state tells how many were computed already.
 
         Raises the runtime's ``VerbRefused`` and ``EngineGone``.
         """
+        async with self._verbs:
+            before, ahead, self._ahead = self.held, self._ahead, False
+            state = await self._bring(ids)
+            self.retracted |= ahead and common_prefix(before, ids) < len(before)
+            return state
+
+    async def anticipate(self, ids: Ids, *, unless: Callable[[], bool]) -> None:
+        """`bring`, for tokens of a turn that has not begun; not if one did while this waited for its place."""
+        async with self._verbs:
+            if not unless():
+                before = self.held
+                if not self._ahead:
+                    self._computed_before = self._state.computed if self._state else 0
+                await self._bring(ids)
+                self.retracted |= self._ahead and common_prefix(before, ids) < len(before)
+                self._ahead = True
+
+    async def _bring(self, ids: Ids) -> State:
         assert len(ids) > 0, "a prompt has at least one token"
         state = self._state if self._certain and not self.lost else None
         if state is None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from ..runtime.link.client import EngineLink
+from .anticipation import Anticipation, Arrival
 from .errors import SessionClosed
 from .history import History
+from .items import Message
 from .language import Language
 from .requests import TurnRequest
 from .response import Branch, Response
@@ -37,6 +39,7 @@ class Session:
         self._sequence = LiveSequence(link, salt)
         renderer = language.renderer(now or datetime.now().astimezone())
         self._branch = Branch(self.history, renderer, language, link, self._sequence, settings)
+        self._anticipation = Anticipation(self._branch)
         self._responses: list[Response] = []
         self._closed = False
 
@@ -49,7 +52,7 @@ class Session:
         """
         if self._closed:
             raise SessionClosed(f"Session {self.id} was closed")
-        response = Response(self._branch, request)
+        response = Response(self._branch, request, self._anticipation.resume)
         self._responses = [*self._live(), response]
         return response
 
@@ -59,6 +62,15 @@ class Session:
         for response in writers:
             await response.cancel()
         return bool(writers)
+
+    def expect(self, message: Message | None) -> None:
+        """This much of the next message has come: its settled beginning is prefilled. None: taken back."""
+        if not self._closed:
+            self._anticipation.expect(message)
+
+    async def arrival(self) -> Arrival:
+        """How much of the history's end the engine was given already. Raises ``TemplateFailed``."""
+        return await self._anticipation.arrival()
 
     def statistics(self) -> dict[str, float]:
         """Items, tokens on the branch, and responses that run."""
@@ -72,6 +84,7 @@ class Session:
     async def aclose(self) -> None:
         """Cancel what runs and let the engine's sequence go; its KV stays cached until evicted."""
         self._closed = True
+        await self._anticipation.aclose()
         for response in self._live():
             await response.cancel()
         await self._sequence.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -69,6 +69,42 @@ class ResponseCancel(ClientFrame, frozen=True, tag="response.cancel"):
     response_id: Identifier | None = None
 
 
+# --- text on its way: ours, no standard has it ---
+
+TypedRole: TypeAlias = Literal["user", "system"]
+
+
+class TextAppend(ClientFrame, frozen=True, tag="input_text_buffer.append"):
+    """Text as it is typed or recognised. `role` comes with the first piece (`user` if not said)."""
+
+    text: str
+    role: TypedRole | None = None
+
+
+class TextReplace(ClientFrame, frozen=True, tag="input_text_buffer.replace"):
+    """Take back uncommitted text from character `start` (`from` on the wire) on, and put `text` there."""
+
+    start: Annotated[int, Meta(ge=0)] = msgspec.field(name="from")
+    text: str = ""
+
+
+class TextClear(ClientFrame, frozen=True, tag="input_text_buffer.clear"):
+    """Take all uncommitted text back."""
+
+
+class TextCommit(ClientFrame, frozen=True, tag="input_text_buffer.commit"):
+    """The text is whole: it becomes an item at the end of the conversation."""
+
+
 ClientEvent: TypeAlias = (
-    SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete | ResponseCreate | ResponseCancel
+    SessionUpdate
+    | ItemCreate
+    | ItemRetrieve
+    | ItemDelete
+    | ResponseCreate
+    | ResponseCancel
+    | TextAppend
+    | TextReplace
+    | TextClear
+    | TextCommit
 )

@@ -76,6 +76,25 @@ class ItemDeleted(ServerFrame, frozen=True, tag="conversation.item.deleted"):
     item_id: str
 
 
+# --- text on its way: ours, no standard has it ---
+
+
+class TextCommitted(ServerFrame, frozen=True, tag="input_text_buffer.committed"):
+    """Answers `input_text_buffer.commit`; the item follows as `conversation.item.added` and `.done`.
+
+    `prefilled_tokens`: tokens of it that were computed, or handed over to be, while it came. `left_tokens`: the
+    others, with what the template puts before the reply.
+    """
+
+    item_id: str
+    prefilled_tokens: int
+    left_tokens: int
+
+
+class TextCleared(ServerFrame, frozen=True, tag="input_text_buffer.cleared"):
+    """Answers `input_text_buffer.clear`."""
+
+
 # --- a response ---
 
 
@@ -195,6 +214,8 @@ ServerEvent: TypeAlias = (
     | ItemDone
     | ItemRetrieved
     | ItemDeleted
+    | TextCommitted
+    | TextCleared
     | ResponseCreated
     | ResponseDone
     | OutputItemAdded

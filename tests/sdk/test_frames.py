@@ -36,6 +36,10 @@ CLIENT_EVENTS: list[client.ClientEvent] = [
         )
     ),
     client.ResponseCancel(response_id="r"),
+    client.TextAppend(text="Hello", role="system"),
+    client.TextReplace(start=3, text="p"),
+    client.TextClear(),
+    client.TextCommit(event_id="e"),
 ]
 SERVER_EVENTS: list[server.ServerEvent] = [
     server.SessionCreated(event_id="e", session=SessionResource(id="s", model="m", audio=None)),
@@ -47,6 +51,8 @@ SERVER_EVENTS: list[server.ServerEvent] = [
     server.ItemDone(event_id="e", item=SHOWN, previous_item_id="p"),
     server.ItemRetrieved(event_id="e", item=SHOWN),
     server.ItemDeleted(event_id="e", item_id="i"),
+    server.TextCommitted(event_id="e", item_id="i", prefilled_tokens=3, left_tokens=4),
+    server.TextCleared(event_id="e"),
     server.ResponseCreated(event_id="e", response=RESPONSE),
     server.ResponseDone(
         event_id="e",

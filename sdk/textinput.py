@@ -1,0 +1,83 @@
+"""Text that is sent while it is typed or recognised, and is computed meanwhile.
+
+    async with chat.input() as text:
+        await text.append("What is the ")
+        await text.append("whether in Oslo?")
+        await text.replace(12, "weather in Oslo?")
+    async for piece in chat.say():
+        ...
+
+Knows nothing of where the text comes from.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from .errors import InputClosed
+from .exchange import Exchange
+from .frames.client import TextAppend, TextClear, TextCommit, TextReplace, TypedRole
+from .frames.server import TextCleared, TextCommitted
+
+
+class TextInput:
+    """One message on its way. Leaving ``async with`` commits it, or takes it back if the block raised.
+
+    ``committed``: what the server said of it: the item's id, tokens prefilled while it came, tokens left.
+    Raises `InputClosed` once it was committed or taken back, `ServerError`, `ConnectionLost`.
+    """
+
+    def __init__(self, exchange: Exchange, role: TypedRole = "user") -> None:
+        self.text = ""
+        self.committed: TextCommitted | None = None
+        self._exchange = exchange
+        self._role = role
+        self._open = True
+
+    async def append(self, text: str) -> None:
+        """Send more of it."""
+        self._check()
+        await self._exchange.send(TextAppend(text=text, role=self._role))
+        self.text += text
+
+    async def replace(self, start: int, text: str) -> None:
+        """Take back what stands from character `start` on, and put `text` there."""
+        self._check()
+        if start > len(self.text):
+            raise IndexError(f"{len(self.text)} characters were sent, none at {start}")
+        await self._exchange.send(TextReplace(start=start, text=text))
+        self.text = self.text[:start] + text
+
+    async def commit(self) -> TextCommitted:
+        """It is whole: it becomes an item of the conversation. The reply is asked for with `chat.say()`."""
+        self._check()
+        self._open = False
+        sent = await self._exchange.send(TextCommit())
+        committed = await self._exchange.answer(sent, lambda event: isinstance(event, TextCommitted))
+        assert isinstance(committed, TextCommitted)
+        self.committed = committed
+        return committed
+
+    async def clear(self) -> None:
+        """Take all of it back."""
+        self._check()
+        self._open = False
+        sent = await self._exchange.send(TextClear())
+        await self._exchange.answer(sent, lambda event: isinstance(event, TextCleared))
+
+    async def __aenter__(self) -> TextInput:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._open:
+            return
+        if kind is None and self.text:
+            await self.commit()
+        else:
+            await self.clear()
+
+    def _check(self) -> None:
+        if not self._open:
+            raise InputClosed("This text was committed or taken back")

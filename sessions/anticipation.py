@@ -1,0 +1,92 @@
+"""Prefills what is being said before it has been said: the settled beginning of text that still comes.
+
+What it hands to the engine is a guess that costs nothing later: the turn brings the sequence to its own
+tokens, whatever is there. While a reply runs it waits. Knows nothing of frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ..runtime.errors import EngineGone, VerbRefused
+from .errors import TemplateFailed
+from .history import Script
+from .ids import Ids, common_prefix
+from .items import Message
+from .response import Branch
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Tokens of a committed text and of what the template puts around it.
+
+    ``prefilled``: handed to the engine before the commit. ``left``: the others, the reply's opening included.
+    """
+
+    prefilled: int
+    left: int
+
+
+class Anticipation:
+    """One session's. ``expect`` may be called as often as text comes: the latest counts."""
+
+    def __init__(self, branch: Branch) -> None:
+        self._branch = branch
+        self._wanted: Message | None = None
+        self._done: Message | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def expect(self, message: Message | None) -> None:
+        """This much of the next message has come; None: it was taken back, or is an item now."""
+        self._wanted = message
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on, if there is something to do; called when a reply has ended too."""
+        if self._due and self._task is None:
+            self._task = asyncio.create_task(self._follow(), name="holdfast-anticipation")
+
+    async def arrival(self) -> Arrival:
+        """What was prefilled of the history's end as it stands now. Raises ``TemplateFailed``."""
+        draft = await self._branch.draft(self._branch.history.script())
+        whole = draft.tokens()
+        held = max(0, common_prefix(self._branch.sequence.held, whole) - draft.keep)
+        return Arrival(held, len(whole) - draft.keep - held)
+
+    async def aclose(self) -> None:
+        """Stop; what the engine was given stays with its sequence."""
+        self._wanted = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def _due(self) -> bool:
+        return self._wanted is not self._done and self._wanted is not None and not self._branch.history.busy
+
+    async def _follow(self) -> None:
+        try:
+            while self._due:
+                await asyncio.sleep(self._branch.settings.debounce_seconds)
+                wanted = self._wanted
+                if self._due and wanted is not None:
+                    with suppress(VerbRefused, EngineGone, TemplateFailed):
+                        await self._prefill(wanted)
+                    self._done = wanted
+        finally:
+            self._task = None
+
+    async def _prefill(self, message: Message) -> None:
+        history = self._branch.history
+        script = history.script()
+        ids = await self._settled(Script(script.preamble, (*script.segments, message), script.base))
+        if len(ids):
+            await self._branch.sequence.anticipate(ids, unless=lambda: history.busy)
+
+    async def _settled(self, script: Script) -> Ids:
+        renderer = self._branch.renderer
+        if script.characters() < self._branch.settings.aside_characters:
+            return renderer.settled(script)
+        return await asyncio.to_thread(renderer.settled, script)

@@ -1,0 +1,68 @@
+"""Text on its way against a plain string: append, replace, clear, commit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.sessions import textbuffer
+from holdfast.sessions.errors import InputInvalid
+from holdfast.sessions.textbuffer import TextBuffer
+
+moves = st.lists(
+    st.tuples(st.sampled_from(["append", "replace", "clear"]), st.integers(0, 30), st.text(max_size=8))
+)
+
+
+@given(moves)
+def test_it_holds_what_a_string_would(steps: list[tuple[str, int, str]]) -> None:
+    buffer, shadow = TextBuffer(), ""
+    for verb, start, text in steps:
+        if verb == "append":
+            buffer.append(text)
+            shadow += text
+        elif verb == "clear":
+            buffer.clear()
+            shadow = ""
+        elif start > len(shadow):
+            with pytest.raises(InputInvalid) as refused:
+                buffer.replace(start, text)
+            assert refused.value.param == "from"
+        else:
+            buffer.replace(start, text)
+            shadow = shadow[:start] + text
+        assert buffer.text == shadow
+    if shadow:
+        assert buffer.commit().text == shadow
+    with pytest.raises(InputInvalid):
+        buffer.commit()
+
+
+def test_the_role_comes_with_the_first_piece_and_stays() -> None:
+    buffer = TextBuffer()
+    buffer.append("Be ", "system")
+    buffer.append("brief.")
+    with pytest.raises(InputInvalid):
+        buffer.append("no", "user")
+    message = buffer.commit()
+    assert (message.role, message.text) == ("system", "Be brief.")
+    buffer.append("Hello")
+    assert buffer.commit().role == "user"
+
+
+def test_the_item_keeps_its_id_while_its_text_grows() -> None:
+    buffer = TextBuffer()
+    buffer.append("a")
+    first = buffer.message()
+    buffer.append("b")
+    assert first is not None and buffer.commit().id == first.id
+
+
+def test_a_buffer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(textbuffer, "MAX_CHARACTERS", 3)
+    buffer = TextBuffer()
+    buffer.append("abc")
+    with pytest.raises(InputInvalid):
+        buffer.append("d")
+    assert buffer.text == "abc"
