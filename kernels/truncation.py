@@ -58,7 +58,7 @@ def typical(scores: Tensor, mass: Tensor) -> Tensor:
     shares = logs.exp()
     entropy = -(shares * logs).nansum(-1, keepdim=True)
     distance = (-logs - entropy).abs()
-    nearest = distance.sort(-1, stable=True)
+    nearest = distance.sort(dim=-1, stable=True)
     reached = shares.gather(-1, nearest.indices).cumsum(-1)
     last = (reached < mass[:, None]).sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
     return distance <= nearest.values.gather(-1, last)
