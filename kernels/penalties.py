@@ -50,8 +50,8 @@ def penalize(logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, 
     width = logits.shape[-1]
     cells = said.owners * width + said.tokens
     counts = torch.zeros((2, some.numel()), dtype=torch.int32, device=logits.device)
-    counts[0].index_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))
-    counts[1].index_add_(0, cells, said.output.to(torch.int32))
+    counts[0].scatter_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))
+    counts[1].scatter_add_(0, cells, said.output.to(torch.int32))
     seen, times = counts[0].view_as(some) > 0, counts[1].view_as(some)
     factor = repetition.to(logits.dtype)[:, None]
     some = torch.where(seen, torch.where(some < 0, some * factor, some / factor), some)

@@ -84,9 +84,9 @@ def _scores(model: Tensor, ids: Tensor, most: int) -> Tensor:
 
 def _edit(asked: _Asked, logits: Tensor, last: Tensor) -> bool:
     """Do to the logits, in place, what rows ask for; whether any asks."""
-    edits = [edit for make in (_bias, _penalties, _bad_words, _forbidden) if (edit := make(asked))]
-    if not edits:
+    if not any(one.logit_bias or one.reads_past or row.forbidden for row, one in asked):
         return False
+    edits = [edit for make in (_bias, _penalties, _bad_words, _forbidden) if (edit := make(asked))]
     sizes = [len(arrays) for arrays, _ in edits]
     tensors = iter(upload([array for arrays, _ in edits for array in arrays], logits.device))
     for size, (_, act) in zip(sizes, edits, strict=True):
