@@ -107,6 +107,8 @@ def test_the_prompt_counts_for_repetition_alone() -> None:
         assert drawn([row([5, 5], how, prompt=2)], logits) == [expected]
         assert drawn([row([5, 5], how, prompt=1)], logits) == [6]
         assert drawn([row([5, 9], how, prompt=0)], logits) == [6]
+    both = Sampling(repetition_penalty=1.01, presence_penalty=2.0)
+    assert drawn([row([5, 9], both, prompt=1), row([5, 9], both, prompt=0)], logits.expand(2, -1)) == [5, 6]
 
 
 def test_rows_that_ask_for_nothing_cost_an_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
