@@ -80,12 +80,14 @@ class Conversation:
         *,
         ids: Callable[[str], str] = new_id,
         parallel_responses: int = PARALLEL_RESPONSES,
+        vocab_size: int | None = None,
     ) -> None:
         self._initial = session
         self._session = session
         self._history = history
         self._ids = ids
         self._parallel_responses = parallel_responses
+        self._vocab_size = vocab_size  # None: the engine alone refuses ids beyond it
         self._numbers = itertools.count(1)
         self._live: dict[str, LiveResponse] = {}
         self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
@@ -142,6 +144,7 @@ class Conversation:
         match event:
             case client.SessionUpdate(session=patch):
                 updated = patched(self._session, patch, self._initial)
+                request_of(ResponseParams(), updated, self._resolved, self._vocab_size)  # must be possible
                 self._history.preamble = preamble_of(updated)
                 self._session = updated
                 return [Send(server.SessionUpdated(event_id=self._event_id(), session=updated))]
@@ -236,7 +239,7 @@ class Conversation:
             )
         if len(self._live) >= self._parallel_responses:
             raise TooManyResponses(f"At most {self._parallel_responses} responses run at once")
-        request = request_of(params, self._session, self._resolved)
+        request = request_of(params, self._session, self._resolved, self._vocab_size)
         live = LiveResponse(
             self._ids("resp"),
             self._event_id,

@@ -14,11 +14,13 @@ from math import prod
 from pathlib import Path
 from typing import TypeAlias
 
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
 from ..runtime.errors import RuntimeFault
+from ..runtime.link.messages import SamplingDefaults
 from ..runtime.settings import EngineSettings
 from ..runtime.sizing import blocks_of, context_of, cuda_kv_bytes, host_kv_bytes
 from ..sessions.errors import SessionError
@@ -69,6 +71,7 @@ def model(settings: EngineSettings) -> Iterator[Fact]:
     """What a model is and what it takes. Raises ``ModelUnreadable`` or a ``SessionError``."""
     from ..runtime.model.checkpoint import Checkpoint
     from ..runtime.model.config import read_config
+    from ..runtime.model.defaults import read_defaults
     from ..runtime.model.folder import find_model
     from ..runtime.model.weights import may_be_ignored, pieces_of
 
@@ -87,6 +90,7 @@ def model(settings: EngineSettings) -> Iterator[Fact]:
     shape = (("layers", config.layers), ("(k, v)", 2), ("heads", config.kv_heads), ("dim", config.head_dim))
     yield "KV per token", _product((*shape, (f"bytes ({dtype})", width)), "B")
     yield from _room(settings, per_token, parameters * width, config.max_context)
+    yield "sampling", _sampling(read_defaults(folder))
     yield from _language(folder)
 
 
@@ -111,6 +115,15 @@ def _allowed(device: str, weights: int) -> tuple[str, int]:
     if not device.startswith("cuda"):
         return device, host_kv_bytes()
     return device, cuda_kv_bytes(max(0, torch.cuda.mem_get_info(device)[0] - weights))
+
+
+def _sampling(defaults: SamplingDefaults) -> str:
+    """What a session samples by unless it says otherwise."""
+    given = asdict(defaults)
+    usual = asdict(SamplingDefaults())
+    written = ", ".join(f"{name} {value:g}" for name, value in given.items() if value != usual[name])
+    kind = "drawn" if defaults.temperature > 0 else "greedy"
+    return f"{kind} ({written})" if written else kind
 
 
 def _language(folder: Path) -> Iterator[Fact]:

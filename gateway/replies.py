@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import UNSET
 
 from ..sdk.frames import server
 from ..sdk.frames.items import AnyItem, ItemStatus
 from ..sdk.frames.response import Reason, Response, ResponseStatus, StatusDetails, StatusError
-from ..sdk.frames.session import MaxOutputTokens
+from ..sdk.frames.sampling import MaxOutputTokens, TokenLogprob
 from ..sessions.errors import TurnFailed
 from ..sessions.events import (
     ArgumentsDelta,
@@ -37,7 +38,7 @@ from ..sessions.events import (
 )
 from ..sessions.items import FunctionCall, Item, Message
 from .errors import error_details
-from .translate import frame_of, receipt_of, usage_of
+from .translate import frame_of, logprobs_of, receipt_of, usage_of
 
 EventIds: TypeAlias = Callable[[], str]
 
@@ -55,6 +56,7 @@ class _Open:
     item: Message | FunctionCall
     previous_item_id: str | None
     pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def final(self, complete: bool) -> Message | FunctionCall:
         said = "".join(self.pieces)
@@ -112,10 +114,10 @@ class LiveResponse:
         match event:
             case ReplyStarted():
                 return
-            case TextDelta(item_id=item_id, text=text):
+            case TextDelta(item_id=item_id, text=text, scores=scores):
                 if self._open is None or self._open.item.id != item_id:
                     yield from self._begin(Message(id=item_id, role="assistant", text=""))
-                yield self._text(text)
+                yield self._text(text, logprobs_of(scores))
             case CallStarted(item_id=item_id, call_id=call_id, name=name):
                 yield from self._begin(FunctionCall(id=item_id, call_id=call_id, name=name, arguments=""))
             case ArgumentsDelta(delta=delta):
@@ -138,10 +140,11 @@ class LiveResponse:
         if isinstance(item, Message):
             yield server.ContentPartAdded(**self._part(opened), part=server.ContentPart(text=""))
 
-    def _text(self, text: str) -> server.ServerEvent:
+    def _text(self, text: str, logprobs: list[TokenLogprob]) -> server.ServerEvent:
         assert self._open is not None
         self._open.pieces.append(text)
-        return server.TextDelta(**self._part(self._open), delta=text)
+        self._open.logprobs += logprobs
+        return server.TextDelta(**self._part(self._open), delta=text, logprobs=logprobs or UNSET)
 
     def _arguments(self, delta: str) -> server.ServerEvent:
         assert self._open is not None and isinstance(self._open.item, FunctionCall), "arguments are a call's"
@@ -156,7 +159,7 @@ class LiveResponse:
         item = opened.final(complete)
         if isinstance(item, Message):
             place = self._part(opened)
-            yield server.TextDone(**place, text=item.text)
+            yield server.TextDone(**place, text=item.text, logprobs=opened.logprobs or UNSET)
             yield server.ContentPartDone(
                 **{**place, "event_id": self._event_ids()}, part=server.ContentPart(text=item.text)
             )

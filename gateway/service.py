@@ -11,6 +11,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from msgspec.structs import asdict
+
 from ..runtime.errors import EngineDied, EngineGone
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
@@ -110,9 +112,14 @@ class Service:
         """One session on this channel, until either side ends it; the calling task is the connection's."""
         book = self.admit(None)
         session = book.create()
-        resource = SessionResource(id=session.id, model=self.model)
-        limits = self.settings.limits
-        conversation = Conversation(resource, session.history, parallel_responses=limits.parallel_responses)
+        hello, limits = self._link.hello, self.settings.limits
+        resource = SessionResource(id=session.id, model=self.model, **asdict(hello.defaults))
+        conversation = Conversation(
+            resource,
+            session.history,
+            parallel_responses=limits.parallel_responses,
+            vocab_size=hello.vocab_size,
+        )
         realtime = Realtime(channel, session, conversation, limits)
         task = asyncio.current_task()
         assert task is not None, "a connection has a task of its own"

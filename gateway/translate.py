@@ -5,7 +5,7 @@ Knows nothing of when an event may come, nor of sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -21,10 +21,14 @@ from ..sdk.frames.response import (
     ResponseParams,
     Usage,
 )
+from ..sdk.frames.sampling import SamplingFields, TokenLogprob, TopLogprob
 from ..sdk.frames.session import FunctionTool, SessionPatch, SessionResource
-from ..sessions.events import TurnUsage
+from ..sessions.events import TokenScore, TurnUsage
 from ..sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
 from ..sessions.requests import TurnRequest
+
+SAMPLING = SamplingFields.__struct_fields__
+"""Fields that a response inherits from its session, by the names that `TurnRequest.checked` has for them."""
 
 ECHOED = ("audio", "include", "parallel_tool_calls", "reasoning", "tracing")
 
@@ -102,38 +106,52 @@ def patched(session: SessionResource, patch: SessionPatch, initial: SessionResou
 
 
 def request_of(
-    params: ResponseParams, session: SessionResource, resolve: Callable[[frames.InputItem], Item]
+    params: ResponseParams,
+    session: SessionResource,
+    resolve: Callable[[frames.InputItem], Item],
+    vocab_size: int | None = None,
 ) -> TurnRequest:
     """The turn that `response.create` asks for, with the session's values where it gives none.
 
     `resolve` finds what an input item stands for. Raises what `TurnRequest.checked` and `resolve` raise.
     """
 
-    def chosen(name: str, default: Any) -> Any:
+    def chosen(name: str) -> Any:
         for source in (params, session):
             value = getattr(source, name)
             if value is not UNSET and value is not None:
                 return value
-        return default
+        return None
 
-    limit = chosen("max_output_tokens", "inf")
+    sampling = {name: value for name in SAMPLING if (value := chosen(name)) not in (None, "inf")}
     return TurnRequest.checked(
-        temperature=chosen("temperature", 0.0),
-        top_k=chosen("top_k", 0),
-        top_p=chosen("top_p", 1.0),
-        seed=chosen("seed", None),
-        max_output_tokens=None if limit == "inf" else limit,
-        stop=chosen("stop", ()),
+        **sampling,
+        vocab_size=vocab_size,
         out_of_band=params.conversation == "none",
         input=[resolve(item) for item in params.input] if isinstance(params.input, list) else None,
         instructions=_given(params.instructions),
         tools=tools_of(params.tools) if isinstance(params.tools, list) else None,
-        tool_choice=chosen("tool_choice", "auto"),
+        tool_choice=chosen("tool_choice") or "auto",
     )
 
 
 def _given(value: str | UnsetType | None) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def logprobs_of(scores: Iterable[TokenScore]) -> list[TokenLogprob]:
+    """Tokens' log probabilities as the wire shows them."""
+    return [
+        TokenLogprob(
+            token=score.text,
+            id=score.token,
+            logprob=score.logprob,
+            top_logprobs=[
+                TopLogprob(token=other.text, id=other.token, logprob=other.logprob) for other in score.top
+            ],
+        )
+        for score in scores
+    ]
 
 
 def usage_of(usage: TurnUsage) -> Usage:

@@ -1,17 +1,30 @@
-"""Drawing the next token: greedy, or by temperature, top-k and top-p from a counter-based uniform number.
+"""Drawing the next token: greedy, or from what the limits leave, by a counter-based uniform number.
 
-The reference in plain torch. Knows nothing of sequences: a row is logits and five numbers.
+The reference in plain torch. Knows nothing of sequences: a row is logits and a few numbers. The whole way of
+a row's logits, in the order of transformers' processors: bias, penalties, forbidden tokens (`penalties`);
+temperature, top-k, top-p, min-p, typical (`truncation`); the draw.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from . import truncation
 from .philox import uniform
 
 COLDEST = 1e-6
 """Lower temperatures are read as this one: the likeliest token, without overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Rows that keep the locally typical tokens: ``rows`` int64 ``[n]``, ``mass`` fp64 ``[n]``, below 1."""
+
+    rows: Tensor
+    mass: Tensor
 
 
 def sample(
@@ -22,56 +35,41 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
     *,
+    min_p: Tensor | None = None,
+    typical: Typical | None = None,
     candidates: int | None = None,
 ) -> Tensor:
     """Draw one token id per row: int64 ``[rows]``.
 
-    ``logits``: fp32 ``[rows, vocab]``. ``temperature`` (0: greedy), ``top_p`` (1: all): float ``[rows]``;
-    ``top_k`` (0: all), ``seeds``, ``positions`` (of the token drawn): int64 ``[rows]``.
+    ``logits``: fp32 ``[rows, vocab]``. ``temperature`` (0: greedy), ``top_p`` (1: all), ``min_p`` (0: all):
+    float ``[rows]``; ``top_k`` (0: all), ``seeds``, ``positions`` (of the token drawn): int64 ``[rows]``.
+    ``min_p`` and ``typical`` are None where no row has one.
 
     Kept are the ``top_k`` likeliest tokens (of equal ones the lower ids), then of these the fewest whose
-    share reaches ``top_p``. The draw is the inverse distribution function over the kept tokens in the order
-    of their ids, at one uniform number of (seed, position) alone, in float64: the same alone and in any
-    batch.
+    share reaches ``top_p``, then those that ``min_p`` and ``typical`` leave. The draw is the inverse
+    distribution function over the kept tokens in the order of their ids, at one uniform number of
+    (seed, position) alone, in float64: the same alone and in any batch.
 
-    ``candidates``: how many of a row's likeliest tokens the limits can concern: 0 if no row has one, the
+    ``candidates``: how many of a row's likeliest tokens top-k and top-p can concern: 0 if no row has one, the
     largest ``top_k`` if all have one, else vocab. None looks into the tensors, which waits for the device.
     """
     greedy = temperature <= 0
-    scaled = logits.double() / temperature.double().clamp(min=COLDEST)[:, None]
+    scores = logits.double() / temperature.double().clamp(min=COLDEST)[:, None]
     if candidates is None:
-        candidates = _candidates(top_k, top_p, logits.shape[-1])
+        candidates = truncation.candidates_of(top_k, top_p, logits.shape[-1])
     if candidates:
-        scaled = scaled.masked_fill(~_kept(scaled, top_k, top_p.double(), candidates), float("-inf"))
-    drawn = _inverse(scaled.softmax(-1).cumsum(-1), uniform(seeds, positions))
+        scores = _left(scores, truncation.likeliest(scores, top_k, top_p.double(), candidates))
+    if min_p is not None:
+        scores = _left(scores, truncation.near_the_best(scores, min_p.double()))
+    if typical is not None:
+        some = scores[typical.rows]
+        scores.index_copy_(0, typical.rows, _left(some, truncation.typical(some, typical.mass)))
+    drawn = _inverse(scores.softmax(-1).cumsum(-1), uniform(seeds, positions))
     return torch.where(greedy, logits.argmax(-1), drawn)
 
 
-def _candidates(top_k: Tensor, top_p: Tensor, vocab: int) -> int:
-    if bool(((top_k == 0) & (top_p < 1)).any()):
-        return vocab
-    return min(int(top_k.max()), vocab)
-
-
-def _kept(scaled: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> Tensor:
-    """Which tokens the limits leave: bool ``[rows, vocab]``.
-
-    How many are kept depends on the sorted values alone; which of equal values, on their ids.
-    """
-    vocab = scaled.shape[-1]
-    width = min(candidates, vocab)
-    best = scaled.topk(width, dim=-1).values
-    limit = torch.where(top_k == 0, vocab, top_k)[:, None]
-    rank = torch.arange(width, device=scaled.device)
-    share = best.masked_fill(rank >= limit, float("-inf")).softmax(-1)
-    before = share.cumsum(-1) - share
-    inside = (rank < limit) & ((before < top_p[:, None]) | (rank == 0))
-    unlimited = (top_k == 0) & (top_p >= 1)
-    amount = torch.where(unlimited, vocab, inside.sum(-1))[:, None]
-    edge = best.gather(-1, (amount - 1).clamp(max=width - 1))
-    above, level = scaled > edge, scaled == edge
-    room = amount - above.sum(-1, keepdim=True)
-    return above | (level & (level.cumsum(-1) <= room)) | unlimited[:, None]
+def _left(scores: Tensor, kept: Tensor) -> Tensor:
+    return scores.masked_fill(~kept, float("-inf"))
 
 
 def _inverse(cumulated: Tensor, uniforms: Tensor) -> Tensor:

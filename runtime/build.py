@@ -19,6 +19,7 @@ from .errors import SettingsInvalid
 from .link.messages import Hello
 from .link.pulse import Pulse
 from .link.serve import Loaded, Progress
+from .model.defaults import read_defaults
 from .model.load import LoadedModel, load_model
 from .paced import PacedRunner
 from .runner import TorchRunner
@@ -94,4 +95,5 @@ def _hello(model: LoadedModel, numbers: SchedulerSettings, group: KVGroup) -> He
         blocks=numbers.blocks,
         block_bytes=group.block_bytes,
         parameters=model.parameters,
+        defaults=read_defaults(model.folder),
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from .counters import Counters
-from .link.messages import Finish, Row, Work
+from .link.messages import Finish, Row, TokenLogprob, Work
 from .paging import Paging
-from .plan import Outcome, Plan, RowFault
+from .plan import Outcome, Plan, RowFault, Scored
 from .roster import Roster
 from .sequence import Flight, Sequence, Turn
 
@@ -75,16 +75,18 @@ class Committer:
         if not flight.samples:
             return None
         assert outcome is not None, "a row that samples came back without a token"
-        sequence.keep(outcome)
+        token = outcome.token if isinstance(outcome, Scored) else outcome
+        sequence.keep(token)
         self._counters.sampled += 1
-        return self._sampled(sequence, outcome)
+        return self._sampled(sequence, token, [outcome.logprob] if isinstance(outcome, Scored) else None)
 
-    def _sampled(self, sequence: Sequence, token: int) -> Row:
+    def _sampled(self, sequence: Sequence, token: int, logprobs: list[TokenLogprob] | None) -> Row:
         turn = sequence.turn
         assert turn is not None
         finish = _finish(turn, token)
         work = self.end(sequence) if finish is not None else None
-        return Row(sequence.id, sequence.epoch, [token], len(sequence.tokens), finish, work)
+        length = len(sequence.tokens)
+        return Row(sequence.id, sequence.epoch, [token], length, finish, work, logprobs=logprobs)
 
     def _fail(self, sequence: Sequence, fault: RowFault) -> Row | None:
         """A turn ends with the error; an idle sequence waits for its turn to meet it again."""

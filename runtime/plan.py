@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .link.messages import Sampling
+from .link.messages import Sampling, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,9 @@ class PlanRow:
     ``fed_by`` of the *previous* step samples (it stays on the device), and ``tokens`` is empty.
     ``table``: block ids, int32 ``[>= ceil((first + count) / block_tokens)]``; valid until ``launch`` returns.
     ``sampling``: how to draw the token at position ``first + count``; None for a chunk that needs no draw.
+    ``past``, where ``sampling.reads_past``: ids of all tokens before the row's last one, int32
+    ``[first + count - 1]``, valid until ``launch`` returns; from ``output_from`` on they were generated.
+    ``forbidden``: ids that may not be drawn now.
     """
 
     seq: int
@@ -32,6 +35,9 @@ class PlanRow:
     table: NDArray[np.int32]
     sampling: Sampling | None = None
     fed_by: int | None = None
+    past: NDArray[np.int32] | None = None
+    output_from: int = 0
+    forbidden: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,15 @@ class RowFault:
     message: str
 
 
-Outcome = int | RowFault | None
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A sampled id and its log probability, where the row's ``sampling.logprobs`` asks for it."""
+
+    token: int
+    logprob: TokenLogprob
+
+
+Outcome = int | Scored | RowFault | None
 """Per row: the sampled id, a fault, or None where nothing was to be drawn."""
 
 

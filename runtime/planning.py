@@ -149,6 +149,9 @@ class Planner:
             fed_by = last.row
         else:
             tokens = sequence.tokens.span(first, end)
+        sampling = turn.sampling if turn is not None and samples else None
+        past = sequence.tokens.view(end - 1) if sampling is not None and sampling.reads_past else None
+        forbidden = turn.forbidden(sequence.promised) if turn is not None and samples else ()
         sequence.advance(Flight(draft.step, len(draft.rows), first, end, samples))
         return PlanRow(
             seq=sequence.id,
@@ -157,6 +160,9 @@ class Planner:
             count=end - first,
             tokens=tokens,
             table=sequence.table.view[: self._paging.blocks_for(end)],
-            sampling=turn.sampling if turn is not None and samples else None,
+            sampling=sampling,
             fed_by=fed_by,
+            past=past,
+            output_from=turn.output_from if turn is not None else 0,
+            forbidden=forbidden,
         )

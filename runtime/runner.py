@@ -1,4 +1,4 @@
-"""The torch runner: computes a plan on a device and samples its rows.
+"""The torch runner: computes a plan on a device and has its rows drawn (`drawing`).
 
 On CUDA ``launch`` only enqueues: inputs go up from pinned memory, sampled ids stay on the device to feed the
 next step, and come down behind an event. Holds no policy, no sequence; asks the scheduler nothing.
@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from ..kernels.batch import PagedBatch, upload
-from ..kernels.sampling import sample
 from ..kvstore.arena import DeviceArena
+from .drawing import draw, outcome
 from .model.decoder import Decoder
-from .plan import Outcome, Plan, PlanRow, RowFault
-
-_WORD64 = 2**64 - 1
+from .plan import Outcome, Plan, PlanRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +55,11 @@ class TorchRunner:
                 [row.count for row in plan.rows],
                 [row.table for row in plan.rows],
             )
-            hidden = self._decoder.hidden(self._input_ids(plan), batch, self._arena)
-            ids, sound = self._draw(plan, hidden, batch)
-            self._last = _Sampled(plan.step, ids)
-            return TorchHandle(plan.rows, torch.stack((ids, sound)))
+            tokens = self._input_ids(plan)
+            hidden = self._decoder.hidden(tokens, batch, self._arena)
+            drawn = self._draw(plan, hidden, batch, tokens)
+            self._last = _Sampled(plan.step, drawn[:, 0])
+            return TorchHandle(plan.rows, drawn)
 
     def _input_ids(self, plan: Plan) -> Tensor:
         """The step's token ids, int64 ``[tokens]``: the plan's own, and those the step before samples."""
@@ -74,34 +73,18 @@ class TorchRunner:
         ids, to, by = upload([own, places, sources], self._arena.device)
         return ids.index_copy_(0, to, self._before.ids[by])
 
-    def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch) -> tuple[Tensor, Tensor]:
-        """Per row the id drawn and whether its logits are finite, both int64 ``[rows]``."""
+    def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:
+        """What each row draws, as `drawing.draw` has it: int64 ``[rows, 2 or more]``; 0 where none is asked."""
         drawn = np.array([at for at, row in enumerate(plan.rows) if row.sampling is not None], dtype=np.int64)
-        ids = torch.zeros(len(plan.rows), dtype=torch.int64, device=hidden.device)
-        sound = torch.ones_like(ids)
-        if drawn.size:
-            rows = upload([drawn], hidden.device)[0]
-            logits = self._decoder.logits(hidden[batch.row_starts[rows + 1] - 1])
-            ids.index_copy_(0, rows, _choose([plan.rows[at] for at in drawn], logits))
-            # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
-            sound.index_copy_(0, rows, logits.sum(-1).isfinite().long())
-        return ids, sound
-
-
-def _choose(rows: list[PlanRow], logits: Tensor) -> Tensor:
-    """The next token of each row, int64 ``[rows]``: greedy without the machinery where all rows are."""
-    asked = [row.sampling for row in rows if row.sampling is not None]
-    vocab = logits.shape[-1]
-    if all(one.temperature <= 0 for one in asked):
-        return logits.argmax(-1)
-    warm = [one for one in asked if one.temperature > 0 and (one.top_k or one.top_p < 1)]
-    candidates = max((one.top_k or vocab for one in warm), default=0)
-    integers = np.array([[min(one.top_k, vocab) for one in asked], [row.first + row.count for row in rows]])
-    seeds = np.array([one.seed & _WORD64 for one in asked], dtype=np.uint64).view(np.int64)
-    reals = np.array([[one.temperature for one in asked], [one.top_p for one in asked]]).view(np.int64)
-    whole, seeds_up, bits = upload([integers, seeds, reals], logits.device)
-    temperature, top_p = bits.view(torch.float64)
-    return sample(logits, temperature, whole[0], top_p, seeds_up, whole[1], candidates=candidates)
+        if not drawn.size:
+            return torch.zeros((len(plan.rows), 2), dtype=torch.int64, device=hidden.device)
+        rows = upload([drawn], hidden.device)[0]
+        last = batch.row_starts[rows + 1] - 1
+        lines = draw([plan.rows[at] for at in drawn], self._decoder.logits(hidden[last]), tokens[last])
+        if drawn.size == len(plan.rows):
+            return lines
+        whole = torch.zeros((len(plan.rows), lines.shape[1]), dtype=torch.int64, device=hidden.device)
+        return whole.index_copy_(0, rows, lines)
 
 
 class TorchHandle:
@@ -123,11 +106,4 @@ class TorchHandle:
             self._done.synchronize()
         if self._outcomes is None:
             return []
-        ids, sound = self._outcomes.tolist()
-        return [_outcome(*one) for one in zip(self._rows, ids, sound, strict=True)]
-
-
-def _outcome(row: PlanRow, token: int, sound: int) -> Outcome:
-    if row.sampling is None:
-        return None
-    return token if sound else RowFault(f"sequence {row.seq}: logits are not finite")
+        return [outcome(row, line) for row, line in zip(self._rows, self._outcomes.tolist(), strict=True)]

@@ -28,7 +28,8 @@ class Turn:
     """One generation. ``prompt``: tokens when it began. ``sampled``: tokens it has committed so far.
 
     ``allowed``: tokens it may sample in all, ``exhausted``: why no more. ``resident``: computed tokens that
-    its first admission found.
+    its first admission found. ``generated_from``: tokens at the prompt's end that this generation had sampled
+    before it was begun again.
     """
 
     sampling: Sampling
@@ -38,6 +39,17 @@ class Turn:
     exhausted: Finish
     sampled: int = 0
     resident: int | None = None
+    generated_from: int = 0
+
+    @property
+    def output_from(self) -> int:
+        """Position of the generation's first token."""
+        return max(0, self.prompt - self.generated_from)
+
+    def forbidden(self, promised: int) -> tuple[int, ...]:
+        """Ids that may not come next, with ``promised`` tokens on their way: the end, while it is too soon."""
+        early = self.generated_from + self.sampled + promised < self.limits.min_tokens
+        return self.limits.stop_ids if early else ()
 
 
 @dataclass(frozen=True, slots=True)

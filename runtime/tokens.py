@@ -61,6 +61,11 @@ class TokenList:
         assert 0 <= first <= end <= self._length, f"[{first}, {end}) of {self._length} tokens"
         return self._ids[first:end].astype(np.int64)
 
+    def view(self, end: int) -> NDArray[np.int32]:
+        """Ids ``[0, end)`` in place, int32: good until the list changes."""
+        assert 0 <= end <= self._length, f"{end} of {self._length} tokens"
+        return self._ids[:end]
+
     def copy(self, length: int) -> TokenList:
         """A list of its own with the first ``length`` ids, for a fork."""
         return TokenList(self._ids[: min(length, self._length)])

@@ -7,8 +7,6 @@ arrays.
 
 from __future__ import annotations
 
-from math import isfinite
-
 from .commit import Committer
 from .counters import Counters
 from .errors import (
@@ -26,15 +24,14 @@ from .link.messages import (
     Finish,
     Fork,
     Generate,
-    Limits,
     Open,
-    Sampling,
     State,
     Stop,
     Truncate,
 )
 from .paging import Paging
 from .roster import Roster
+from .sampling import check_sampling
 from .sequence import Sequence, Turn
 from .settings import SchedulerSettings
 from .tokens import TokenList, checked_tokens
@@ -153,7 +150,7 @@ class Verbs:
     def _checked_turn(self, sequence: Sequence, verb: Generate) -> Turn:
         if not sequence.total:
             raise LengthInvalid(f"sequence {sequence.id} has no tokens to go on from")
-        _check_sampling(verb.sampling, verb.limits)
+        check_sampling(verb.sampling, verb.limits, self._settings.vocab_size)
         left = verb.limits.max_tokens - verb.generated_from
         if verb.generated_from < 0 or left < 1:
             raise SamplingInvalid(f"{verb.generated_from} of {verb.limits.max_tokens} tokens are generated")
@@ -166,18 +163,5 @@ class Verbs:
             prompt=sequence.total,
             allowed=min(left, room),
             exhausted=Finish.LENGTH if left <= room else Finish.CONTEXT,
+            generated_from=verb.generated_from,
         )
-
-
-def _check_sampling(sampling: Sampling, limits: Limits) -> None:
-    wrong = []
-    if not (isfinite(sampling.temperature) and sampling.temperature >= 0):
-        wrong.append(f"temperature {sampling.temperature}")
-    if sampling.top_k < 0:
-        wrong.append(f"top_k {sampling.top_k}")
-    if not 0 < sampling.top_p <= 1:
-        wrong.append(f"top_p {sampling.top_p}")
-    if limits.max_tokens < 1:
-        wrong.append(f"max_tokens {limits.max_tokens}")
-    if wrong:
-        raise SamplingInvalid(f"out of bounds: {', '.join(wrong)}")

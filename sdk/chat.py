@@ -70,7 +70,10 @@ class Chat:
 
     @property
     def last(self) -> Finished:
-        """The last response that ended: its text, usage, `kv`, `ttft_ms`. LookupError before there is one."""
+        """The last response that ended: its text, usage, `kv`, `ttft_ms`, `logprobs`.
+
+        LookupError before there is one.
+        """
         if not self._rounds:
             raise LookupError("No response has ended yet")
         return self._rounds[-1]
@@ -84,7 +87,8 @@ class Chat:
         """Say `text` (None: let the model speak) and iterate over the pieces of its reply.
 
         Tools given as callables are run and the reply goes on with what they answer. `overrides` are fields
-        of `response.create` for this turn alone. Nothing is sent before the first piece is asked for.
+        of `response.create` for this turn alone, the sampling fields among them
+        (`frames.sampling.SamplingFields`). Nothing is sent before the first piece is asked for.
         """
         first = [] if text is None else [ItemCreate(item=MessageItem.of("user", text))]
         return Turn(

@@ -38,7 +38,9 @@ class Client:
         """A fresh session, closed at the end of the block.
 
         `tools` are Python callables, which are run when the model calls them, or dicts in the Realtime form,
-        whose calls the caller answers. `fields` are more fields of `session.update` (temperature, seed, ...).
+        whose calls the caller answers. `fields` are more fields of `session.update`, the sampling fields among
+        them (temperature, seed, top_p, min_p, repetition_penalty, logit_bias, bad_words, top_logprobs, ...:
+        see `frames.sampling.SamplingFields`); `chat.session` shows what is in force.
         Raises `ConnectionFailed`, `ToolInvalid`, `FrameError`, `ServerError`.
         """
         transport = await self._dial(self._model)

@@ -14,6 +14,7 @@ from .exchange import Exchange, server_error
 from .frames.client import ClientEvent, ResponseCreate
 from .frames.items import FunctionCallItem, MessageItem
 from .frames.response import KVReceipt, Response, Usage
+from .frames.sampling import TokenLogprob
 from .frames.server import (
     ArgumentsDelta,
     ErrorEvent,
@@ -23,16 +24,21 @@ from .frames.server import (
     ResponseDone,
     ServerEvent,
     TextDelta,
+    TextDone,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A response after its end. `ttft_ms`: from sending to the first text or call, measured here."""
+    """A response after its end. `ttft_ms`: from sending to the first text or call, measured here.
+
+    `logprobs`: of the tokens of its messages, where `top_logprobs` asked for them.
+    """
 
     response: Response
     ttft_ms: float | None
     total_ms: float
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def text(self) -> str:
@@ -90,6 +96,7 @@ class Reply:
         self._create_id: str | None = None
         self._began = 0.0
         self._first_output: float | None = None
+        self._logprobs: list[TokenLogprob] = []
         self.response_id: str | None = None
         self.finished: Finished | None = None
         self.rounds: list[Finished] = [] if rounds is None else rounds
@@ -137,6 +144,8 @@ class Reply:
             case ResponseDone() if event.response.id == self.response_id:
                 self._end(event.response)
             case OutputFrame() if event.response_id == self.response_id:
+                if isinstance(event, TextDone) and event.logprobs:
+                    self._logprobs += event.logprobs
                 if self._first_output is None and _is_output(event):
                     self._first_output = time.perf_counter()
             case _:
@@ -146,7 +155,7 @@ class Reply:
     def _end(self, response: Response) -> None:
         ended = time.perf_counter()
         ttft = None if self._first_output is None else (self._first_output - self._began) * 1000
-        self.finished = Finished(response, ttft, (ended - self._began) * 1000)
+        self.finished = Finished(response, ttft, (ended - self._began) * 1000, tuple(self._logprobs))
         self.rounds.append(self.finished)
         if response.status == "in_progress":
             raise ProtocolBroken("The server ended a response that is in progress")

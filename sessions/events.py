@@ -75,11 +75,28 @@ class ReplyStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A token of the reply and its log probability; ``top``: the likeliest in its place, the best first.
+
+    ``text`` is what the token alone decodes to: U+FFFD where it is a piece of a character.
+    """
+
+    token: int
+    text: str
+    logprob: float
+    top: tuple[TokenScore, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text of the message ``item_id``; never empty, always whole characters."""
+    """More text of the message ``item_id``; never empty, always whole characters.
+
+    ``scores``, where they were asked for, are of the tokens read since the message's last delta.
+    """
 
     item_id: str
     text: str
+    scores: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
+
 from .probe import TemplateReport, probe
 from .rendering import Renderer
+from .requests import TurnRequest
 from .tokenizer import ChatTokenizer
 
 
@@ -42,3 +45,15 @@ class Language:
         return frozenset(eos_ids) | (
             {self.report.closing} if self.report.closing is not None else frozenset()
         )
+
+    def spelled(self, request: TurnRequest) -> TurnRequest:
+        """The request with the bad words that are text as token ids too: a word is banned by its spellings.
+
+        The model may still write it with other tokens than the tokenizer would, as in other engines.
+        """
+        if not request.banned:
+            return request
+        words = {ids for word in request.banned for ids in self.tokenizer.spellings(word)}
+        banned = (*request.sampling.bad_words, *sorted(words))
+        sampling = msgspec.structs.replace(request.sampling, bad_words=banned)
+        return msgspec.structs.replace(request, sampling=sampling, banned=())

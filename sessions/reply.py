@@ -7,9 +7,11 @@ history.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 
+from ..runtime.link.messages import TokenLogprob
 from .detokenize import Detokenizer
-from .events import ArgumentsDelta, CallDone, CallStarted, ReplyEvent, TextDelta
+from .events import ArgumentsDelta, CallDone, CallStarted, ReplyEvent, TextDelta, TokenScore
 from .items import FunctionCall, Item, Message, new_id
 from .stops import StopMatcher
 from .tokenizer import ChatTokenizer
@@ -21,7 +23,8 @@ class ReplyReader:
 
     ``ids``: those that belong to the reply so far, the end token included when the model sampled it
     (``ended``). ``matched``: a stop string was found; the last of ``ids`` completes it, and later ones
-    were not taken.
+    were not taken. ``halted``: the last of ``ids`` is one of ``stop_ids``, which has no text. Stop strings
+    are looked for from ``min_tokens`` ids on.
     """
 
     def __init__(
@@ -31,10 +34,17 @@ class ReplyReader:
         end_ids: frozenset[int],
         stops: Sequence[str] = (),
         parse_calls: bool = True,
+        stop_ids: Iterable[int] = (),
+        min_tokens: int = 0,
     ) -> None:
         self.ids: list[int] = []
         self.ended = False
+        self.halted = False
         self._end_ids = end_ids
+        self._stop_ids = frozenset(stop_ids)
+        self._min_tokens = min_tokens
+        self._tokenizer = tokenizer
+        self._scores: list[TokenScore] = []  # of tokens whose text was not delivered
         self._detokenizer = Detokenizer(tokenizer.backend)
         self._stops = StopMatcher(stops)
         self._calls = CallParser() if parse_calls else None
@@ -47,17 +57,22 @@ class ReplyReader:
         """Whether a stop string was found."""
         return self._stops.matched
 
-    def feed(self, ids: Iterable[int]) -> list[ReplyEvent]:
-        """The events these ids make certain. Ids after an end token or a match are left out."""
+    def feed(self, ids: Iterable[int], logprobs: Iterable[TokenLogprob] | None = None) -> list[ReplyEvent]:
+        """The events these ids make certain. Ids after an end token, a stop id or a match are left out."""
         events: list[ReplyEvent] = []
-        for token in ids:
-            if self.ended or self.matched:
+        for token, logprob in zip_longest(ids, logprobs or ()):
+            if self.ended or self.halted or self.matched:
                 break
             self.ids.append(token)
             if token in self._end_ids:
                 self.ended = True
-            elif text := self._detokenizer.step(token):
-                events += self._deliver(self._stops.feed(text))
+            elif token in self._stop_ids:
+                self.halted = True
+            else:
+                if logprob is not None:
+                    self._scores.append(self._score(token, logprob))
+                if text := self._detokenizer.step(token):
+                    events += self._deliver(self._unstopped(text))
         return events
 
     def finish(self, *, cut: bool) -> list[ReplyEvent]:
@@ -73,6 +88,14 @@ class ReplyReader:
         """The items that began, in order; after ``finish``."""
         return tuple(self._items)
 
+    def _unstopped(self, text: str) -> str:
+        return text if len(self.ids) < self._min_tokens else self._stops.feed(text)
+
+    def _score(self, token: int, logprob: TokenLogprob) -> TokenScore:
+        text = self._tokenizer.text_of
+        top = tuple(TokenScore(one, text(one), value) for one, value in logprob.top)
+        return TokenScore(token, text(token), logprob.logprob, top)
+
     def _deliver(self, text: str) -> list[ReplyEvent]:
         if not text:
             return []
@@ -86,6 +109,7 @@ class ReplyReader:
                     yield self._say(piece.text)
                 case CallOpened():
                     self._end_message(complete=True)
+                    self._scores.clear()  # these tokens are the call's
                     started = CallStarted(new_id("item"), new_id("call"), piece.name)
                     self._call = (started, [])
                     yield started
@@ -94,6 +118,7 @@ class ReplyReader:
                     deltas.append(piece.delta)
                     yield ArgumentsDelta(started.item_id, started.call_id, piece.delta)
                 case CallClosed():
+                    self._scores.clear()
                     yield self._end_call(piece.complete)
 
     def _say(self, text: str) -> TextDelta:
@@ -101,7 +126,9 @@ class ReplyReader:
             self._text = (new_id("item"), [])
         item_id, deltas = self._text
         deltas.append(text)
-        return TextDelta(item_id, text)
+        scores = tuple(self._scores)
+        self._scores.clear()
+        return TextDelta(item_id, text, scores)
 
     def _end_message(self, *, complete: bool) -> None:
         if self._text is not None:

@@ -5,8 +5,6 @@ Knows nothing of frames; the gateway makes one from ``response.create`` and the 
 
 from __future__ import annotations
 
-import math
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,17 +13,26 @@ import msgspec
 from ..runtime.link.messages import Sampling
 from .errors import SamplingInvalid
 from .items import Item, Preamble, Tool, checked_item, checked_preamble
+from .sampling import (
+    MAX_BAD_WORDS,
+    MAX_INTEGER,
+    MAX_WORD_CHARACTERS,
+    checked_sampling,
+    integer,
+    token_ids,
+)
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
-MAX_INTEGER = 2**31 - 1
-MAX_SEED = 2**63 - 1
+MAX_STOP_IDS = 64
 
 
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One turn. Make it with ``checked``.
 
-    ``max_output_tokens`` None: as many as the context holds. ``input``, ``instructions`` and ``tools``
+    ``max_output_tokens`` None: as many as the context holds. Before ``min_output_tokens`` no end token, stop
+    id or stop string ends it. ``stop_ids`` end it besides the model's own end tokens. ``banned``: bad words
+    that are text still; `Language.spelled` makes token ids of them. ``input``, ``instructions`` and ``tools``
     override the conversation's for this turn alone when they are not None. An ``out_of_band`` turn leaves
     the conversation as it was and may run beside others. Without ``parse_calls`` a call is delivered as
     text.
@@ -39,42 +46,45 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str | None = None
     tools: tuple[Tool, ...] | None = None
     parse_calls: bool = True
+    min_output_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    banned: tuple[str, ...] = ()
 
     @classmethod
     def checked(
         cls,
         *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
         max_output_tokens: int | None = None,
+        min_output_tokens: int = 0,
         stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        bad_words: Sequence[str | Sequence[int]] = (),
+        vocab_size: int | None = None,
         out_of_band: bool = False,
         input: Sequence[Item] | None = None,  # noqa: A002 - the standard's word
         instructions: str | None = None,
         tools: Sequence[Tool] | None = None,
         tool_choice: str = "auto",
+        **draw: Any,
     ) -> TurnRequest:
-        """A request within bounds. ``seed`` None draws one.
+        """A request within bounds. ``draw`` is what `checked_sampling` takes: temperature, seed, penalties…
 
         Raises ``SamplingInvalid``, ``ItemInvalid`` or ``ToolInvalid``; ``param`` names the field.
         """
-        _number("temperature", temperature, 0.0, 2.0)
-        _number("top_p", top_p, 0.0, 1.0)
-        if top_p == 0:
-            raise SamplingInvalid("`top_p` must be above 0", param="top_p")
-        _integer("top_k", top_k, 0, MAX_INTEGER)
-        if seed is not None:
-            _integer("seed", seed, 0, MAX_SEED)
         if max_output_tokens is not None:
-            _integer("max_output_tokens", max_output_tokens, 1, MAX_INTEGER)
+            integer("max_output_tokens", max_output_tokens, 1, MAX_INTEGER)
+        integer("min_output_tokens", min_output_tokens, 0, MAX_INTEGER)
+        if max_output_tokens is not None and min_output_tokens > max_output_tokens:
+            raise SamplingInvalid(
+                f"`min_output_tokens` {min_output_tokens} is above `max_output_tokens` {max_output_tokens}",
+                param="min_output_tokens",
+            )
         if tool_choice not in ("auto", "none"):
             raise SamplingInvalid("`tool_choice` must be auto or none", param="tool_choice")
         preamble = checked_preamble(Preamble(instructions=instructions or "", tools=tuple(tools or ())))
-        drawn = secrets.randbits(63) if seed is None else seed
+        texts, words = _words(bad_words)
         return cls(
-            sampling=Sampling(float(temperature), top_k, float(top_p), drawn),
+            sampling=checked_sampling(bad_words=words, vocab_size=vocab_size, **draw),
             max_output_tokens=max_output_tokens,
             stop=_stops(stop),
             out_of_band=out_of_band,
@@ -82,6 +92,9 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             instructions=instructions,
             tools=None if tools is None else preamble.tools,
             parse_calls=tool_choice == "auto",
+            min_output_tokens=min_output_tokens,
+            stop_ids=_stop_ids(stop_token_ids, vocab_size),
+            banned=texts,
         )
 
     def preamble(self, default: Preamble) -> Preamble:
@@ -90,20 +103,26 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         return Preamble(instructions=instructions, tools=default.tools if self.tools is None else self.tools)
 
 
-def _number(name: str, value: Any, least: float, most: float) -> None:
-    real = isinstance(value, int | float) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or not least <= value <= most:
-        raise SamplingInvalid(f"`{name}` must be a number from {least:g} to {most:g}", param=name)
-
-
-def _integer(name: str, value: Any, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise SamplingInvalid(f"`{name}` must be an integer from {least} to {most}", param=name)
-
-
 def _stops(stop: Sequence[str]) -> tuple[str, ...]:
     if len(stop) > MAX_STOPS:
         raise SamplingInvalid(f"At most {MAX_STOPS} stop strings", param="stop")
     if not all(isinstance(text, str) and 1 <= len(text) <= MAX_STOP_CHARACTERS for text in stop):
         raise SamplingInvalid(f"A stop string has 1 to {MAX_STOP_CHARACTERS} characters", param="stop")
     return tuple(stop)
+
+
+def _stop_ids(ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
+    found = token_ids("stop_token_ids", ids, vocab_size)
+    if len(found) > MAX_STOP_IDS:
+        raise SamplingInvalid(f"At most {MAX_STOP_IDS} stop ids", param="stop_token_ids")
+    return found
+
+
+def _words(words: Sequence[str | Sequence[int]]) -> tuple[tuple[str, ...], list[Sequence[int]]]:
+    """Bad words given as text, and those given as token ids."""
+    if len(words) > MAX_BAD_WORDS:
+        raise SamplingInvalid(f"At most {MAX_BAD_WORDS} bad words", param="bad_words")
+    texts = tuple(word for word in words if isinstance(word, str))
+    if not all(1 <= len(text) <= MAX_WORD_CHARACTERS for text in texts):
+        raise SamplingInvalid(f"A bad word has 1 to {MAX_WORD_CHARACTERS} characters", param="bad_words")
+    return texts, [word for word in words if not isinstance(word, str)]

@@ -60,7 +60,7 @@ class Response:
     ) -> None:
         self._branch = branch
         self._ended = ended
-        self._request = request
+        self._request = branch.language.spelled(request)
         preamble = request.preamble(branch.history.preamble)
         plain = preamble == branch.history.preamble and request.input is None
         self._turn = None if request.out_of_band else branch.history.begin_turn()
@@ -163,8 +163,11 @@ class Response:
             end_ids=end_ids,
             stops=self._request.stop,
             parse_calls=self._request.parse_calls,
+            stop_ids=self._request.stop_ids,
+            min_tokens=self._request.min_output_tokens,
         )
-        run = Run(self._sequence, reader, self._request, prompt, hello.max_context, tuple(sorted(end_ids)))
+        stop_ids = tuple(sorted(end_ids.union(self._request.stop_ids)))
+        run = Run(self._sequence, reader, self._request, prompt, hello.max_context, stop_ids)
         if self._cancelled:
             await run.cancel()
         return run

@@ -50,7 +50,8 @@ class Run:
         self._sequence = sequence
         self._prompt = prompt
         self._sampling = request.sampling
-        self._limits = Limits(min(room, request.max_output_tokens or room), stop_ids)
+        most = min(room, request.max_output_tokens or room)
+        self._limits = Limits(most, stop_ids, min(request.min_output_tokens, most))
         self._generation: Generation | None = None
         self._resident = 0
         self._cancelled = False
@@ -86,7 +87,7 @@ class Run:
             return await self._cut(ReplyStatus.CANCELLED, EndReason.CLIENT_CANCELLED)
         if row.finish is Finish.ERROR:
             return await self._fail(TurnFailed(row.error or "the engine gave up this sequence"))
-        events = self.reader.feed(row.tokens)
+        events = self.reader.feed(row.tokens, row.logprobs)
         if self.reader.matched:
             return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
         if row.finish is not None:

@@ -104,6 +104,15 @@ class ChatTokenizer:
             return list(whole.ids[len(newline) :]), list(whole.word_ids[len(newline) :])
         return self.words(text, leads=True)
 
+    def text_of(self, token: int) -> str:
+        """What one token decodes to alone, special ones too."""
+        text: str = self.backend.decode([token], skip_special_tokens=False)
+        return text
+
+    def spellings(self, word: str) -> set[tuple[int, ...]]:
+        """How the word is tokenized at the beginning of text and after a space; never empty tuples."""
+        return {tuple(ids) for ids in (self._parse(word), self._parse_inside(" " + word)) if ids}
+
     def _parse(self, text: str) -> list[int]:
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 

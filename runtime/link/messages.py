@@ -16,20 +16,48 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How a sequence's next token is drawn. ``temperature`` 0 is greedy.
 
     ``seed`` and the position of the drawn token alone decide the draw, so it repeats after a crash or
-    preemption. ``top_k`` 0 and ``top_p`` 1.0 keep everything.
+    preemption. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``typical_p`` 1 keep everything.
+
+    ``repetition_penalty`` (1: none) regards all tokens of the sequence; ``presence_penalty`` and
+    ``frequency_penalty`` (0: none) what this generation has sampled, before ``generated_from`` too.
+    ``logit_bias``: (id, addend). ``bad_words``: token sequences that are never completed, wherever they
+    began. ``logprobs``: how many alternatives are told with each token's log probability, which is that of
+    the model, before all of this; None: none is told.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether what was said changes the logits of its tokens."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def reads_past(self) -> bool:
+        """Whether the draw needs to know what was said."""
+        return self.penalizes or bool(self.bad_words)
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """When a generation ends: after ``max_tokens`` tokens, or at a stop id, which stays in the sequence."""
+    """When a generation ends: after ``max_tokens`` tokens, or at a stop id, which stays in the sequence.
+
+    No stop id is sampled before ``min_tokens`` tokens were. ``generated_from`` counts in both.
+    """
 
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
 
 
 class Finish(StrEnum):
@@ -151,11 +179,18 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     decoded: int
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The log probability of a sampled token, and of the likeliest ``(id, logprob)``, the best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """What one step did for one generating sequence. Rows of an older epoch are dropped by the reader.
 
     ``finish`` ends the generation; then ``length`` is the sequence's length, ``work`` is set, and ``error``
-    says what went wrong if ``finish`` is ``ERROR``.
+    says what went wrong if ``finish`` is ``ERROR``. ``logprobs``, where asked for, has one for each token.
     """
 
     seq: int
@@ -165,6 +200,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     finish: Finish | None = None
     work: Work | None = None
     error: str | None = None
+    logprobs: list[TokenLogprob] | None = None
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -193,6 +229,17 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     fraction: float = 0.0
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
+    """How the model's makers want it sampled where nobody says otherwise; fields as in ``Sampling``."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """First message of a loaded engine: what it serves."""
 
@@ -207,6 +254,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     blocks: int
     block_bytes: int
     parameters: int
+    defaults: SamplingDefaults = SamplingDefaults()
 
 
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):

@@ -8,19 +8,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from .items import AnyItem, InputItem
-from .session import (
-    MAX_DEPTH,
-    MaxOutputTokens,
-    Modalities,
-    Seed,
-    Stop,
-    Temperature,
-    ToolChoice,
-    Tools,
-    TopK,
-    TopP,
-    too_deep,
-)
+from .sampling import MaxOutputTokens, SamplingFields
+from .session import MAX_DEPTH, Modalities, ToolChoice, Tools, too_deep
 
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
@@ -29,8 +18,10 @@ ResponseStatus: TypeAlias = Literal["in_progress", "completed", "cancelled", "in
 Reason: TypeAlias = Literal["turn_detected", "client_cancelled", "max_output_tokens", "content_filter"]
 
 
-class ResponseParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """What `response.create` may override for one response; absent and null fields follow the session.
+
+    The `SamplingFields` are among them.
 
     `conversation` "none" leaves the history alone and may run beside others; `input` replaces the context.
     The last three fields have no effect (`unserved`).
@@ -42,13 +33,7 @@ class ResponseParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     output_modalities: Modalities | UnsetType | None = UNSET
     tools: Tools | UnsetType | None = UNSET
     tool_choice: ToolChoice | UnsetType | None = UNSET
-    max_output_tokens: MaxOutputTokens | UnsetType | None = UNSET
     metadata: Metadata | UnsetType | None = UNSET
-    temperature: Temperature | UnsetType | None = UNSET
-    top_p: TopP | UnsetType | None = UNSET
-    top_k: TopK | UnsetType | None = UNSET
-    seed: Seed | UnsetType | None = UNSET
-    stop: Stop | UnsetType | None = UNSET
     audio: Any = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
     reasoning: Any = UNSET

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from .items import AnyItem
 from .response import Response
+from .sampling import TokenLogprob
 from .session import SessionResource
 
 
@@ -156,15 +158,17 @@ class ContentPartDone(ContentFrame, frozen=True, tag="response.content_part.done
 
 
 class TextDelta(ContentFrame, frozen=True, tag="response.output_text.delta"):
-    """More text."""
+    """More text. `logprobs`, where `top_logprobs` asks for them, of the tokens read since the last delta."""
 
     delta: str
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
 class TextDone(ContentFrame, frozen=True, tag="response.output_text.done"):
-    """The part's whole text."""
+    """The part's whole text, and the `logprobs` of all its deltas."""
 
     text: str
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
 class ArgumentsFrame(OutputFrame, frozen=True):

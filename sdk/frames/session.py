@@ -10,18 +10,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from .sampling import SamplingFields, SamplingResource
+
 MAX_DEPTH = 64
 MAX_TOOLS = 128
-MAX_STOPS = 16
 
-MaxOutputTokens: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)] | Literal["inf"]
-Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
-TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-TopK: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Stop: TypeAlias = Annotated[
-    list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=MAX_STOPS)
-]
 ToolChoice: TypeAlias = Literal["auto", "none"]
 Modalities: TypeAlias = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
 
@@ -65,10 +58,10 @@ class FunctionTool(
 Tools: TypeAlias = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]
 
 
-class SessionPatch(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What `session.update` carries. The last five fields have no effect and are echoed (`unserved`).
+class SessionPatch(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What `session.update` carries, with the `SamplingFields`, which are ours.
 
-    `temperature`, `top_p`, `top_k`, `seed` and `stop` are ours: no field of the standard names them.
+    The last five fields have no effect and are echoed (`unserved`).
     """
 
     type: Literal["realtime"] | UnsetType = UNSET
@@ -77,13 +70,7 @@ class SessionPatch(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     output_modalities: Modalities | UnsetType | None = UNSET
     tools: Tools | UnsetType | None = UNSET
     tool_choice: ToolChoice | UnsetType | None = UNSET
-    max_output_tokens: MaxOutputTokens | UnsetType | None = UNSET
     truncation: Literal["disabled"] | UnsetType | None = UNSET
-    temperature: Temperature | UnsetType | None = UNSET
-    top_p: TopP | UnsetType | None = UNSET
-    top_k: TopK | UnsetType | None = UNSET
-    seed: Seed | UnsetType | None = UNSET
-    stop: Stop | UnsetType | None = UNSET
     audio: Any = UNSET
     include: Any = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
@@ -95,8 +82,8 @@ class SessionPatch(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             raise ValueError(f"Fields nest deeper than {MAX_DEPTH} levels")
 
 
-class SessionResource(msgspec.Struct, kw_only=True, frozen=True):
-    """The effective configuration, as the server shows it. None: the model's own default."""
+class SessionResource(SamplingResource, kw_only=True, frozen=True):
+    """The effective configuration, as the server shows it, the model's own sampling defaults included."""
 
     id: str
     model: str
@@ -106,13 +93,7 @@ class SessionResource(msgspec.Struct, kw_only=True, frozen=True):
     output_modalities: list[Literal["text"]] = msgspec.field(default_factory=lambda: ["text"])
     tools: list[FunctionTool] = msgspec.field(default_factory=list)
     tool_choice: ToolChoice = "auto"
-    max_output_tokens: MaxOutputTokens = "inf"
     truncation: Literal["disabled"] = "disabled"
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: list[str] = msgspec.field(default_factory=list)
     audio: Any = UNSET
     include: Any = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET

@@ -10,7 +10,9 @@ import pytest
 from realtime_grammar import Grammar
 
 from holdfast.gateway.conversation import CancelResponse, Conversation, Effect, Send, StartResponse
+from holdfast.runtime.link.messages import Sampling
 from holdfast.sdk.frames import codec, server
+from holdfast.sdk.frames.sampling import SamplingFields
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import EngineUnavailable, PromptTooLong
 from holdfast.sessions.events import (
@@ -24,6 +26,7 @@ from holdfast.sessions.events import (
     ReplyStarted,
     ReplyStatus,
     TextDelta,
+    TokenScore,
     TurnUsage,
 )
 from holdfast.sessions.history import Draft, History
@@ -31,6 +34,7 @@ from holdfast.sessions.ids import ids_of
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.tree import Reply
 
+VOCAB = 1000
 USAGE = TurnUsage(
     input_tokens=10, output_tokens=3, cached_tokens=6, new_tokens=4, prefilled_tokens=4, recomputed_tokens=0
 )
@@ -69,6 +73,7 @@ class Stage:
             self.history,
             ids=lambda prefix: f"{prefix}_{next(numbers)}",
             parallel_responses=3,
+            vocab_size=VOCAB,
         )
         self.grammar = Grammar()
         self.grammar.feed_all(self.conversation.greet())
@@ -463,6 +468,68 @@ def test_a_response_takes_its_own_values_before_the_sessions() -> None:
     own = stage.starts(conversation="none", temperature=0, seed=2, max_output_tokens="inf", stop=[]).request
     assert (own.sampling.temperature, own.sampling.top_k, own.sampling.seed) == (0.0, 7, 2)
     assert (own.max_output_tokens, own.stop) == (None, ())
+
+
+def test_every_sampling_field_is_the_sessions_or_the_responses_own() -> None:
+    own = {
+        "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.8, "seed": 1,
+        "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+        "logit_bias": {"5": 2.0}, "bad_words": [[1, 2], "damn"], "top_logprobs": 3,
+        "stop": ["x"], "stop_token_ids": [9], "min_output_tokens": 2, "max_output_tokens": 8,
+    }  # fmt: skip
+    assert set(own) == set(SamplingFields.__struct_fields__)
+    stage = Stage()
+    stage.sends("session.update", session=own)
+    inherited = stage.starts(conversation="none").request
+    assert inherited == Stage().starts(conversation="none", **own).request
+    assert inherited.sampling == Sampling(0.5, 7, 0.9, 1, 0.1, 0.8, 1.1, 0.5, -0.5, ((5, 2.0),), ((1, 2),), 3)
+    assert (inherited.banned, inherited.stop, inherited.stop_ids) == (("damn",), ("x",), (9,))
+    assert (inherited.min_output_tokens, inherited.max_output_tokens) == (2, 8)
+    (cleared,) = stage.sends("session.update", session=dict.fromkeys(own))
+    assert isinstance(cleared, server.SessionUpdated)
+    assert cleared.session == SessionResource(id="sess_1", model="pocket")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"min_output_tokens": 5, "max_output_tokens": 4}, "min_output_tokens"),
+        ({"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
+        ({"bad_words": [[VOCAB]]}, "bad_words"),
+        ({"stop_token_ids": [VOCAB]}, "stop_token_ids"),
+    ],
+)
+def test_what_no_response_could_do_is_refused_at_once(fields: dict[str, Any], param: str) -> None:
+    """Contradictions and ids beyond the vocabulary: by name, where they are said, and nothing is changed."""
+    stage = Stage()
+    before = stage.conversation.session
+    error = stage.refused("session.update", session=fields)
+    assert (error.code, error.param) == ("invalid_value", param)
+    assert stage.conversation.session == before
+    refusal = stage.refused("response.create", response=fields)
+    assert (refusal.code, refusal.param) == ("invalid_value", param)
+    assert not stage.conversation.running
+
+
+def test_logprobs_come_with_their_text() -> None:
+    stage = Stage()
+    start = stage.starts(top_logprobs=1)
+    hi = TokenScore(5, "Hi ", -0.5, (TokenScore(6, "Ho", -0.4),))
+    you = TokenScore(7, "you", -0.1)
+    told = stage.tells(
+        start.response_id,
+        ReplyStarted(10),
+        TextDelta("a", "Hi ", (hi,)),
+        TextDelta("a", "you", (you,)),
+        ReplyDone(ReplyStatus.COMPLETED, EndReason.STOP, (answer("Hi you"),), USAGE),
+    )
+    first, second = (event for event in told if isinstance(event, server.TextDelta))
+    (whole,) = (event for event in told if isinstance(event, server.TextDone))
+    assert [one.token for one in first.logprobs] == ["Hi "]
+    assert msgspec.to_builtins(first.logprobs[0]) == {
+        "token": "Hi ", "id": 5, "logprob": -0.5, "top_logprobs": [{"token": "Ho", "id": 6, "logprob": -0.4}]
+    }  # fmt: skip
+    assert whole.logprobs == first.logprobs + second.logprobs
 
 
 def test_the_receipt_says_why_more_was_computed() -> None:

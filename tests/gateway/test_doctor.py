@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.gateway import doctor
+from holdfast.runtime.link.messages import SamplingDefaults
 from holdfast.runtime.link.pulse import Pulse
 from holdfast.runtime.settings import EngineSettings
 
@@ -30,6 +31,13 @@ def test_its_arithmetic_is_the_engines() -> None:
     assert number(facts["tokens that fit"]) == hello.blocks * hello.block_tokens
     assert f"({hello.max_context:,})" in facts["sessions that fit"]
     assert facts["chat template"].startswith("append-only")
+    assert facts["sampling"] == "greedy"
+    assert doctor._sampling(hello.defaults) == facts["sampling"]
+
+
+def test_the_makers_sampling_is_told() -> None:
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05)
+    assert doctor._sampling(defaults) == "drawn (temperature 0.6, top_k 20, repetition_penalty 1.05)"
 
 
 def test_a_product_is_right_and_written_out() -> None:

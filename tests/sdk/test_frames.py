@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from holdfast.sdk import errors
 from holdfast.sdk.frames import client, codec, items, server, unserved
 from holdfast.sdk.frames.response import KVReceipt, Response, ResponseParams
+from holdfast.sdk.frames.sampling import TokenLogprob, TopLogprob
 from holdfast.sdk.frames.session import FunctionTool, SessionPatch, SessionResource
 
 USER = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
@@ -21,6 +22,10 @@ RESPONSE = Response(id="r", status="in_progress", conversation_id=None, max_outp
 PLACE = {"event_id": "e", "response_id": "r", "output_index": 0}
 PART = {**PLACE, "item_id": "i", "content_index": 0}
 CALL = {**PLACE, "item_id": "i", "call_id": "c"}
+
+LOGPROB = TokenLogprob(
+    token="Hi", id=7, logprob=-0.5, top_logprobs=[TopLogprob(token="Yo", id=8, logprob=-0.25)]
+)
 
 CLIENT_EVENTS: list[client.ClientEvent] = [
     client.SessionUpdate(session=SessionPatch(instructions="", tools=[], temperature=None)),
@@ -66,7 +71,7 @@ SERVER_EVENTS: list[server.ServerEvent] = [
     server.ContentPartAdded(**PART, part=server.ContentPart(text="")),
     server.ContentPartDone(**PART, part=server.ContentPart(text="Hi")),
     server.TextDelta(**PART, delta="H"),
-    server.TextDone(**PART, text="Hi"),
+    server.TextDone(**PART, text="Hi", logprobs=[LOGPROB]),
     server.ArgumentsDelta(**CALL, delta="{"),
     server.ArgumentsDone(**CALL, name="add", arguments="{}"),
     server.ErrorEvent(event_id="e", error=server.ErrorDetails(type="server_error", code=None, message="No")),
@@ -189,6 +194,13 @@ NUMBERS = [
     ("top_k", 0, 2**31 - 1, 1),
     ("seed", 0, 2**63 - 1, 1),
     ("max_output_tokens", 1, 2**31 - 1, 1),
+    ("min_output_tokens", 0, 2**31 - 1, 1),
+    ("min_p", 0, 1, 0.000001),
+    ("typical_p", 0.000001, 1, 0.000001),
+    ("repetition_penalty", 0.01, 100, 0.000001),
+    ("presence_penalty", -2, 2, 0.000001),
+    ("frequency_penalty", -2, 2, 0.000001),
+    ("top_logprobs", 0, 20, 1),
 ]
 
 
@@ -205,6 +217,29 @@ def test_numbers_at_their_bounds_and_beyond(
         error = refused(text)
         assert error.code in ("invalid_value", "invalid_type"), (raw, error)
         assert error.param == f"{section}.{name}"
+
+
+COLLECTIONS = [
+    ("logit_bias", [{}, {0: -100, 2**31 - 1: 100.0}, dict.fromkeys(range(1024), 0)],
+     [{-1: 0}, {2**31: 0}, {1: 100.1}, {1: -100.1}, {1: "1"}, {"x": 1}, [[1, 1]],
+      dict.fromkeys(range(1025), 0)]),
+    ("bad_words", [[], [[0]], ["x", [1, 2]], [[2**31 - 1] * 64], ["x" * 256] * 256],
+     [[[]], [""], [[-1]], [[2**31]], [[1] * 65], ["x" * 257], [1], "x", [["x"]], ["x"] * 257]),
+    ("stop_token_ids", [[], [0, 2**31 - 1], [1] * 64], [[-1], [2**31], [1] * 65, ["1"], [1.5], 1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("frame", [update, respond], ids=["session", "response"])
+@pytest.mark.parametrize(("name", "good", "bad"), COLLECTIONS, ids=[one[0] for one in COLLECTIONS])
+def test_collections_at_their_bounds_and_beyond(frame: Any, name: str, good: list, bad: list) -> None:
+    for value in good:
+        event = codec.decode_client(msgspec.json.encode(frame(**{name: value})))
+        assert codec.decode_client(codec.encode(event)) == event
+    section = "session" if frame is update else "response"
+    for value in bad:
+        error = refused(frame(**{name: value}))
+        assert error.code in ("invalid_value", "invalid_type"), (value, error)
+        assert (error.param or "").startswith(f"{section}.{name}"), (value, error)
 
 
 def test_inf_is_a_limit_and_other_words_are_not() -> None:

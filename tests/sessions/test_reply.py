@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from chat_languages import end_id, ids, ours
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.runtime.link.messages import TokenLogprob
 from holdfast.sessions.events import ArgumentsDelta, CallDone, CallStarted, ReplyEvent, TextDelta
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.reply import ReplyReader
@@ -20,8 +22,10 @@ parts = st.sampled_from(
 )
 
 
-def reader(stops: list[str] | None = None, *, parse_calls: bool = True) -> ReplyReader:
-    return ReplyReader(ours(NAME), end_ids=frozenset([END]), stops=stops or [], parse_calls=parse_calls)
+def reader(stops: list[str] | None = None, *, parse_calls: bool = True, **more: Any) -> ReplyReader:
+    return ReplyReader(
+        ours(NAME), end_ids=frozenset([END]), stops=stops or [], parse_calls=parse_calls, **more
+    )
 
 
 def told(reading: ReplyReader, rows: list[list[int]], *, cut: bool = False) -> list[ReplyEvent]:
@@ -106,3 +110,40 @@ def test_a_call_cut_in_its_arguments_is_told_as_incomplete() -> None:
     events = told(reading, [ids(NAME, '<tool_call>{"name": "f", "arguments": {"a": 1')], cut=True)
     assert shape(reading) == [("f", '{"a": 1', False)]
     assert isinstance(events[-1], CallDone) and not events[-1].complete
+
+
+def test_a_stop_id_ends_it_without_text_and_is_kept() -> None:
+    said, stop = ids(NAME, "one "), ids(NAME, "two")[0]
+    assert stop not in said
+    reading = reader(stop_ids=[stop])
+    told(reading, [said, [stop, *said, END]])
+    assert [text.strip() for text, _ in shape(reading)] == ["one"]
+    assert (reading.ids, reading.halted, reading.ended) == ([*said, stop], True, False)
+
+
+def test_stop_strings_wait_for_the_least_number_of_tokens() -> None:
+    tokens = [*ids(NAME, "STOP a STOP b"), END]
+    first = len(ids(NAME, "STOP"))
+    soon, late = reader(["STOP"]), reader(["STOP"], min_tokens=first + 1)
+    told(soon, [tokens])
+    told(late, [tokens])
+    assert (shape(soon), len(soon.ids)) == ([], first)
+    assert shape(late) == [("STOP a ", True)]
+
+
+@given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6))
+def test_scores_come_with_the_text_of_their_tokens(said: list[str], cuts: list[int]) -> None:
+    """In order, none twice; a message's are all of its tokens' and no call's."""
+    tokens = ids(NAME, "".join(said))
+    reading, events = reader(), []
+    for row in rows_of(tokens, cuts):
+        events += reading.feed(row, [TokenLogprob(-float(token), [(token, -1.0)]) for token in row])
+    events += reading.finish(cut=False)
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    scored = [score for delta in deltas for score in delta.scores]
+    left = iter(tokens)
+    assert all(score.token in left for score in scored), "a subsequence of the tokens"
+    assert all(score.logprob == -score.token == -score.top[0].token for score in scored)
+    if not any(isinstance(event, CallStarted) for event in events) and CALL not in said:
+        whole = "".join(delta.text for delta in deltas)
+        assert ours(NAME).backend.decode([score.token for score in scored]).startswith(whole)

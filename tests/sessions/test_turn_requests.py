@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.runtime.link.messages import Sampling
 from holdfast.sessions.errors import ItemInvalid, SamplingInvalid, ToolInvalid
 from holdfast.sessions.items import (
     FunctionCall,
@@ -17,6 +18,8 @@ from holdfast.sessions.items import (
 )
 from holdfast.sessions.requests import TurnRequest
 
+VOCAB = 2000
+
 
 @pytest.mark.parametrize(
     ("field", "value"),
@@ -27,14 +30,37 @@ from holdfast.sessions.requests import TurnRequest
         ("top_k", -1), ("top_k", 2**31), ("top_k", 1.5), ("top_k", True),
         ("seed", -1), ("seed", 2**63), ("seed", 1.0),
         ("max_output_tokens", 0), ("max_output_tokens", 2**31), ("max_output_tokens", 1.0),
+        ("min_p", -0.01), ("min_p", 1.01), ("min_p", "0"), ("min_p", True),
+        ("typical_p", 0), ("typical_p", 1.01), ("typical_p", None),
+        ("repetition_penalty", 0.009), ("repetition_penalty", 100.1), ("repetition_penalty", float("nan")),
+        ("presence_penalty", -2.01), ("presence_penalty", 2.01), ("presence_penalty", [1]),
+        ("frequency_penalty", -2.01), ("frequency_penalty", 2.01), ("frequency_penalty", False),
+        ("logit_bias", {VOCAB: 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {1: 100.1}), ("logit_bias", {1: "1"}), ("logit_bias", {True: 1.0}),
+        ("logit_bias", dict.fromkeys(range(1025), 0.0)), ("logit_bias", [(1, 1.0)]),
+        ("bad_words", [[]]), ("bad_words", [[VOCAB]]), ("bad_words", [[1, -1]]), ("bad_words", [[1.0]]),
+        ("bad_words", [7]), ("bad_words", [""]), ("bad_words", ["x" * 257]), ("bad_words", [[1] * 65]),
+        ("bad_words", [[1]] * 257), ("bad_words", ["x"] * 257), ("bad_words", [["x"]]),
+        ("top_logprobs", -1), ("top_logprobs", 21), ("top_logprobs", True), ("top_logprobs", 1.0),
+        ("stop_token_ids", [VOCAB]), ("stop_token_ids", [-1]), ("stop_token_ids", ["1"]),
+        ("stop_token_ids", "12"), ("stop_token_ids", 5), ("stop_token_ids", [1] * 65),
+        ("min_output_tokens", -1), ("min_output_tokens", 2**31), ("min_output_tokens", 1.0),
         ("tool_choice", "required"),
         ("stop", [""]), ("stop", ["x"] * 17), ("stop", ["x" * 257]), ("stop", [7]),
     ],
 )  # fmt: skip
 def test_values_out_of_bounds_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(SamplingInvalid) as refused:
-        TurnRequest.checked(**{field: value})
+        TurnRequest.checked(vocab_size=VOCAB, **{field: value})
     assert refused.value.param == field
+
+
+@pytest.mark.parametrize(("least", "most"), [(2, 1), (2**31 - 1, 2**31 - 2)])
+def test_limits_that_contradict_each_other_are_refused(least: int, most: int) -> None:
+    with pytest.raises(SamplingInvalid, match="above") as refused:
+        TurnRequest.checked(min_output_tokens=least, max_output_tokens=most)
+    assert refused.value.param == "min_output_tokens"
+    assert TurnRequest.checked(min_output_tokens=most, max_output_tokens=most).min_output_tokens == most
 
 
 def test_values_at_their_bounds_are_taken() -> None:
@@ -49,6 +75,27 @@ def test_values_at_their_bounds_are_taken() -> None:
     )
     assert (low.sampling.temperature, low.sampling.seed) == (0.0, 0)
     assert (high.sampling.temperature, high.sampling.seed) == (2.0, 2**63 - 1)
+
+
+def test_every_field_at_its_bounds_becomes_sampling() -> None:
+    last = VOCAB - 1
+    low = TurnRequest.checked(
+        vocab_size=VOCAB, min_p=0, typical_p=1e-9, repetition_penalty=0.01, presence_penalty=-2,
+        frequency_penalty=-2, logit_bias={0: -100, last: 100}, bad_words=[[0], [last] * 64], top_logprobs=0,
+        stop_token_ids=[0, last], min_output_tokens=0, seed=1,
+    )  # fmt: skip
+    assert low.sampling == Sampling(
+        seed=1, typical_p=1e-9, repetition_penalty=0.01, presence_penalty=-2.0, frequency_penalty=-2.0,
+        logit_bias=((0, -100.0), (last, 100.0)), bad_words=((0,), (last,) * 64), logprobs=0,
+    )  # fmt: skip
+    assert low.stop_ids == (0, last)
+    high = TurnRequest.checked(
+        vocab_size=VOCAB, min_p=1, typical_p=1, repetition_penalty=100, presence_penalty=2,
+        frequency_penalty=2, logit_bias=dict.fromkeys(range(1024), 0.0), top_logprobs=20,
+        stop_token_ids=[1] * 64, bad_words=["x" * 256] * 255 + [[1]],
+    )  # fmt: skip
+    assert high.sampling.logprobs == 20 and len(high.sampling.logit_bias) == 1024
+    assert (len(high.banned), high.sampling.bad_words) == (255, ((1,),))
 
 
 def test_without_a_seed_each_request_draws_its_own() -> None:

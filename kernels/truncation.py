@@ -1,0 +1,64 @@
+"""Which tokens stay in the draw: top-k and top-p, min-p, locally typical sampling.
+
+Each takes scores, fp64 ``[rows, vocab]`` in which -inf is a token that an earlier limit took out, and tells
+which tokens it leaves. Boundaries are those of transformers' warpers, but for equal scores: see `likeliest`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def candidates_of(top_k: Tensor, top_p: Tensor, vocab: int) -> int:
+    """How many of a row's likeliest tokens top-k and top-p can concern; waits for the device."""
+    if bool(((top_k == 0) & (top_p < 1)).any()):
+        return vocab
+    return min(int(top_k.max()), vocab)
+
+
+def likeliest(scores: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> Tensor:
+    """The ``top_k`` likeliest, then of these the fewest whose share reaches ``top_p``: bool ``[rows, vocab]``.
+
+    How many are kept depends on the sorted values alone; which of equal values, on their ids (the lower ones;
+    transformers keeps more than ``top_k`` where the last is one of several equals). ``top_k`` (0: all) and
+    ``top_p`` (1: all): ``[rows]``. ``candidates``: see `sampling.sample`.
+    """
+    vocab = scores.shape[-1]
+    width = min(candidates, vocab)
+    best = scores.topk(width, dim=-1).values
+    limit = torch.where(top_k == 0, vocab, top_k)[:, None]
+    rank = torch.arange(width, device=scores.device)
+    share = best.masked_fill(rank >= limit, float("-inf")).softmax(-1)
+    before = share.cumsum(-1) - share
+    inside = (rank < limit) & ((before < top_p[:, None]) | (rank == 0))
+    unlimited = (top_k == 0) & (top_p >= 1)
+    amount = torch.where(unlimited, vocab, inside.sum(-1))[:, None]
+    edge = best.gather(-1, (amount - 1).clamp(max=width - 1))
+    above, level = scores > edge, scores == edge
+    room = amount - above.sum(-1, keepdim=True)
+    return above | (level & (level.cumsum(-1) <= room)) | unlimited[:, None]
+
+
+def near_the_best(scores: Tensor, min_p: Tensor) -> Tensor:
+    """Those at least ``min_p`` (``[rows]``, 0: all) times as likely as the likeliest: bool ``[rows, vocab]``.
+
+    Nguyen et al., "Turning up the heat: min-p sampling" (ICLR 2025).
+    """
+    return scores >= scores.amax(-1, keepdim=True) + min_p.log()[:, None]
+
+
+def typical(scores: Tensor, mass: Tensor) -> Tensor:
+    """Those whose surprise is nearest to the expected one, until their share reaches ``mass`` ``[rows]``.
+
+    Surprise is -log of a token's share, its expectation the entropy. Bool ``[rows, vocab]``; of equally near
+    ones at the end all are kept. Meister et al., "Locally typical sampling" (TACL 2023).
+    """
+    logs = scores.log_softmax(-1)
+    shares = logs.exp()
+    entropy = -(shares * logs).nansum(-1, keepdim=True)
+    distance = (-logs - entropy).abs()
+    nearest = distance.sort(dim=-1, stable=True)
+    reached = shares.gather(-1, nearest.indices).cumsum(-1)
+    last = (reached < mass[:, None]).sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
+    return distance <= nearest.values.gather(-1, last)

@@ -1,0 +1,107 @@
+"""How a reply is drawn, as fields of a session and of a response; and the log probabilities it comes with.
+
+Ours, but for `max_output_tokens`: the Realtime standard names none of these. Their names are those of the
+Responses, Chat Completions and vLLM interfaces.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+MAX_STOPS = 16
+
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MaxOutputTokens: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)] | Literal["inf"]
+MinOutputTokens: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
+TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+TopK: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MinP: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+TypicalP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+RepetitionPenalty: TypeAlias = Annotated[float, Meta(ge=0.01, le=100)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+LogitBias: TypeAlias = Annotated[
+    dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)
+]
+BadWord: TypeAlias = (
+    Annotated[str, Meta(min_length=1, max_length=256)]
+    | Annotated[list[TokenId], Meta(min_length=1, max_length=64)]
+)
+BadWords: TypeAlias = Annotated[list[BadWord], Meta(max_length=256)]
+Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Stop: TypeAlias = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=MAX_STOPS)
+]
+StopTokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=64)]
+TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What a client may say of the draw; null goes back to the model's default, absent changes nothing.
+
+    `temperature` 0 is greedy. Kept are the `top_k` likeliest tokens (0: all), of these the fewest whose share
+    reaches `top_p`, of these those at least `min_p` times as likely as the likeliest, of these the locally
+    typical ones of mass `typical_p`. `seed` makes a reply repeatable: each draw is a function of it and of the
+    token's position.
+
+    `repetition_penalty` (1: none) regards prompt and reply, `presence_penalty` and `frequency_penalty`
+    (0: none) the reply. `logit_bias`: token id to addend. `bad_words`, text or token ids, are never completed.
+    `stop` strings and `stop_token_ids` end the reply and are not delivered; before `min_output_tokens` nothing
+    ends it. `top_logprobs`: tell each token's log probability and that of so many alternatives (0: its own
+    alone; null: none).
+    """
+
+    max_output_tokens: MaxOutputTokens | UnsetType | None = UNSET
+    min_output_tokens: MinOutputTokens | UnsetType | None = UNSET
+    temperature: Temperature | UnsetType | None = UNSET
+    top_p: TopP | UnsetType | None = UNSET
+    top_k: TopK | UnsetType | None = UNSET
+    min_p: MinP | UnsetType | None = UNSET
+    typical_p: TypicalP | UnsetType | None = UNSET
+    repetition_penalty: RepetitionPenalty | UnsetType | None = UNSET
+    presence_penalty: Penalty | UnsetType | None = UNSET
+    frequency_penalty: Penalty | UnsetType | None = UNSET
+    logit_bias: LogitBias | UnsetType | None = UNSET
+    bad_words: BadWords | UnsetType | None = UNSET
+    seed: Seed | UnsetType | None = UNSET
+    stop: Stop | UnsetType | None = UNSET
+    stop_token_ids: StopTokenIds | UnsetType | None = UNSET
+    top_logprobs: TopLogprobs | UnsetType | None = UNSET
+
+
+class SamplingResource(msgspec.Struct, kw_only=True, frozen=True):
+    """The effective values, as the server shows them. Null: nothing is said, and so it is off."""
+
+    max_output_tokens: MaxOutputTokens = "inf"
+    min_output_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    bad_words: list[str | list[int]] = msgspec.field(default_factory=list)
+    seed: int | None = None
+    stop: list[str] = msgspec.field(default_factory=list)
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
+    top_logprobs: int | None = None
+
+
+class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):
+    """A token that could have come. `token`: its text, U+FFFD where it is a piece of a character."""
+
+    token: str
+    id: int
+    logprob: float
+
+
+class TokenLogprob(TopLogprob, frozen=True):
+    """A token that came, its log probability by the model alone, and the likeliest ones in its place."""
+
+    top_logprobs: list[TopLogprob]
