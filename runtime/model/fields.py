@@ -65,6 +65,26 @@ class Fields:
             raise self.wrong(name, f"a finite number above {above:g} is expected, not {_shown(value)}")
         return float(value)
 
+    def optional_integer(self, name: str) -> int | None:
+        """A whole number from 1 on, or None where the file says null or nothing has a default for it."""
+        return self.integer(name) if self._given(name) else None
+
+    def optional_number(self, name: str) -> float | None:
+        """A finite number above 0, or None where the file says null or nothing has a default for it."""
+        return self.number(name) if self._given(name) else None
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of ``count`` finite numbers above 0."""
+        value = self._needed(name)
+        sound = isinstance(value, list) and all(
+            type(one) in (int, float) and 0 < one < math.inf for one in value
+        )
+        if not sound or len(value) != count:
+            raise self.wrong(
+                name, f"a list of {count} finite numbers above 0 is expected, not {_shown(value)}"
+            )
+        return tuple(float(one) for one in value)
+
     def flag(self, name: str) -> bool:
         """True or false."""
         value = self._needed(name)
@@ -91,6 +111,9 @@ class Fields:
     def wrong(self, name: str, cause: str) -> ConfigInvalid:
         """The error that says what is wrong with a field."""
         return ConfigInvalid(f"{self.path}: {self.inside}{name}: {cause}")
+
+    def _given(self, name: str) -> bool:
+        return self.values.get(name, self.defaults.get(name)) is not None
 
     def _needed(self, name: str) -> Any:
         value = self.get(name)
