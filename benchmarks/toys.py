@@ -95,7 +95,7 @@ def make_toy(
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("_proj.weight"):
                 parameter.mul_(projection_scale)

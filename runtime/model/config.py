@@ -6,7 +6,6 @@ Refuses by name what the decoder does not compute. Knows no weights, no tokenize
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,12 @@ from typing import Any
 from ..errors import UnsupportedArchitecture
 from .families import FAMILIES, NEUTRAL, Family
 from .fields import Fields, read_json
-from .rope_settings import LAYER_TYPES, RopeConfig, Ropes, read_ropes
+from .layer_kinds import LayerKind, read_layers
+from .rope_settings import read_ropes
 
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 UNSERVED = ("quantization_config", "use_bidirectional_attention", "vision_config", "num_local_experts")
-MOST_LAYERS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKind:
-    """What sets a layer's attention apart: tokens it looks back (None: all), and its rotary settings."""
-
-    window: int | None
-    rope: RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +104,7 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
     query_heads, kv_heads, head_dim = _heads(fields, hidden_size)
     ropes = read_ropes(fields, family, head_dim, max_context)
     context = min(max_context or ropes.context, ropes.context)
-    layers = _layers(fields, ropes, context)
+    layers = read_layers(fields, ropes, context)
     kinds = tuple(dict.fromkeys(layers))
     attention_bias = fields.flag("attention_bias")
     return ModelConfig(
@@ -172,34 +163,6 @@ def _heads(fields: Fields, hidden_size: int) -> tuple[int, int, int]:
     if head_dim % 2:
         raise fields.wrong("head_dim", f"{head_dim} is odd: rotary pairs need an even one")
     return query_heads, kv_heads, head_dim
-
-
-def _layers(fields: Fields, ropes: Ropes, context: int) -> list[LayerKind]:
-    """Each layer's kind; a window that no context outgrows is none."""
-    layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
-    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
-    slides = _sliding(fields, layers, window)
-    seen = None if window is None or window >= context else window
-    full, sliding = LayerKind(None, ropes.full), LayerKind(seen, ropes.sliding)
-    return [sliding if slide else full for slide in slides]
-
-
-def _sliding(fields: Fields, layers: int, window: int | None) -> Sequence[bool]:
-    """Which layers slide: those named, else from ``max_window_layers`` on all but every n-th."""
-    types = fields.get("layer_types")
-    if types is None:
-        first = fields.integer("max_window_layers", least=0)
-        period = fields.integer("sliding_window_pattern", least=0)
-        may = [number >= first and not (period and (number + 1) % period == 0) for number in range(layers)]
-        return [slides and window is not None for slides in may]
-    if not isinstance(types, list) or len(types) != layers:
-        raise fields.wrong("layer_types", f"a list of num_hidden_layers = {layers} names is expected")
-    for kind in types:
-        if kind not in LAYER_TYPES:
-            raise UnsupportedArchitecture(f"{fields.path}: layer_types: {kind} is not served")
-    if window is None and LAYER_TYPES[1] in types:
-        raise fields.wrong("layer_types", "has sliding_attention, but sliding_window is not set")
-    return [kind == LAYER_TYPES[1] for kind in types]
 
 
 def _activation(fields: Fields, family: Family) -> str:

@@ -82,11 +82,9 @@ class Decoder:
         logits, scales = F.linear(hidden, self.weights.head).float(), self.config.scales
         if scales.logits != 1.0:
             logits = logits / scales.logits
-        return (
-            logits
-            if scales.logits_cap is None
-            else scales.logits_cap * torch.tanh(logits / scales.logits_cap)
-        )
+        if scales.logits_cap is not None:
+            logits = scales.logits_cap * torch.tanh(logits / scales.logits_cap)
+        return logits
 
     def _attend(
         self,

@@ -16,6 +16,7 @@ from .fields import LARGEST, Fields
 
 ORIGINAL = "original_max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
+_ROTATIONS = {"above": 1e-6, "most": 1e6}
 _DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
 
 
@@ -119,7 +120,9 @@ class _Source:
         """The trained context, where transformers looks for it: beside, inside, else the stated one."""
         holders = (holder for holder in (self.fields, self.inner) if holder.get(ORIGINAL) is not None)
         holder = next(holders, None)
-        return holder.integer(ORIGINAL, least=2) if holder else self.stated
+        if holder is None:
+            return self.fields.integer("max_position_embeddings", least=2)
+        return holder.integer(ORIGINAL, least=2)
 
     def _dim(self, inner: Fields) -> int:
         named = "partial_rotary_factor"
@@ -130,7 +133,7 @@ class _Source:
                 f"{holder.path}: {holder.inside}{named}: {self.family.architecture} is served with rotary"
                 " positions over the whole head"
             )
-        dim = int(self.head_dim * share)
+        dim = int(self.head_dim * min(share, 1.0))
         if share > 1 or dim % 2 or not dim:
             raise holder.wrong(named, f"{share:g} of a head of {self.head_dim} is not an even part of it")
         return dim
@@ -167,8 +170,8 @@ def _yarn(source: _Source, dim: int) -> Mapping[str, Any]:
         "factor": factor,
         "original": source.original,
         "gain": inner.optional_number("attention_factor") or gain,
-        "beta_fast": inner.number("beta_fast"),
-        "beta_slow": inner.number("beta_slow"),
+        "beta_fast": inner.number("beta_fast", **_ROTATIONS),
+        "beta_slow": inner.number("beta_slow", **_ROTATIONS),
         "truncate": inner.flag("truncate"),
     }
 

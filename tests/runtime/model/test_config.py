@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING, Qwen3Config
 
-from holdfast.runtime.errors import ConfigInvalid, UnsupportedArchitecture
-from holdfast.runtime.model.config import Biases, LayerKind, ModelConfig, Scales, read_config
-from holdfast.runtime.model.families import FAMILIES, Family
+from holdfast.runtime.errors import ConfigInvalid, ModelUnreadable, UnsupportedArchitecture
+from holdfast.runtime.model.config import Biases, ModelConfig, Scales, read_config
+from holdfast.runtime.model.families import FAMILIES, NEUTRAL, Family
+from holdfast.runtime.model.layer_kinds import LayerKind
+from holdfast.runtime.model.rope import make_rope
 from holdfast.runtime.model.rope_settings import RopeConfig
 
 LLAMA, PHI3, GEMMA3, GRANITE, MISTRAL = (
@@ -19,6 +23,7 @@ LLAMA, PHI3, GEMMA3, GRANITE, MISTRAL = (
     for name in ("Llama", "Phi3", "Gemma3", "Granite", "Mistral")
 )
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+YARN = {"rope_type": "yarn", "factor": 4.0}
 LONGROPE = {"rope_type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] * 8}
 PLAIN = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -143,6 +148,9 @@ def test_end_tokens_must_be_in_the_vocabulary(value: object, tmp_path: Path) -> 
         ({"rope_scaling": {**LONGROPE, "long_factor": 8}}, r"rope_scaling\.long_factor: a list of 8"),
         ({"rope_scaling": {"type": "dynamic", "factor": -1}}, r"rope_scaling\.factor: a finite number"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}, "head_dim": 2}, "head_dim: dynamic"),
+        ({"rope_scaling": {**YARN, "beta_fast": 1e308}}, r"rope_scaling\.beta_fast: .* at most 1e\+06"),
+        ({"rope_scaling": {**YARN, "beta_slow": 1e-320}}, r"rope_scaling\.beta_slow: .* above 1e-06"),
+        ({"rope_theta": 10**400}, "rope_theta: a finite number"),
         ({"head_dim": 0}, "head_dim: a whole number"),
         ({**LLAMA, "hidden_size": 30}, "head_dim: missing, and 4 heads do not divide hidden_size 30"),
         ({"layer_types": ["full_attention"]}, "layer_types: a list of num_hidden_layers = 2"),
@@ -323,3 +331,55 @@ def test_no_more_than_asked_is_served(tmp_path: Path) -> None:
 def test_a_stretch_beyond_all_numbers_is_bounded(tmp_path: Path) -> None:
     config = read(tmp_path, rope_scaling={"type": "yarn", "factor": 1e308})
     assert config.max_context == 2**31 - 1
+
+
+STRANGE = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    3,
+    2**31,
+    10**400,
+    1e-320,
+    1e308,
+    float("nan"),
+    "",
+    "x",
+    [],
+    [None],
+    {},
+    {"x": 1},
+)
+ROPES: tuple[dict, ...] = (
+    {"rope_theta": 1e4},
+    {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    {"rope_scaling": LLAMA3},
+    {"rope_scaling": YARN},
+    {"rope_scaling": {**LONGROPE, "factor": 2.0}},
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_any_field_may_hold_anything(family: Family, tmp_path: Path) -> None:
+    """It reads, or is refused in one line that names the file; nothing else is raised, nor by the angles."""
+    plain = {**NEUTRAL, **family.defaults, **PLAIN, "architectures": [family.architecture]}
+    ropes = itertools.cycle(ROPES)
+    changed = [{**plain, **next(ropes), name: strange} for name in plain for strange in STRANGE]
+    for scaling in (rope["rope_scaling"] for rope in ROPES if "rope_scaling" in rope):
+        for key, strange in itertools.product(scaling, STRANGE):
+            changed.append({**plain, "rope_scaling": {**scaling, key: strange}})
+    refusals = []
+    for values in changed:
+        try:
+            kinds = read(tmp_path, **values).kinds
+        except ModelUnreadable as error:
+            refusals.append(error.message)
+        else:
+            for kind in kinds:
+                make_rope(kind.rope, torch.device("cpu"))
+    assert 200 < len(refusals) < len(changed) - 50
+    assert all(str(tmp_path / "config.json: ") in one and "\n" not in one for one in refusals)
