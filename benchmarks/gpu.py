@@ -146,7 +146,7 @@ def _engine(model: LoadedModel) -> Engine:
         )
     }
     blocks, size = 512, 16
-    group = model.kv_group(size)
+    groups = model.kv_groups(size)
     device, dtype = model.decoder.device, model.decoder.dtype
     settings = parts["runtime.settings"].SchedulerSettings(
         blocks=blocks,
@@ -158,11 +158,11 @@ def _engine(model: LoadedModel) -> Engine:
         settings,
         parts["kvstore.pool"].BlockPool(blocks, size),
         parts["kvstore.keys"].BlockHasher(b"0" * 32, size),
-        model.namespace(group),
+        model.namespace(groups),
     )
-    arena = parts["kvstore.arena"].DeviceArena(group, blocks, device, dtype)
+    arenas = [parts["kvstore.arena"].DeviceArena(group, blocks, device, dtype) for group in groups]
     made: Engine = parts["runtime.engine"].Engine(
-        scheduler, parts["runtime.runner"].TorchRunner(model.decoder, arena)
+        scheduler, parts["runtime.runner"].TorchRunner(model.decoder, *arenas)
     )
     return made
 

@@ -39,35 +39,68 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 4096,
     },
 }
-"""Name to shape: Qwen3, tied embeddings, no end token (a run has the length it is given)."""
+"""Name to shape: tied embeddings, no end token (a run has the length it is given)."""
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 24},
+    "phi3": {"sliding_window": 40, "partial_rotary_factor": 0.75},
+    "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 20, "num_hidden_layers": 4},
+    "gemma3_text": {
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 20,
+        "num_hidden_layers": 4,
+        "sliding_window_pattern": 3,
+        "final_logit_softcapping": 30.0,
+    },
+    "olmo2": {},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.5,
+    },
+}
+"""Model type to fields that make its differences tell on a small model."""
 
 
 def make_toy(
     name: str,
     folder: Path,
     *,
+    family: str = "qwen3",
     seed: int = 0,
     projection_scale: float = 3.0,
+    noise: float = 0.0,
     dtype: str = "float32",
     shard_size: str = "5GB",
     **changes: Any,
 ) -> Path:
     """Write toy ``name`` to ``folder`` and return it; the same seed writes the same weights.
 
-    ``projection_scale`` multiplies every projection matrix. ``shard_size``: the largest shard, as
-    transformers reads it ("100KB"). ``changes``: configuration fields instead of the shape's.
+    ``family``: a model type of `FAMILIES`. ``projection_scale`` multiplies every projection matrix; ``noise``
+    times a normal number is added to biases and norm weights, which begin as 0 and 1. ``shard_size``: the
+    largest shard, as transformers reads it ("100KB"). ``changes``: configuration fields instead of the shape's.
     """
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
     from transformers.utils import logging
 
-    shape: dict[str, Any] = {"tie_word_embeddings": True, "eos_token_id": None, **SHAPES[name], **changes}
+    tokens = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    own = FAMILIES[family] if name == "tiny" else {}
+    config = CONFIG_MAPPING[family](
+        **{"tie_word_embeddings": True, **tokens, **SHAPES[name], **own, **changes}
+    )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(Qwen3Config(**shape))
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("_proj.weight"):
                 parameter.mul_(projection_scale)
+            if noise and parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * noise)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
     return folder

@@ -76,7 +76,7 @@ def model(settings: EngineSettings) -> Iterator[Fact]:
     from ..runtime.model.weights import may_be_ignored, pieces_of
 
     folder = find_model(settings.model)
-    config = read_config(folder)
+    config = read_config(folder, settings.max_context)
     pieces = pieces_of(config)
     with Checkpoint(folder) as checkpoint:
         checkpoint.check(pieces, lambda tensor: may_be_ignored(tensor, config))

@@ -1,13 +1,13 @@
 """One step as the attention kernels see it: which token stands where, and which blocks hold its context.
 
-Made once per step on the host and uploaded in one copy; every layer reads it. Knows nothing of sequences,
-plans or models: rows are (first position, count, block table).
+Made once per step on the host and uploaded in one copy; every layer and every arena reads it. Knows nothing of
+sequences, plans or models: rows are (first position, count, block table).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,15 +22,31 @@ class RowGroup:
     """Rows that the reference attends to together: single tokens of similar context, or one chunk.
 
     ``tokens``: where its queries stand in the batch. ``count``: tokens per row (1, or the chunk's).
+    On the host: ``firsts``: ``[rows]``, the position of each row's first token; ``blocks``: ``[rows, width]``,
+    the block ids of its context, padded with 0.
+    """
+
+    tokens: slice | Tensor
+    count: int
+    firsts: Ints
+    blocks: Ints
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return len(self.firsts)
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """What a row group's attention reads of one arena through one window.
+
     ``tiles``: int64 ``[2 * rows * kv_heads * width]``: its (block, k|v, head) tiles in layer 0, as gathered.
     ``blank``: int64: which of the gathered ``[2, rows, kv_heads, span]`` cells hold no token; ``span`` is
     ``width * block_tokens``. ``mask``: added to scores, 0 or -inf: ``[rows, 1, 1, span]`` for single tokens,
     ``[count, span]`` for a chunk.
     """
 
-    tokens: slice | Tensor
-    rows: int
-    count: int
     tiles: Tensor
     blank: Tensor
     mask: Tensor
@@ -43,7 +59,9 @@ class PagedBatch:
     ``positions``, ``slots``: ``[tokens]``; K and V of a token go to slot ``block * block_tokens + offset``.
     ``row_starts``: ``[rows + 1]``, row r owns tokens ``[row_starts[r], row_starts[r + 1])``.
     ``context_lengths``: ``[rows]``, tokens a row's last token sees, itself included.
-    ``tables``: ``[rows, widest]`` block ids, padded with 0. ``groups``: the same rows, cut for the reference.
+    ``tables``: ``[rows, widest]`` block ids, padded with 0; the same ids name the blocks of every arena.
+    ``groups``: the same rows, cut for the reference; ``gathers``: what it has made of them so far, by the
+    arena's layers and the window (see `gathers_of`).
     """
 
     positions: Tensor
@@ -52,6 +70,7 @@ class PagedBatch:
     context_lengths: Tensor
     tables: Tensor
     groups: tuple[RowGroup, ...]
+    gathers: dict[tuple[int, int | None], tuple[Gather, ...]] = field(default_factory=dict, repr=False)
 
 
 def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
@@ -66,7 +85,7 @@ def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
 def lay_out(
     arena: Tensor, firsts: Sequence[int], counts: Sequence[int], tables: Sequence[NDArray[np.int32]]
 ) -> PagedBatch:
-    """Lay out rows over ``arena`` ``[block, layer, k|v, head, slot, dim]``.
+    """Lay out rows over ``arena`` ``[block, layer, k|v, head, slot, dim]``, or any other of its block size.
 
     Row r computes ``counts[r]`` tokens from position ``firsts[r]`` on; ``tables[r]`` holds its block ids, at
     least ``ceil((first + count) / block_tokens)`` of them. Keeps no reference to the tables.
@@ -84,26 +103,16 @@ def lay_out(
     block, offset = np.divmod(positions, slots_per_block)
     slots = padded[row_of, block] * slots_per_block + offset
 
-    drafts = [_draft(arena, rows, starts, count, context, padded) for rows in _grouped(count, widths)]
-    flat = [positions, slots, starts, context, padded]
-    flat += [array for draft in drafts for array in (draft.tokens, draft.tiles, draft.blank)]
-    at, to, row_starts, lengths, blocks, *parts = upload(flat, arena.device)
-    triples = zip(parts[0::3], parts[1::3], parts[2::3], strict=True)
-    groups = (_finish(arena, draft, at, *three) for draft, three in zip(drafts, triples, strict=True))
-    return PagedBatch(at, to, row_starts, lengths, blocks, tuple(groups))
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A row group still on the host."""
-
-    rows: int
-    count: int
-    tokens: Ints
-    tiles: Ints
-    blank: Ints
-    contexts: Ints
-    span: int
+    cut = list(_grouped(count, widths))
+    tokens = [(starts[rows][:, None] + np.arange(count[rows[0]])).reshape(-1) for rows in cut]
+    at, to, row_starts, lengths, blocks, *where = upload(
+        [positions, slots, starts, context, padded, *tokens], arena.device
+    )
+    groups = tuple(
+        RowGroup(_span(own, up), int(count[rows[0]]), first[rows], padded[rows, : widths[rows].max()])
+        for rows, own, up in zip(cut, tokens, where, strict=True)
+    )
+    return PagedBatch(at, to, row_starts, lengths, blocks, groups)
 
 
 def _grouped(count: Ints, widths: Ints) -> Iterator[Ints]:
@@ -117,28 +126,72 @@ def _grouped(count: Ints, widths: Ints) -> Iterator[Ints]:
     yield from np.flatnonzero(count > 1)[:, None]
 
 
-def _draft(arena: Tensor, rows: Ints, starts: Ints, count: Ints, context: Ints, padded: Ints) -> _Draft:
+def _span(tokens: Ints, uploaded: Tensor) -> slice | Tensor:
+    """Where a group's tokens stand: a slice if they stand together, which then costs no copy."""
+    first, last = int(tokens[0]), int(tokens[-1])
+    return slice(first, last + 1) if last - first + 1 == tokens.size else uploaded
+
+
+def gathers_of(batch: PagedBatch, arena: Tensor, window: int | None) -> tuple[Gather, ...]:
+    """What each of ``batch.groups`` reads of ``arena``, made once per step for its layers and ``window``.
+
+    Blocks that lie wholly before the window of a row's first token are left out.
+    """
+    key = (arena.shape[1], window)
+    made = batch.gathers.get(key)
+    if made is None:
+        drafts = [_draft(group, arena, window) for group in batch.groups]
+        flat = [array for draft in drafts for array in (draft.tiles, draft.blank, draft.starts)]
+        parts = upload(flat, arena.device)
+        triples = zip(batch.groups, parts[0::3], parts[1::3], parts[2::3], strict=True)
+        made = tuple(
+            Gather(
+                tiles, blank, _mask(arena, group, batch.positions[group.tokens], starts, draft.span, window)
+            )
+            for draft, (group, tiles, blank, starts) in zip(drafts, triples, strict=True)
+        )
+        batch.gathers[key] = made
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A gather still on the host; ``starts``: ``[rows]``, the position of each row's first gathered slot."""
+
+    tiles: Ints
+    blank: Ints
+    starts: Ints
+    span: int
+
+
+def _draft(group: RowGroup, arena: Tensor, window: int | None) -> _Draft:
     _, layers, _, heads, slots_per_block, _ = arena.shape
-    contexts, per_row = context[rows], int(count[rows[0]])
-    width = -(-int(contexts.max()) // slots_per_block)
-    span = width * slots_per_block
+    contexts = group.firsts + group.count
+    hidden = np.zeros_like(contexts) if window is None else np.maximum(group.firsts + 1 - window, 0)
+    skipped = hidden // slots_per_block
+    width = int((-(-contexts // slots_per_block) - skipped).max())
+    columns = np.minimum(skipped[:, None] + np.arange(width), group.blocks.shape[1] - 1)
+    blocks = np.take_along_axis(group.blocks, columns, axis=1)
+    starts, span = skipped * slots_per_block, width * slots_per_block
     side, head = np.arange(2).reshape(2, 1, 1, 1), np.arange(heads).reshape(1, 1, heads, 1)
-    tiles = (padded[rows, :width].reshape(1, len(rows), 1, width) * layers * 2 + side) * heads + head
+    tiles = (blocks.reshape(1, group.rows, 1, width) * layers * 2 + side) * heads + head
     hollow = np.broadcast_to(
-        (np.arange(span) >= contexts[:, None]).reshape(1, len(rows), 1, span), (2, len(rows), heads, span)
+        (np.arange(span) >= (contexts - starts)[:, None]).reshape(1, group.rows, 1, span),
+        (2, group.rows, heads, span),
     )
-    tokens = (starts[rows][:, None] + np.arange(per_row)).reshape(-1)
-    return _Draft(len(rows), per_row, tokens, tiles.reshape(-1), np.flatnonzero(hollow), contexts, span)
+    return _Draft(tiles.reshape(-1), np.flatnonzero(hollow), starts, span)
 
 
-def _finish(
-    arena: Tensor, draft: _Draft, positions: Tensor, tokens: Tensor, tiles: Tensor, blank: Tensor
-) -> RowGroup:
-    first, last = int(draft.tokens[0]), int(draft.tokens[-1])
-    together = last - first + 1 == draft.tokens.size
-    where = slice(first, last + 1) if together else tokens
-    seen = torch.arange(draft.span, device=arena.device) <= positions[where][:, None]
-    if draft.count == 1:
-        seen = seen.view(draft.rows, 1, 1, draft.span)
-    mask = torch.zeros(seen.shape, dtype=arena.dtype, device=arena.device).masked_fill_(~seen, float("-inf"))
-    return RowGroup(where, draft.rows, draft.count, tiles, blank, mask)
+def _mask(
+    arena: Tensor, group: RowGroup, positions: Tensor, starts: Tensor, span: int, window: int | None
+) -> Tensor:
+    at, keys = positions[:, None], torch.arange(span, device=arena.device)
+    if window is None:
+        seen = keys <= at
+    else:
+        keys = keys + starts[:, None]
+        seen = (keys <= at) & (keys > at - window)
+    if group.count == 1:
+        seen = seen.view(group.rows, 1, 1, span)
+    mask = torch.zeros(seen.shape, dtype=arena.dtype, device=arena.device)
+    return mask.masked_fill_(~seen, float("-inf"))

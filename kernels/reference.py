@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .batch import PagedBatch, RowGroup, lay_out
+from .batch import Gather, PagedBatch, gathers_of, lay_out
 from .interface import Attention, HeadNorm
 
 __all__ = [
@@ -52,39 +52,50 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
     Slots that hold no token of the row are never read into the result, whatever they hold (NaN too).
     """
     result = torch.empty_like(query)
-    for group in batch.groups:
+    for group, gather in zip(batch.groups, gathers_of(batch, arena, how.window), strict=True):
+        keys, values = _gather(arena, layer, gather, group.rows)
         attend = _attend_singles if group.count == 1 else _attend_chunk
-        result[group.tokens] = attend(
-            query[group.tokens], *_gather(arena, layer, group), group.mask, how.scale
-        )
+        result[group.tokens] = attend(query[group.tokens], keys, values, gather.mask, how)
     return result
 
 
-def _gather(arena: Tensor, layer: int, group: RowGroup) -> tuple[Tensor, Tensor]:
+def _gather(arena: Tensor, layer: int, gather: Gather, rows: int) -> tuple[Tensor, Tensor]:
     """K and V of a group's context, each ``[rows, kv_heads, span, head_dim]``, zero where no token stands."""
     _, _, sides, heads, block_tokens, dim = arena.shape
-    tiles = arena.view(-1, block_tokens * dim).index_select(0, group.tiles + layer * sides * heads)
-    lines = tiles.view(-1, dim).index_fill_(0, group.blank, 0.0)
-    keys, values = lines.view(sides, group.rows, heads, -1, dim).unbind(0)
+    tiles = arena.view(-1, block_tokens * dim).index_select(0, gather.tiles + layer * sides * heads)
+    lines = tiles.view(-1, dim).index_fill_(0, gather.blank, 0.0)
+    keys, values = lines.view(sides, rows, heads, -1, dim).unbind(0)
     return keys, values
 
 
-def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
     """One token per row: the query heads that share a KV head stand as its queries."""
     rows, heads = keys.shape[:2]
     grouped = query.reshape(rows, heads, -1, query.shape[-1])
-    return F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale).reshape(query.shape)
+    return _attend(grouped, keys, values, mask, how).reshape(query.shape)
 
 
-def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
     """Many tokens of one row: KV heads are the batch, the query heads that share one its heads (stride 0)."""
     count, q_heads, dim = query.shape
     heads, span = keys.shape[1:3]
     grouped = query.view(count, heads, -1, dim).permute(1, 2, 0, 3)
     shape = (heads, q_heads // heads, span, dim)
     shared_keys, shared_values = (side[0].unsqueeze(1).expand(shape) for side in (keys, values))
-    attended = F.scaled_dot_product_attention(grouped, shared_keys, shared_values, mask, scale=scale)
+    attended = _attend(grouped, shared_keys, shared_values, mask, how)
     return attended.permute(2, 0, 1, 3).reshape(query.shape)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
+    """Softmax attention over the last two axes; written out where scores are capped, in fp32.
+
+    Source of the cap: Gemma Team, "Gemma 2" (2024).
+    """
+    if how.soft_cap is None:
+        return F.scaled_dot_product_attention(query, keys, values, mask, scale=how.scale)
+    scores = (query @ keys.transpose(-1, -2)).float() * how.scale
+    capped = how.soft_cap * torch.tanh(scores / how.soft_cap) + mask
+    return capped.softmax(-1).to(query.dtype) @ values
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -98,11 +109,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``heads`` ``[tokens, heads, dim]`` by their positions: pairs are (i, i + dim / 2).
+    """Rotate ``heads`` ``[tokens, heads, dim]`` by their positions: pairs are (i, i + turning / 2).
 
-    ``cos``, ``sin``: ``[tokens, dim]``, both halves alike. Source: Su et al., "RoFormer" (2021), in the
-    half-split order of GPT-NeoX.
+    ``cos``, ``sin``: ``[tokens, turning]``, both halves alike; the numbers behind the first ``turning`` stay.
+    Source: Su et al., "RoFormer" (2021), in the half-split order of GPT-NeoX.
     """
+    turning = cos.shape[-1]
+    if turning < heads.shape[-1]:
+        return torch.cat((rotary(heads[..., :turning], cos, sin), heads[..., turning:]), dim=-1)
     first, second = heads.chunk(2, dim=-1)
     return heads * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
 
@@ -125,10 +139,22 @@ def rotate_and_store(
     pairs = arena.shape[3]
     turning, values = torch.split(qkv, [qkv.shape[1] - pairs, pairs], dim=1)
     if norm is not None:
-        turning = rms_norm(turning, norm.weight, norm.eps)
+        turning = _head_norm(turning, norm, pairs)
     query, keys = torch.split(rotary(turning, *angles), [turning.shape[1] - pairs, pairs], dim=1)
     store_kv(arena, layer, keys, values, slots)
     return query
+
+
+def _head_norm(heads: Tensor, norm: HeadNorm, kv_heads: int) -> Tensor:
+    """Norm queries and keys ``[tokens, q_heads + kv_heads, head_dim]``."""
+    if not norm.whole:
+        return rms_norm(heads, norm.weight, norm.eps)
+    sizes = [heads.shape[1] - kv_heads, kv_heads]
+    parts = zip(torch.split(heads, sizes, dim=1), torch.split(norm.weight, sizes), strict=True)
+    normed = [
+        rms_norm(part.flatten(1), weight.flatten(), norm.eps).view(part.shape) for part, weight in parts
+    ]
+    return torch.cat(normed, dim=1)
 
 
 def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:

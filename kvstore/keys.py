@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -75,7 +75,7 @@ def namespace_digest(
     *,
     weights: bytes,
     config: Mapping[str, Any],
-    group: KVGroup,
+    groups: Sequence[KVGroup],
     rank: int = 0,
     ranks: int = 1,
     adapter: bytes = b"",
@@ -86,7 +86,8 @@ def namespace_digest(
     Args:
         weights: digest of the weights' content.
         config: the model's settings that shape KV, rotary ones included; JSON values.
-        group: its dtype, layout version, block size and id are in its ``spec_digest``.
+        groups: all that one block id names blocks of; dtype, layout version, block size and id are in a
+            group's ``spec_digest``.
         rank, ranks: which shard of how many.
         adapter: digest of the adapter's content, empty without one.
         scales: digest of the quantisation scales, empty without any.
@@ -94,7 +95,7 @@ def namespace_digest(
     parts = {
         "weights": weights.hex(),
         "config": config,
-        "group": group.spec_digest().hex(),
+        "groups": [group.spec_digest().hex() for group in groups],
         "shard": [rank, ranks],
         "adapter": adapter.hex(),
         "scales": scales.hex(),

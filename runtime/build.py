@@ -6,6 +6,7 @@ For both forms of the link. Imports torch; knows every part's constructor and no
 from __future__ import annotations
 
 import os
+from typing import TypeAlias
 
 import torch
 
@@ -28,6 +29,7 @@ from .settings import EngineSettings, SchedulerSettings
 from .sizing import blocks_of, context_of, cuda_kv_bytes, host_kv_bytes
 
 SECRET_BYTES = 32
+KVGroups: TypeAlias = tuple[KVGroup, ...]
 
 
 def load_engine(settings: EngineSettings, progress: Progress, pulse: Pulse) -> Loaded:
@@ -37,63 +39,69 @@ def load_engine(settings: EngineSettings, progress: Progress, pulse: Pulse) -> L
         ModelUnreadable: naming file and cause.
         SettingsInvalid: settings that contradict the model or the device's memory.
     """
-    model = load_model(settings.model, settings.device, settings.dtype, progress)
+    model = load_model(settings.model, settings.device, settings.dtype, progress, settings.max_context)
     progress(1.0, "allocating the KV arena")
     try:
-        engine, numbers, group = _engine(settings, model, pulse)
+        engine, numbers, groups = _engine(settings, model, pulse)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
-    return Loaded(engine, _hello(model, numbers, group))
+    return Loaded(engine, _hello(model, numbers, groups))
 
 
 def _engine(
     settings: EngineSettings, model: LoadedModel, pulse: Pulse
-) -> tuple[Engine, SchedulerSettings, KVGroup]:
+) -> tuple[Engine, SchedulerSettings, KVGroups]:
     device = model.decoder.device
-    group = model.kv_group(settings.block_tokens)
-    blocks = blocks_of(settings, group.block_bytes, _allowed_bytes(device))
+    groups = model.kv_groups(settings.block_tokens)
+    blocks = blocks_of(settings, _block_bytes(groups), _allowed_bytes(device))
     numbers = settings.resolved(
         blocks=blocks,
         max_context=context_of(settings, blocks, model.config.max_context),
         vocab_size=model.config.vocab_size,
         depth=2 if device.type == "cuda" else 1,
     )
-    arena = _arena(group, blocks, device)
+    arenas = _arenas(groups, blocks, device)
     if settings.debug:
-        arena.poison(range(blocks))
+        for arena in arenas:
+            arena.poison(range(blocks))
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
     pool = BlockPool(blocks, settings.block_tokens, debug=settings.debug)
-    scheduler = Scheduler(numbers, pool, hasher, model.namespace(group))
-    runner = PacedRunner(TorchRunner(model.decoder, arena), pulse)
-    return Engine(scheduler, runner, debug=settings.debug), numbers, group
+    scheduler = Scheduler(numbers, pool, hasher, model.namespace(groups))
+    runner = PacedRunner(TorchRunner(model.decoder, *arenas), pulse)
+    return Engine(scheduler, runner, debug=settings.debug), numbers, groups
 
 
 def _allowed_bytes(device: torch.device) -> int:
     return cuda_kv_bytes(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else host_kv_bytes()
 
 
-def _arena(group: KVGroup, blocks: int, device: torch.device) -> DeviceArena:
+def _block_bytes(groups: KVGroups) -> int:
+    """Bytes that one block id names: a block in every group's arena."""
+    return sum(group.block_bytes for group in groups)
+
+
+def _arenas(groups: KVGroups, blocks: int, device: torch.device) -> tuple[DeviceArena, ...]:
     try:
-        return DeviceArena(group, blocks, device)
+        return tuple(DeviceArena(group, blocks, device) for group in groups)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:160]
         raise SettingsInvalid(
-            f"{blocks} blocks of {group.block_bytes} bytes do not fit on {device}: {reason}"
+            f"{blocks} blocks of {_block_bytes(groups)} bytes do not fit on {device}: {reason}"
         ) from error
 
 
-def _hello(model: LoadedModel, numbers: SchedulerSettings, group: KVGroup) -> Hello:
+def _hello(model: LoadedModel, numbers: SchedulerSettings, groups: KVGroups) -> Hello:
     return Hello(
         model=model.name,
         architecture=model.config.architecture,
         device=str(model.decoder.device),
-        dtype=group.dtype,
+        dtype=groups[0].dtype,
         vocab_size=model.config.vocab_size,
         eos_ids=model.config.eos_ids,
         max_context=numbers.max_context,
-        block_tokens=group.block_tokens,
+        block_tokens=groups[0].block_tokens,
         blocks=numbers.blocks,
-        block_bytes=group.block_bytes,
+        block_bytes=_block_bytes(groups),
         parameters=model.parameters,
         defaults=read_defaults(model.folder),
     )

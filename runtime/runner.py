@@ -28,12 +28,12 @@ class _Sampled:
 
 
 class TorchRunner:
-    """`plan.Runner` over a decoder and the arena that holds its KV."""
+    """`plan.Runner` over a decoder and its KV groups' arenas; a block id names a block in each of them."""
 
-    def __init__(self, decoder: Decoder, arena: DeviceArena) -> None:
+    def __init__(self, decoder: Decoder, *arenas: DeviceArena) -> None:
         self._decoder = decoder
-        self._arena = arena.kv
-        nothing = torch.zeros(0, dtype=torch.int64, device=arena.device)
+        self._arenas = tuple(arena.kv for arena in arenas)
+        nothing = torch.zeros(0, dtype=torch.int64, device=decoder.device)
         # The step launched last, and the one before it that feeds it; so too when it is launched again.
         self._last = self._before = _Sampled(-1, nothing)
 
@@ -44,19 +44,20 @@ class TorchRunner:
         """
         with torch.inference_mode():
             kernels = self._decoder.kernels
-            kernels.copy_blocks(self._arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
+            for arena in self._arenas if plan.copies else ():
+                kernels.copy_blocks(arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
             if not plan.rows:
                 return TorchHandle(plan.rows, None)
             if plan.step != self._last.step:
                 self._before = self._last
             batch = kernels.lay_out(
-                self._arena,
+                self._arenas[0],
                 [row.first for row in plan.rows],
                 [row.count for row in plan.rows],
                 [row.table for row in plan.rows],
             )
             tokens = self._input_ids(plan)
-            hidden = self._decoder.hidden(tokens, batch, self._arena)
+            hidden = self._decoder.hidden(tokens, batch, self._arenas)
             drawn = self._draw(plan, hidden, batch, tokens)
             self._last = _Sampled(plan.step, drawn[:, 0])
             return TorchHandle(plan.rows, drawn)
@@ -68,9 +69,9 @@ class TorchRunner:
         starts = np.cumsum([0, *(row.count for row in plan.rows)])
         fed = [(starts[at], row.fed_by) for at, row in enumerate(plan.rows) if row.fed_by is not None]
         if not fed:
-            return upload([own], self._arena.device)[0]
+            return upload([own], self._decoder.device)[0]
         places, sources = np.array(fed, dtype=np.int64).T
-        ids, to, by = upload([own, places, sources], self._arena.device)
+        ids, to, by = upload([own, places, sources], self._decoder.device)
         return ids.index_copy_(0, to, self._before.ids[by])
 
     def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:

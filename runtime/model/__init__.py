@@ -2,5 +2,6 @@
 
 Holds where models are found, their configuration, the checks on their weights, and the one decoder whose
 differences between families are data. Does not know sequences, plans, sampling, text or tokenizers.
-``fields``, ``families``, ``config`` and ``folder`` import no torch. May import kernels and kvstore.
+``fields``, ``families``, ``rope_settings``, ``layer_kinds``, ``config`` and ``folder`` import no torch.
+May import kernels and kvstore.
 """

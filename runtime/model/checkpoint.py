@@ -80,11 +80,11 @@ class Checkpoint:
         for name, piece in wanted.items():
             stored = self.tensors.get(name)
             if stored is None:
-                raise TensorInvalid(f"{self._place}: {name}: missing, the configuration asks for it")
+                raise TensorInvalid(f"{self._place}: {name}: missing, config.json asks for it{_by(piece)}")
             if stored.shape != piece.shape:
                 raise TensorInvalid(
-                    f"{stored.shard}: {name}: shape {list(stored.shape)}, the configuration asks for"
-                    f" {list(piece.shape)}"
+                    f"{stored.shard}: {name}: shape {list(stored.shape)}, config.json asks for"
+                    f" {list(piece.shape)}{_by(piece)}"
                 )
             if stored.dtype not in FLOAT_TYPES:
                 raise TensorInvalid(
@@ -92,7 +92,7 @@ class Checkpoint:
                 )
         for name, stored in self.tensors.items():
             if name not in wanted and not ignorable(name):
-                raise TensorInvalid(f"{stored.shard}: {name}: the configuration knows no such tensor")
+                raise TensorInvalid(f"{stored.shard}: {name}: config.json asks for no such tensor")
 
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU, as stored."""
@@ -181,6 +181,11 @@ def _check_index(index: Path, placed: Mapping[str, str], tensors: Mapping[str, S
 def _file_digest(path: Path) -> bytes:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).digest()
+
+
+def _by(piece: Piece) -> str:
+    """The configuration's fields that decide a tensor, for a message."""
+    return f" ({piece.fields})" if piece.fields else ""
 
 
 def _one_line(error: Exception) -> str:

@@ -5,67 +5,92 @@ Refuses by name what the decoder does not compute. Knows no weights, no tokenize
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedArchitecture
-from .families import FAMILIES, Family
+from .families import FAMILIES, NEUTRAL, Family
 from .fields import Fields, read_json
+from .layer_kinds import LayerKind, read_layers
+from .rope_settings import read_ropes
 
 DTYPES = ("float32", "bfloat16", "float16")
-ROPE_KINDS = ("default", "linear", "yarn")
-MOST_LAYERS = 4096
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+UNSERVED = ("quantization_config", "use_bidirectional_attention", "vision_config", "num_local_experts")
 
 
 @dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position settings. ``factor`` stretches the context, 1 for ``default``.
+class Biases:
+    """Which projections have one."""
 
-    For ``yarn`` also: ``original`` trained positions, the ramp's ``beta_fast`` and ``beta_slow`` rotations,
-    whether its ends are rounded (``truncate``), and the factor on cos and sin (``attention``; None: from
-    ``factor``).
+    qkv: bool
+    output: bool
+    mlp: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Factors on embeddings, attention scores and what a sublayer adds; ``logits`` divides them.
+
+    The caps bound scores and logits: ``cap * tanh(x / cap)``.
     """
 
-    kind: str
-    theta: float
-    factor: float = 1.0
-    original: int = 0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention: float | None = None
+    embedding: float
+    attention: float
+    residual: float
+    logits: float
+    attention_cap: float | None
+    logits_cap: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder's shape. ``eos_ids``: of both files. ``dtype``: the weights' as stored, None if not said."""
+    """A decoder's shape.
 
-    architecture: str
+    ``kinds``: the kinds of layers; ``kind_of``: which of them each layer is. ``max_context``: positions served.
+    ``eos_ids``: of both files. ``dtype``: the weights' as stored, None if not said.
+    """
+
+    family: Family
     vocab_size: int
     hidden_size: int
-    layers: int
     query_heads: int
     kv_heads: int
     head_dim: int
     mlp_size: int
+    activation: str
     norm_eps: float
     max_context: int
-    rope: RopeConfig
+    kinds: tuple[LayerKind, ...]
+    kind_of: tuple[int, ...]
+    biases: Biases
+    scales: Scales
     tied_head: bool
-    attention_bias: bool
-    qk_norm: bool
     eos_ids: tuple[int, ...]
     dtype: str | None
+
+    @property
+    def architecture(self) -> str:
+        """The family's name, as ``config.json`` has it."""
+        return self.family.architecture
+
+    @property
+    def layers(self) -> int:
+        """How many."""
+        return len(self.kind_of)
 
     def shaping_kv(self) -> dict[str, Any]:
         """The settings that decide what K and V mean, as JSON values: for the namespace of block keys."""
         silent = {"max_context", "eos_ids", "dtype", "tied_head"}
-        return {name: value for name, value in asdict(self).items() if name not in silent}
+        values = {name: value for name, value in asdict(self).items() if name not in silent}
+        made: dict[str, Any] = json.loads(json.dumps(values))
+        return made
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Read and check the configuration in a model folder.
+def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
+    """Read and check the configuration in a model folder; ``max_context``: serve no longer sequences.
 
     Raises:
         ConfigInvalid: a file or field is missing or wrong; the message names both.
@@ -74,31 +99,30 @@ def read_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     values = read_json(path)
     family = _family(path, values)
-    fields = Fields(path, values, family.defaults)
-    _refuse_unserved(fields)
-    query_heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
-    if query_heads % kv_heads:
-        raise fields.wrong("num_key_value_heads", f"{kv_heads} does not divide {query_heads} attention heads")
-    head_dim = fields.integer("head_dim")
-    if head_dim % 2:
-        raise fields.wrong("head_dim", f"{head_dim} is odd: rotary pairs need an even one")
-    rope = _rope(fields)
-    vocab_size = fields.integer("vocab_size")
+    fields = _fields(path, values, family)
+    vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
+    query_heads, kv_heads, head_dim = _heads(fields, hidden_size)
+    ropes = read_ropes(fields, family, head_dim, max_context)
+    context = min(max_context or ropes.context, ropes.context)
+    layers = read_layers(fields, ropes, context)
+    kinds = tuple(dict.fromkeys(layers))
+    attention_bias = fields.flag("attention_bias")
     return ModelConfig(
-        architecture=family.architecture,
+        family=family,
         vocab_size=vocab_size,
-        hidden_size=fields.integer("hidden_size"),
-        layers=fields.integer("num_hidden_layers", most=MOST_LAYERS),
+        hidden_size=hidden_size,
         query_heads=query_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         mlp_size=fields.integer("intermediate_size"),
+        activation=_activation(fields, family),
         norm_eps=fields.number("rms_norm_eps"),
-        max_context=max(fields.integer("max_position_embeddings"), int(rope.original * rope.factor)),
-        rope=rope,
+        max_context=context,
+        kinds=kinds,
+        kind_of=tuple(kinds.index(layer) for layer in layers),
+        biases=Biases(family.qkv_bias or attention_bias, attention_bias, fields.flag("mlp_bias")),
+        scales=_scales(fields, family, hidden_size, head_dim),
         tied_head=fields.flag("tie_word_embeddings"),
-        attention_bias=fields.flag("attention_bias"),
-        qk_norm=family.qk_norm,
         eos_ids=_eos_ids(folder, fields, vocab_size),
         dtype=_stored_dtype(fields),
     )
@@ -115,55 +139,49 @@ def _family(path: Path, values: dict[str, Any]) -> Family:
     raise UnsupportedArchitecture(f"{path}: architecture {shown} is not served (served: {served})")
 
 
-def _refuse_unserved(fields: Fields) -> None:
-    if fields.get("quantization_config") is not None:
-        raise UnsupportedArchitecture(f"{fields.path}: quantization_config: quantized weights are not served")
-    if fields.text("hidden_act") != "silu":
-        raise UnsupportedArchitecture(f"{fields.path}: hidden_act: {fields.text('hidden_act')} is not served")
-    if _slides(fields):
-        raise UnsupportedArchitecture(f"{fields.path}: layer_types: only full_attention layers are served")
+def _fields(path: Path, values: dict[str, Any], family: Family) -> Fields:
+    """The fields this family reads, with its defaults; refuses those that it reads and we do not compute."""
+    for name in (*UNSERVED, *family.unserved):
+        if values.get(name):
+            raise UnsupportedArchitecture(f"{path}: {name}: not served with {family.architecture}")
+    deaf = NEUTRAL.keys() - family.defaults.keys()
+    heard = {name: value for name, value in values.items() if name not in deaf}
+    return Fields(path, heard, {**NEUTRAL, **family.fixed, **family.defaults})
 
 
-def _slides(fields: Fields) -> bool:
-    kinds = fields.get("layer_types")
-    if isinstance(kinds, list):
-        return any(kind != "full_attention" for kind in kinds)
-    windowed = fields.integer("num_hidden_layers") - fields.integer("max_window_layers", least=0)
-    return fields.flag("use_sliding_window") and windowed > 0
-
-
-def _rope(fields: Fields) -> RopeConfig:
-    """Both forms: ``rope_theta`` with ``rope_scaling``, and ``rope_parameters`` of transformers 5."""
-    inner = fields.object("rope_scaling") or fields.object("rope_parameters") or Fields(fields.path, {}, {})
-    defaults = {"rope_theta": fields.get("rope_theta"), "rope_type": inner.get("type") or "default"}
-    inner = Fields(inner.path, inner.values, {**_YARN_DEFAULTS, **defaults}, inner.inside)
-    kind, theta = inner.text("rope_type"), inner.number("rope_theta")
-    partial = inner.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1
-    if kind not in ROPE_KINDS or partial != 1 or inner.get("mscale") or inner.get("mscale_all_dim"):
-        served = ", ".join(ROPE_KINDS)
-        raise UnsupportedArchitecture(
-            f"{fields.path}: rope_type {kind} with these settings is not served"
-            f" (served: {served}, over the whole head, without mscale)"
+def _heads(fields: Fields, hidden_size: int) -> tuple[int, int, int]:
+    """Query heads, KV heads, head_dim."""
+    query_heads = fields.integer("num_attention_heads")
+    kv_heads = fields.optional_integer("num_key_value_heads") or query_heads
+    if query_heads % kv_heads:
+        raise fields.wrong("num_key_value_heads", f"{kv_heads} does not divide {query_heads} attention heads")
+    if fields.get("head_dim") is None and hidden_size % query_heads:
+        raise fields.wrong(
+            "head_dim", f"missing, and {query_heads} heads do not divide hidden_size {hidden_size}"
         )
-    if kind == "default":
-        return RopeConfig(kind, theta)
-    if kind == "linear":
-        return RopeConfig(kind, theta, inner.number("factor"))
-    original = "original_max_position_embeddings"
-    holder = inner if inner.get(original) is not None else fields
-    return RopeConfig(
-        kind,
-        theta,
-        factor=inner.number("factor"),
-        original=holder.integer(original if holder is inner else "max_position_embeddings"),
-        beta_fast=inner.number("beta_fast"),
-        beta_slow=inner.number("beta_slow"),
-        truncate=inner.flag("truncate"),
-        attention=None if inner.get("attention_factor") is None else inner.number("attention_factor"),
+    head_dim = fields.optional_integer("head_dim") or hidden_size // query_heads
+    if head_dim % 2:
+        raise fields.wrong("head_dim", f"{head_dim} is odd: rotary pairs need an even one")
+    return query_heads, kv_heads, head_dim
+
+
+def _activation(fields: Fields, family: Family) -> str:
+    name = fields.text(family.activation)
+    if name not in ACTIVATIONS:
+        raise UnsupportedArchitecture(f"{fields.path}: {family.activation}: {name} is not served")
+    return ACTIVATIONS[name]
+
+
+def _scales(fields: Fields, family: Family, hidden_size: int, head_dim: int) -> Scales:
+    width = fields.optional_number("query_pre_attn_scalar") or head_dim
+    return Scales(
+        embedding=hidden_size**0.5 if family.scaled_embedding else fields.number("embedding_multiplier"),
+        attention=fields.optional_number("attention_multiplier") or width**-0.5,
+        residual=fields.number("residual_multiplier"),
+        logits=fields.number("logits_scaling"),
+        attention_cap=fields.optional_number("attn_logit_softcapping"),
+        logits_cap=fields.optional_number("final_logit_softcapping"),
     )
-
-
-_YARN_DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
 
 
 def _eos_ids(folder: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:

@@ -1,10 +1,13 @@
-"""The decoder: pre-norm transformer blocks with grouped-query attention over a paged cache, in plain torch.
+"""The decoder: transformer blocks with grouped-query attention over a paged cache, in plain torch.
 
-What sets families apart (head norms, biases, a tied head) is data: a weight that is there or is not.
+What sets families apart is data: a weight that is there or is not, a factor, the kind of each layer.
 Knows no files, no sequences, no sampling.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +21,31 @@ from .rope import make_rope
 from .weights import DecoderWeights, LayerWeights
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A layer's kind (and so its KV group), its number in that group, and how it attends.
+
+    ``norm_behind``: the norm that reads what it leaves: the next layer's, or the last one; None: none does.
+    """
+
+    kind: int
+    number: int
+    attention: Attention
+    head_norm: HeadNorm | None
+    norm_behind: Tensor | None
+
+
 class Decoder:
-    """Computes hidden states and logits; K and V go into the arena it is given."""
+    """Computes hidden states and logits; K and V go into the arenas it is given."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, kernels: Kernels = reference) -> None:
         self.config = config
         self.weights = weights
         self.kernels = kernels
-        self.rope = make_rope(config.rope, config.head_dim, weights.embedding.device)
+        self._ropes = {kind.rope: make_rope(kind.rope, self.device) for kind in config.kinds}
+        self._places = tuple(self._place(layer) for layer in range(config.layers))
+        # As transformers does: the factor in the type of what it multiplies.
+        self._embedding_scale = float(torch.tensor(config.scales.embedding, dtype=self.dtype))
 
     @property
     def device(self) -> torch.device:
@@ -37,30 +57,39 @@ class Decoder:
         """The type of weights, activations and KV."""
         return self.weights.embedding.dtype
 
-    def hidden(self, ids: Tensor, batch: PagedBatch, arena: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, batch: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
         """Normed hidden states ``[tokens, hidden]`` of ``ids`` int64 ``[tokens]``; stores their K and V.
 
-        ``arena``: ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype.
+        ``arenas``: one per kind of layer, ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype.
         """
         residual = F.embedding(ids, self.weights.embedding)
-        angles = self.rope.angles(batch.positions, residual.dtype)
-        eps, add_norm = self.config.norm_eps, self.kernels.add_norm
-        x = self.kernels.rms_norm(residual, self.weights.layers[0].input_norm, eps)
-        for number, layer in enumerate(self.weights.layers):
-            x = self._attention(layer, number, x, angles, batch, arena)
-            residual, x = add_norm(x, residual, layer.mlp_norm, eps)
-            x = F.linear(self.kernels.gated(F.linear(x, layer.gate_up), "silu"), layer.down)
-            residual, x = add_norm(x, residual, self._norm_behind(number), eps)
+        if self._embedding_scale != 1.0:
+            residual = residual * self._embedding_scale
+        by_rope = {rope: made.angles(batch.positions, self.dtype) for rope, made in self._ropes.items()}
+        angles = [by_rope[kind.rope] for kind in self.config.kinds]
+        first = self.weights.layers[0].before_attention
+        x = residual if first is None else self.kernels.rms_norm(residual, first, self.config.norm_eps)
+        for layer, place in zip(self.weights.layers, self._places, strict=True):
+            x = self._attend(layer, place, x, angles[place.kind], batch, arenas[place.kind])
+            residual, x = self._join(x, residual, layer.after_attention, layer.before_mlp)
+            x = self.kernels.gated(F.linear(x, layer.gate_up, layer.gate_up_bias), self.config.activation)
+            x = F.linear(x, layer.down, layer.down_bias)
+            residual, x = self._join(x, residual, layer.after_mlp, place.norm_behind)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 ``[rows, vocab]`` of normed hidden states ``[rows, hidden]``."""
-        return F.linear(hidden, self.weights.head).float()
+        logits, scales = F.linear(hidden, self.weights.head).float(), self.config.scales
+        if scales.logits != 1.0:
+            logits = logits / scales.logits
+        if scales.logits_cap is not None:
+            logits = scales.logits_cap * torch.tanh(logits / scales.logits_cap)
+        return logits
 
-    def _attention(
+    def _attend(
         self,
         layer: LayerWeights,
-        number: int,
+        place: _Place,
         x: Tensor,
         angles: tuple[Tensor, Tensor],
         batch: PagedBatch,
@@ -68,12 +97,32 @@ class Decoder:
     ) -> Tensor:
         heads, dim = self.config.query_heads + 2 * self.config.kv_heads, self.config.head_dim
         qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads, dim)
-        norm = None if layer.head_norm is None else HeadNorm(layer.head_norm, self.config.norm_eps)
-        query = self.kernels.rotate_and_store(qkv, norm, angles, arena, number, batch.slots)
-        attended = self.kernels.paged_attention(query, arena, number, batch, Attention(dim**-0.5))
+        query = self.kernels.rotate_and_store(qkv, place.head_norm, angles, arena, place.number, batch.slots)
+        attended = self.kernels.paged_attention(query, arena, place.number, batch, place.attention)
         return F.linear(attended.view(len(x), -1), layer.output, layer.output_bias)
 
-    def _norm_behind(self, number: int) -> Tensor:
-        """The norm that reads what layer ``number`` leaves: the next layer's, or the last one."""
-        layers = self.weights.layers
-        return self.weights.norm if number + 1 == len(layers) else layers[number + 1].input_norm
+    def _join(
+        self, x: Tensor, residual: Tensor, after: Tensor | None, before: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Add what a sublayer says to the residual: the sum, and what the next one reads of it."""
+        if after is not None:
+            x = self.kernels.rms_norm(x, after, self.config.norm_eps)
+        if self.config.scales.residual != 1.0:
+            x = x * self.config.scales.residual
+        if before is None:
+            total = x + residual
+            return total, total
+        return self.kernels.add_norm(x, residual, before, self.config.norm_eps)
+
+    def _place(self, layer: int) -> _Place:
+        config, layers, kind = self.config, self.weights.layers, self.config.kind_of[layer]
+        window, scales, head_norm = config.kinds[kind].window, config.scales, layers[layer].head_norm
+        norm = self.weights.norm if layer + 1 == len(layers) else layers[layer + 1].before_attention
+        whole = config.family.qk_norm == "whole"
+        return _Place(
+            kind=kind,
+            number=config.kind_of[:layer].count(kind),
+            attention=Attention(scales.attention, window, scales.attention_cap),
+            head_norm=None if head_norm is None else HeadNorm(head_norm, config.norm_eps, whole),
+            norm_behind=norm,
+        )

@@ -7,38 +7,195 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The names of a layer's norms in its checkpoint; None where the layer has none.
+
+    ``before_*`` norm what a sublayer reads, ``after_*`` what it adds to the residual.
+    """
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """One architecture as ``config.json`` names it.
 
-    ``qk_norm``: queries and keys are normed per head before the rotation.
-    ``defaults``: values of fields that its ``config.json`` may leave out, those of its transformers class.
+    ``defaults``: fields that its ``config.json`` may leave out, with the values of its transformers class.
+    ``fixed``: fields of `NEUTRAL` that it does not read but has another constant for.
+    ``unserved``: fields that it reads and we do not compute; refused unless absent, null or false.
+    ``norms``, ``norm_offset``: which norms a layer has, and what is added to all stored norm weights.
+    ``qk_norm``: queries and keys are normed before the rotation, each head alone or all of a token together.
+    ``qkv_bias``: there are such biases whatever ``attention_bias`` says.
+    ``fused``: the checkpoint holds q, k, v as one matrix and gate, up as another.
+    ``activation``: the field that names it. ``scaled_embedding``: by the root of the hidden size.
+    ``local_rope``: layers with a window have rotary settings of their own.
+    ``rope_names``: other names by which its files call a kind of rotary settings.
     """
 
     architecture: str
     model_type: str
-    qk_norm: bool
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    unserved: tuple[str, ...] = ()
+    norms: Norms = Norms()
+    norm_offset: float = 0.0
+    qk_norm: Literal["none", "head", "whole"] = "none"
+    qkv_bias: bool = False
+    fused: bool = False
+    activation: str = "hidden_act"
+    scaled_embedding: bool = False
+    local_rope: bool = False
+    rope_names: Mapping[str, str] = field(default_factory=dict)
 
+
+NEUTRAL: Mapping[str, Any] = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": True,
+    "sliding_window": None,
+    "max_window_layers": 0,
+    "sliding_window_pattern": 0,
+    "layer_types": None,
+    "query_pre_attn_scalar": None,
+    "attention_multiplier": None,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+"""Fields that only some families read: what the others compute by, whatever their ``config.json`` says."""
+
+_COMMON = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
+_QWEN = _COMMON | {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+_GEMMA = _COMMON | {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+}
+_SANDWICH = Norms(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
 
 FAMILIES: tuple[Family, ...] = (
     Family(
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        defaults=_COMMON | {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False},
+    ),
+    Family(
+        architecture="Qwen2ForCausalLM",
+        model_type="qwen2",
+        defaults=_QWEN,
+        qkv_bias=True,
+    ),
+    Family(
         architecture="Qwen3ForCausalLM",
         model_type="qwen3",
-        qk_norm=True,
-        defaults={
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 32768,
-            "tie_word_embeddings": False,
+        defaults=_QWEN | {"head_dim": 128, "attention_bias": False},
+        qk_norm="head",
+    ),
+    Family(
+        architecture="MistralForCausalLM",
+        model_type="mistral",
+        defaults=_COMMON
+        | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+        unserved=("layer_types",),
+    ),
+    Family(
+        architecture="Phi3ForCausalLM",
+        model_type="phi3",
+        defaults=_COMMON
+        | {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "sliding_window": None,
+            "partial_rotary_factor": 1.0,
+        },
+        unserved=("layer_types",),
+        fused=True,
+        rope_names={"su": "longrope", "yarn": "longrope"},
+    ),
+    Family(
+        architecture="Gemma2ForCausalLM",
+        model_type="gemma2",
+        defaults=_GEMMA
+        | {
+            "max_position_embeddings": 8192,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        fixed={"sliding_window_pattern": 2},
+        norms=_SANDWICH,
+        norm_offset=1.0,
+        activation="hidden_activation",
+        scaled_embedding=True,
+    ),
+    Family(
+        architecture="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        defaults=_GEMMA
+        | {
+            "max_position_embeddings": 131072,
+            "sliding_window_pattern": 6,
+            "final_logit_softcapping": None,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+        },
+        unserved=("attn_logit_softcapping",),
+        norms=_SANDWICH,
+        norm_offset=1.0,
+        qk_norm="head",
+        activation="hidden_activation",
+        scaled_embedding=True,
+        local_rope=True,
+    ),
+    Family(
+        architecture="Olmo2ForCausalLM",
+        model_type="olmo2",
+        defaults=_COMMON | {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "attention_bias": False},
+        norms=Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+        qk_norm="whole",
+    ),
+    Family(
+        architecture="GraniteForCausalLM",
+        model_type="granite",
+        defaults=_COMMON
+        | {
+            "max_position_embeddings": 2048,
             "attention_bias": False,
-            "use_sliding_window": False,
-            "max_window_layers": 28,
-            "rope_theta": 10000.0,
+            "mlp_bias": False,
+            "attention_multiplier": 1.0,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
         },
     ),
 )

@@ -6,7 +6,7 @@ Knows JSON and bounds; not what the fields mean. No torch.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import ConfigInvalid
 
 LARGEST = 2**31 - 1
+LARGEST_FLOAT = sys.float_info.max  # JSON knows larger integers
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -58,12 +59,31 @@ class Fields:
             raise self.wrong(name, f"a whole number from {least} to {most} is expected, not {_shown(value)}")
         return value
 
-    def number(self, name: str, *, above: float = 0.0) -> float:
-        """A finite number greater than ``above``."""
+    def number(self, name: str, *, above: float = 0.0, most: float = LARGEST_FLOAT) -> float:
+        """A finite number greater than ``above``, at most ``most``."""
         value = self._needed(name)
-        if type(value) not in (int, float) or not above < value < math.inf:
-            raise self.wrong(name, f"a finite number above {above:g} is expected, not {_shown(value)}")
+        if not _is_number(value, above, most):
+            bound = f" and at most {most:g}" if most < LARGEST_FLOAT else ""
+            raise self.wrong(name, f"a finite number above {above:g}{bound} is expected, not {_shown(value)}")
         return float(value)
+
+    def optional_integer(self, name: str) -> int | None:
+        """A whole number from 1 on, or None where the file says null or nothing has a default for it."""
+        return self.integer(name) if self._given(name) else None
+
+    def optional_number(self, name: str) -> float | None:
+        """A finite number above 0, or None where the file says null or nothing has a default for it."""
+        return self.number(name) if self._given(name) else None
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of ``count`` finite numbers above 0."""
+        value = self._needed(name)
+        sound = isinstance(value, list) and all(_is_number(one, 0.0, LARGEST_FLOAT) for one in value)
+        if not sound or len(value) != count:
+            raise self.wrong(
+                name, f"a list of {count} finite numbers above 0 is expected, not {_shown(value)}"
+            )
+        return tuple(float(one) for one in value)
 
     def flag(self, name: str) -> bool:
         """True or false."""
@@ -92,11 +112,18 @@ class Fields:
         """The error that says what is wrong with a field."""
         return ConfigInvalid(f"{self.path}: {self.inside}{name}: {cause}")
 
+    def _given(self, name: str) -> bool:
+        return self.values.get(name, self.defaults.get(name)) is not None
+
     def _needed(self, name: str) -> Any:
         value = self.get(name)
         if value is None:
             raise self.wrong(name, "missing")
         return value
+
+
+def _is_number(value: object, above: float, most: float) -> bool:
+    return isinstance(value, (int, float)) and type(value) is not bool and above < value <= most
 
 
 def _shown(value: object) -> str:

@@ -5,7 +5,7 @@ The one file that ties the room's parts together; knows nothing of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,29 +35,39 @@ class LoadedModel:
     weights_digest: bytes
     parameters: int
 
-    def kv_group(self, block_tokens: int) -> KVGroup:
-        """The cache spec that all layers share."""
-        return KVGroup(
-            id=0,
-            layers=tuple(range(self.config.layers)),
-            kv_heads=self.config.kv_heads,
-            head_dim=self.config.head_dim,
-            dtype=str(self.decoder.dtype).removeprefix("torch."),
-            block_tokens=block_tokens,
+    def kv_groups(self, block_tokens: int) -> tuple[KVGroup, ...]:
+        """The layers of each kind share a cache spec: one group per kind, in `ModelConfig.kinds`' order."""
+        kind_of = self.config.kind_of
+        return tuple(
+            KVGroup(
+                id=number,
+                layers=tuple(layer for layer, its in enumerate(kind_of) if its == number),
+                kv_heads=self.config.kv_heads,
+                head_dim=self.config.head_dim,
+                dtype=str(self.decoder.dtype).removeprefix("torch."),
+                block_tokens=block_tokens,
+                window=kind.window,
+            )
+            for number, kind in enumerate(self.config.kinds)
         )
 
-    def namespace(self, group: KVGroup) -> bytes:
-        """What block keys of this model and group begin with."""
-        return namespace_digest(weights=self.weights_digest, config=self.config.shaping_kv(), group=group)
+    def namespace(self, groups: Sequence[KVGroup]) -> bytes:
+        """What block keys of this model begin with: a key names a block in the arenas of all groups."""
+        return namespace_digest(weights=self.weights_digest, config=self.config.shaping_kv(), groups=groups)
 
 
 def load_model(
-    name: str | Path, device: str = "auto", dtype: str = "auto", progress: Progress = lambda done, what: None
+    name: str | Path,
+    device: str = "auto",
+    dtype: str = "auto",
+    progress: Progress = lambda done, what: None,
+    max_context: int | None = None,
 ) -> LoadedModel:
     """Load model ``name`` (``pocket``, a folder or a hub id).
 
     ``device``: as torch names it; ``auto``: CUDA where there is one. ``dtype``: ``float32``, ``bfloat16``,
-    ``float16``; ``auto``: as stored.
+    ``float16``; ``auto``: as stored. ``max_context``: serve no longer sequences; rotary settings may depend
+    on it.
 
     Raises:
         ModelUnreadable: one of its leaves, naming file and cause; nothing has been allocated then.
@@ -65,7 +75,7 @@ def load_model(
     """
     progress(0.0, "reading the configuration")
     folder = find_model(str(name))
-    config = read_config(folder)
+    config = read_config(folder, max_context)
     target, kind = _device(device), _dtype(dtype, config)
     pieces = pieces_of(config)
     with Checkpoint(folder) as checkpoint:
@@ -73,7 +83,10 @@ def load_model(
         checkpoint.start_digest()
         tensors = allocate(pieces, target, kind)
         for number, piece in enumerate(pieces):
-            tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(checkpoint.read(piece.name))
+            stored = checkpoint.read(piece.name)
+            # 1 + w in fp32: a small w would be lost in bf16.
+            value = stored.float() + piece.offset if piece.offset else stored
+            tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
             progress((number + 1) / len(pieces), f"loading {piece.name}")
         digest = checkpoint.digest()
     return LoadedModel(

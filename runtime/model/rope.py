@@ -1,60 +1,108 @@
 """Rotary position embedding: the angles of a position.
 
-Source: Su et al., "RoFormer" (2021); linear stretching by kaiokendev; YaRN by Peng et al. (2023). Formulas as
-in transformers' ``modeling_rope_utils``. Computed per step from the frequencies: no table that a context
-could outgrow.
+Source: Su et al., "RoFormer" (2021); linear stretching by kaiokendev; dynamic NTK by bloc97 and emozilla; YaRN
+by Peng et al. (2023); LongRoPE by Ding et al. (2024); Llama 3.1's own. Formulas as in transformers'
+``modeling_rope_utils``. Computed per step from the frequencies: no table that a context could outgrow.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .config import RopeConfig
+from .rope_settings import RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """``frequencies``: radians per position, fp32 ``[head_dim / 2]``. ``gain``: the factor on cos and sin."""
+    """``frequencies``: radians per position, fp32 ``[dim / 2]``; ``config.gain``: the factor on cos and sin."""
 
+    config: RopeConfig
     frequencies: Tensor
-    gain: float
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cos and sin of int64 ``positions`` ``[tokens]``, each ``[tokens, head_dim]``, both halves alike."""
-        angles = positions[:, None].float() * self.frequencies
+        """Cos and sin of int64 ``positions`` ``[tokens]``, each ``[tokens, dim]``, both halves alike."""
+        stretched = self.config.kind == "dynamic"
+        frequencies = _by_length(self.config, positions) if stretched else self.frequencies
+        angles = positions[:, None].float() * frequencies
         angles = torch.cat((angles, angles), dim=-1)
-        return (angles.cos() * self.gain).to(dtype), (angles.sin() * self.gain).to(dtype)
+        return (angles.cos() * self.config.gain).to(dtype), (angles.sin() * self.config.gain).to(dtype)
 
 
-def make_rope(config: RopeConfig, head_dim: int, device: torch.device) -> Rope:
-    """The frequencies of a head of ``head_dim``."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    plain = 1.0 / config.theta**exponents
-    if config.kind != "yarn":
-        return Rope((plain / config.factor).to(device), 1.0)
-    keep = 1 - _ramp(config, head_dim)
-    stretched = 1.0 / (config.factor * config.theta**exponents)
-    gain = config.attention
-    if gain is None:
-        gain = 0.1 * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0
-    return Rope((stretched * (1 - keep) + plain * keep).to(device), gain)
+def make_rope(config: RopeConfig, device: torch.device) -> Rope:
+    """The frequencies of ``config``."""
+    return Rope(config, _FREQUENCIES[config.kind](config, config.theta ** _exponents(config)).to(device))
 
 
-def _ramp(config: RopeConfig, head_dim: int) -> Tensor:
+def _exponents(config: RopeConfig) -> Tensor:
+    return torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
+
+
+def _plain(config: RopeConfig, periods: Tensor) -> Tensor:
+    return 1.0 / periods
+
+
+def _linear(config: RopeConfig, periods: Tensor) -> Tensor:
+    return 1.0 / periods / config.factor
+
+
+def _longrope(config: RopeConfig, periods: Tensor) -> Tensor:
+    return 1.0 / (torch.tensor(config.divisors, dtype=torch.float32) * periods)
+
+
+def _yarn(config: RopeConfig, periods: Tensor) -> Tensor:
+    keep = 1 - _ramp(config)
+    return 1.0 / (config.factor * periods) * (1 - keep) + 1.0 / periods * keep
+
+
+def _llama3(config: RopeConfig, periods: Tensor) -> Tensor:
+    """Frequencies that turn often in the trained context stay, seldom ones stretch, between them smoothly."""
+    frequencies = 1.0 / periods
+    lengths = 2 * math.pi / frequencies
+    low, high = config.low_freq_factor, config.high_freq_factor
+    smooth = (config.original / lengths - low) / (high - low)
+    between = (1 - smooth) * frequencies / config.factor + smooth * frequencies
+    seldom, often = lengths > config.original / low, lengths < config.original / high
+    return torch.where(seldom, frequencies / config.factor, torch.where(often, frequencies, between))
+
+
+_FREQUENCIES: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
+    "default": _plain,
+    "linear": _linear,
+    "dynamic": _plain,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
+
+def _by_length(config: RopeConfig, positions: Tensor) -> Tensor:
+    """Dynamic NTK: the frequencies of a sequence that ends with each token, ``[tokens, dim / 2]``.
+
+    That is what transformers' cached generation turns a token by when it comes alone. By its position only, so
+    that kept keys stay true; a prompt longer than the trained context transformers turns by its whole length.
+    """
+    length = (positions + 1).clamp(min=config.original).float()
+    growth = config.factor * length / config.original - (config.factor - 1)
+    base = config.theta * growth ** (config.dim / (config.dim - 2))
+    return 1.0 / base[:, None] ** _exponents(config).to(positions.device)
+
+
+def _ramp(config: RopeConfig) -> Tensor:
     """How far each frequency is stretched: 0 for those that turn often in the trained context, 1 for slow."""
 
     def pair_that_turns(rotations: float) -> float:
         turns = config.original / (rotations * 2 * math.pi)
-        return head_dim * math.log(turns) / (2 * math.log(config.theta))
+        return config.dim * math.log(turns) / (2 * math.log(config.theta))
 
     low, high = pair_that_turns(config.beta_fast), pair_that_turns(config.beta_slow)
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, config.dim - 1)
     if low == high:
         high += 0.001  # the ramp would divide by zero
-    return ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return ((torch.arange(config.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

@@ -7,7 +7,7 @@ Knows names and shapes; reads no files.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -17,30 +17,40 @@ from .config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A checkpoint's tensor ``name`` of ``shape``: rows ``[row, row + shape[0])`` of our tensor ``into``."""
+    """A checkpoint's tensor ``name`` of ``shape``: rows ``[row, row + shape[0])`` of our tensor ``into``.
+
+    ``fields``: the configuration's that ask for it so. ``offset`` is added to what is stored.
+    """
 
     name: str
     shape: tuple[int, ...]
     into: str
     row: int = 0
+    fields: str = ""
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Matrices are ``[out, in]``; biases and head norms None where the model has none.
+    """One layer. Matrices are ``[out, in]``; biases and norms None where the model has none.
 
-    ``head_norm``: ``[q_heads + kv_heads, head_dim]``, for queries and keys together.
+    ``before_*`` norm what a sublayer reads, ``after_*`` what it adds. ``head_norm``:
+    ``[q_heads + kv_heads, head_dim]``, for queries and keys together.
     """
 
-    input_norm: Tensor
+    before_attention: Tensor | None
     qkv: Tensor
     qkv_bias: Tensor | None
     head_norm: Tensor | None
     output: Tensor
     output_bias: Tensor | None
-    mlp_norm: Tensor
+    after_attention: Tensor | None
+    before_mlp: Tensor | None
     gate_up: Tensor
+    gate_up_bias: Tensor | None
     down: Tensor
+    down_bias: Tensor | None
+    after_mlp: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +66,14 @@ class DecoderWeights:
 def pieces_of(config: ModelConfig) -> tuple[Piece, ...]:
     """All tensors that a checkpoint of this shape must hold."""
     hidden = config.hidden_size
-    pieces = [Piece("model.embed_tokens.weight", (config.vocab_size, hidden), "embedding")]
+    table = (config.vocab_size, hidden)
+    pieces = [Piece("model.embed_tokens.weight", table, "embedding", fields="vocab_size, hidden_size")]
     for layer in range(config.layers):
         pieces += _layer_pieces(config, f"model.layers.{layer}.", f"{layer}.")
-    pieces.append(Piece("model.norm.weight", (hidden,), "norm"))
+    pieces.append(_norm(config, "model.norm", "norm"))
     if not config.tied_head:
-        pieces.append(Piece("lm_head.weight", (config.vocab_size, hidden), "head"))
+        fields = "vocab_size, hidden_size, tie_word_embeddings"
+        pieces.append(Piece("lm_head.weight", table, "head", fields=fields))
     return tuple(pieces)
 
 
@@ -93,44 +105,61 @@ def assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> DecoderWeigh
     )
 
 
+def _norm(config: ModelConfig, source: str, into: str) -> Piece:
+    offset = config.family.norm_offset
+    return Piece(f"{source}.weight", (config.hidden_size,), into, fields="hidden_size", offset=offset)
+
+
 def _layer_pieces(config: ModelConfig, source: str, into: str) -> Iterator[Piece]:
-    hidden, mlp, dim = config.hidden_size, config.mlp_size, config.head_dim
+    yield from _attention_pieces(config, f"{source}self_attn.", into)
+    yield from _mlp_pieces(config, f"{source}mlp.", into)
+    for place, name in asdict(config.family.norms).items():
+        if name is not None:
+            yield _norm(config, source + name, into + place)
+
+
+def _attention_pieces(config: ModelConfig, source: str, into: str) -> Iterator[Piece]:
+    hidden, dim = config.hidden_size, config.head_dim
     queries, keys = config.query_heads * dim, config.kv_heads * dim
-    fused = (("q", queries, 0), ("k", keys, queries), ("v", keys, queries + keys))
-    for letter, rows, at in fused:
-        yield Piece(f"{source}self_attn.{letter}_proj.weight", (rows, hidden), f"{into}qkv", at)
-    yield Piece(f"{source}self_attn.o_proj.weight", (hidden, queries), f"{into}output")
-    if config.attention_bias:
-        for letter, rows, at in fused:
-            yield Piece(f"{source}self_attn.{letter}_proj.bias", (rows,), f"{into}qkv_bias", at)
-        yield Piece(f"{source}self_attn.o_proj.bias", (hidden,), f"{into}output_bias")
-    if config.qk_norm:
-        yield Piece(f"{source}self_attn.q_norm.weight", (dim,), f"{into}query_norm")
-        yield Piece(f"{source}self_attn.k_norm.weight", (dim,), f"{into}key_norm")
-    yield Piece(f"{source}input_layernorm.weight", (hidden,), f"{into}input_norm")
-    yield Piece(f"{source}post_attention_layernorm.weight", (hidden,), f"{into}mlp_norm")
-    yield Piece(f"{source}mlp.gate_proj.weight", (mlp, hidden), f"{into}gate_up")
-    yield Piece(f"{source}mlp.up_proj.weight", (mlp, hidden), f"{into}gate_up", mlp)
-    yield Piece(f"{source}mlp.down_proj.weight", (hidden, mlp), f"{into}down")
+    fields = "num_attention_heads, num_key_value_heads, head_dim, hidden_size"
+    cut = (("q_proj", queries, 0), ("k_proj", keys, queries), ("v_proj", keys, queries + keys))
+    whole = (("qkv_proj", queries + 2 * keys, 0),)
+    for name, rows, at in whole if config.family.fused else cut:
+        yield Piece(f"{source}{name}.weight", (rows, hidden), f"{into}qkv", at, fields)
+        if config.biases.qkv:
+            yield Piece(f"{source}{name}.bias", (rows,), f"{into}qkv_bias", at, f"attention_bias, {fields}")
+    yield Piece(f"{source}o_proj.weight", (hidden, queries), f"{into}output", fields=fields)
+    if config.biases.output:
+        yield Piece(
+            f"{source}o_proj.bias", (hidden,), f"{into}output_bias", fields=f"attention_bias, {fields}"
+        )
+    sizes = {"none": (), "head": (dim, dim), "whole": (queries, keys)}[config.family.qk_norm]
+    for name, size in zip(("q_norm", "k_norm"), sizes, strict=False):
+        yield Piece(
+            f"{source}{name}.weight", (size,), into + name, fields=fields, offset=config.family.norm_offset
+        )
+
+
+def _mlp_pieces(config: ModelConfig, source: str, into: str) -> Iterator[Piece]:
+    hidden, mlp = config.hidden_size, config.mlp_size
+    fields = "intermediate_size, hidden_size"
+    cut = (("gate_proj", mlp, 0), ("up_proj", mlp, mlp))
+    for name, rows, at in (("gate_up_proj", 2 * mlp, 0),) if config.family.fused else cut:
+        yield Piece(f"{source}{name}.weight", (rows, hidden), f"{into}gate_up", at, fields)
+        if config.biases.mlp:
+            yield Piece(f"{source}{name}.bias", (rows,), f"{into}gate_up_bias", at, f"mlp_bias, {fields}")
+    yield Piece(f"{source}down_proj.weight", (hidden, mlp), f"{into}down", fields=fields)
+    if config.biases.mlp:
+        yield Piece(f"{source}down_proj.bias", (hidden,), f"{into}down_bias", fields=f"mlp_bias, {fields}")
 
 
 def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], at: str) -> LayerWeights:
-    head_norm = None
-    if config.qk_norm:
-        head_norm = torch.cat(
+    of_layer = {place: tensors.get(at + place) for place in LayerWeights.__dataclass_fields__}
+    if config.family.qk_norm != "none":
+        of_layer["head_norm"] = torch.cat(
             (
-                tensors[f"{at}query_norm"].expand(config.query_heads, -1),
-                tensors[f"{at}key_norm"].expand(config.kv_heads, -1),
+                tensors[f"{at}q_norm"].view(-1, config.head_dim).expand(config.query_heads, -1),
+                tensors[f"{at}k_norm"].view(-1, config.head_dim).expand(config.kv_heads, -1),
             )
         )
-    return LayerWeights(
-        input_norm=tensors[f"{at}input_norm"],
-        qkv=tensors[f"{at}qkv"],
-        qkv_bias=tensors.get(f"{at}qkv_bias"),
-        head_norm=head_norm,
-        output=tensors[f"{at}output"],
-        output_bias=tensors.get(f"{at}output_bias"),
-        mlp_norm=tensors[f"{at}mlp_norm"],
-        gate_up=tensors[f"{at}gate_up"],
-        down=tensors[f"{at}down"],
-    )
+    return LayerWeights(**of_layer)  # type: ignore[arg-type]  # no matrix is missing: every piece was read

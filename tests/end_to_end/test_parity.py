@@ -113,12 +113,13 @@ def build(model: LoadedModel, *, blocks: int = 1024, **numbers: int) -> Engine:
         block_tokens=BLOCK,
         **{"max_context": min(blocks * BLOCK, 4096), "max_sequences": 16, "max_step_tokens": 512, **numbers},
     )
-    group = model.kv_group(BLOCK)
-    arena = DeviceArena(group, blocks, "cpu", torch.float32)
-    arena.poison(range(blocks))
+    groups = model.kv_groups(BLOCK)
+    arenas = [DeviceArena(group, blocks, "cpu", torch.float32) for group in groups]
+    for arena in arenas:
+        arena.poison(range(blocks))
     hasher = BlockHasher(b"0" * 32, BLOCK)
-    scheduler = Scheduler(settings, BlockPool(blocks, BLOCK, debug=True), hasher, model.namespace(group))
-    return Engine(scheduler, TorchRunner(model.decoder, arena), debug=True)
+    scheduler = Scheduler(settings, BlockPool(blocks, BLOCK, debug=True), hasher, model.namespace(groups))
+    return Engine(scheduler, TorchRunner(model.decoder, *arenas), debug=True)
 
 
 def run(
@@ -149,7 +150,21 @@ def expected(cases: Sequence[Case]) -> list[list[int]]:
     return [case.expected for case in cases]
 
 
-@pytest.fixture(params=["pocket", "toy"])
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """Two KV groups: layers with a window of 24 tokens and layers without."""
+    folder = make_toy("tiny", tmp_path_factory.mktemp("windowed"), family="gemma2", noise=0.3)
+    generator = torch.Generator().manual_seed(7)
+    lengths = [1, 16, 24, 25, 40, 65, 100, 150]
+    prompts = [torch.randint(0, 256, (length,), generator=generator).tolist() for length in lengths]
+    cases = reference(folder, prompts, 16, ())
+    assert len({token for case in cases for token in case.expected}) > 30, "the toy must vary"
+    model = load_model(folder, "cpu", "float32")
+    assert [group.window for group in model.kv_groups(BLOCK)] == [24, None]
+    return Subject(model, cases)
+
+
+@pytest.fixture(params=["pocket", "toy", "windowed"])
 def subject(request: pytest.FixtureRequest) -> Subject:
     return request.getfixturevalue(request.param)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from holdfast.kernels.batch import lay_out, upload
+from holdfast.kernels.batch import gathers_of, lay_out, upload
 
 BLOCK = 4
 
@@ -43,9 +44,28 @@ def test_single_tokens_of_very_different_context_are_not_padded_together() -> No
     tables = [np.arange(60, dtype=np.int32)] * 3
     batch = lay_out(arena(), [239, 2, 230], [1, 1, 1], tables)
     assert sorted(group.rows for group in batch.groups) == [1, 2]
-    for group in batch.groups:
-        spans = group.mask.shape[-1] * group.rows * 2 * 3
-        assert group.blank.numel() < spans / 2 + 2 * 3 * BLOCK * group.rows
+    for group, gather in zip(batch.groups, gathers_of(batch, arena(), None), strict=True):
+        spans = gather.mask.shape[-1] * group.rows * 2 * 3
+        assert gather.blank.numel() < spans / 2 + 2 * 3 * BLOCK * group.rows
+
+
+@pytest.mark.parametrize(
+    ("window", "widths"), [(None, [60, 59]), (1, [1, 2]), (9, [3, 4]), (10**6, [60, 59])]
+)
+def test_blocks_before_the_window_are_not_gathered(window: int | None, widths: list[int]) -> None:
+    tables = [np.arange(60, dtype=np.int32)] * 2
+    batch = lay_out(arena(), [239, 231], [1, 5], tables)
+    gathers = gathers_of(batch, arena(), window)
+    assert [gather.tiles.numel() for gather in gathers] == [2 * 3 * width for width in widths]
+
+
+def test_gathers_are_made_once_for_each_window_and_arena() -> None:
+    batch, deeper = lay_out(arena(), [9], [1], [table(4, 7, 2)]), torch.zeros(64, 5, 2, 3, BLOCK, 8)
+    first = gathers_of(batch, arena(), None)
+    assert gathers_of(batch, arena(), None) is first
+    assert gathers_of(batch, arena(), 4) is not first
+    blocks = gathers_of(batch, deeper, None)[0].tiles.view(2, 3, 3)[0, 0] // (5 * 2 * 3)
+    assert blocks.tolist() == [4, 7, 2]
 
 
 def test_the_table_may_change_afterwards() -> None:

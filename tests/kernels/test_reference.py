@@ -10,8 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from holdfast.kernels.batch import lay_out
-from holdfast.kernels.interface import Attention
-from holdfast.kernels.reference import copy_blocks, gated, paged_attention, rms_norm, rotary, store_kv
+from holdfast.kernels.interface import Attention, HeadNorm
+from holdfast.kernels.reference import (
+    copy_blocks,
+    gated,
+    paged_attention,
+    rms_norm,
+    rotary,
+    rotate_and_store,
+    store_kv,
+)
 
 LAYERS, LAYER, DIM = 3, 1, 8
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -43,15 +51,20 @@ class Rows:
         return lay_out(self.arena, self.firsts, self.counts, self.tables)
 
 
-def attend_plainly(query, keys, values, first: int) -> torch.Tensor:
+PLAIN = Attention(DIM**-0.5)
+
+
+def attend_plainly(query, keys, values, first: int, how: Attention = PLAIN) -> torch.Tensor:
     """One row, one head at a time, in float64."""
     share = query.shape[1] // keys.shape[1]
     result = torch.empty(query.shape, dtype=torch.float64)
     for token in range(len(query)):
-        seen = first + token + 1
+        seen = slice(max(0, first + token + 1 - (how.window or 10**9)), first + token + 1)
         for head in range(query.shape[1]):
-            k, v = keys[:seen, head // share].double(), values[:seen, head // share].double()
-            scores = k @ query[token, head].double() / math.sqrt(query.shape[-1])
+            k, v = keys[seen, head // share].double(), values[seen, head // share].double()
+            scores = k @ query[token, head].double() * how.scale
+            if how.soft_cap is not None:
+                scores = how.soft_cap * (scores / how.soft_cap).tanh()
             result[token, head] = scores.softmax(0) @ v
     return result
 
@@ -73,7 +86,7 @@ def test_attention_follows_the_definition(mix: str, heads: int, share: int, dtyp
     contexts, counts = MIXES[mix]
     rows = Rows(contexts, counts, heads=heads, block_tokens=16, dtype=dtype)
     query = torch.randn(sum(counts), heads * share, DIM, generator=torch.Generator().manual_seed(9)).to(dtype)
-    result = paged_attention(query, rows.arena, LAYER, rows.batch(), Attention(DIM**-0.5))
+    result = paged_attention(query, rows.arena, LAYER, rows.batch(), PLAIN)
     expected = torch.cat(
         [
             attend_plainly(*row)
@@ -82,6 +95,26 @@ def test_attention_follows_the_definition(mix: str, heads: int, share: int, dtyp
     )
     assert result.dtype == dtype
     torch.testing.assert_close(result.double(), expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("soft_cap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 1, 5, 16, 33, 1000])
+def test_windows_and_caps_follow_the_definition(
+    window: int | None, soft_cap: float | None, dtype: torch.dtype
+) -> None:
+    contexts, counts = MIXES["all mixed"]
+    rows = Rows(contexts, counts, heads=2, block_tokens=16, dtype=dtype)
+    query = torch.randn(sum(counts), 4, DIM, generator=torch.Generator().manual_seed(9)).to(dtype)
+    how = Attention(0.7, window, soft_cap)
+    result = paged_attention(query, rows.arena, LAYER, rows.batch(), how)
+    expected = torch.cat(
+        [
+            attend_plainly(*row, how)
+            for row in zip(query.split(counts), rows.keys, rows.values, rows.firsts, strict=True)
+        ]
+    )
+    torch.testing.assert_close(result.double(), expected, rtol=0, atol=2 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("block_tokens", [1, 3, 16, 64])
@@ -132,6 +165,32 @@ def test_rotary_turns_pairs_by_their_angle() -> None:
     )
     expected = torch.cat((numbers.real, numbers.imag), dim=-1)
     torch.testing.assert_close(turned, expected, rtol=0, atol=1e-6)
+
+
+def test_numbers_behind_the_angles_stay() -> None:
+    heads, angles = torch.randn(3, 2, 10), torch.randn(3, 3)
+    cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+    turned = rotary(heads, cos, sin)
+    assert torch.equal(turned[..., :6], rotary(heads[..., :6], cos, sin))
+    assert torch.equal(turned[..., 6:], heads[..., 6:])
+
+
+def test_a_whole_norm_is_over_all_heads_of_a_side() -> None:
+    arena, still = torch.zeros(2, 1, 2, 2, 4, DIM), (torch.ones(3, DIM), torch.zeros(3, DIM))
+    qkv, weight, slots = torch.randn(3, 3 + 2 + 2, DIM), torch.randn(5, DIM), torch.tensor([5, 0, 3])
+    query = rotate_and_store(qkv.clone(), HeadNorm(weight, 1e-6, whole=True), still, arena, 0, slots)
+    expected = F.rms_norm(qkv[:, :3].flatten(1), (3 * DIM,), weight[:3].flatten(), 1e-6)
+    torch.testing.assert_close(query.flatten(1), expected)
+    keys = F.rms_norm(qkv[:, 3:5].flatten(1), (2 * DIM,), weight[3:].flatten(), 1e-6)
+    torch.testing.assert_close(arena[slots // 4, 0, 0, :, slots % 4].flatten(1), keys)
+    assert torch.equal(arena[slots // 4, 0, 1, :, slots % 4], qkv[:, 5:])
+
+
+def test_the_other_gate_is_gelu_by_tanh() -> None:
+    gate, up = torch.randn(2, 4, 5)
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    expected = 0.5 * gate * (1 + inner.tanh()) * up
+    torch.testing.assert_close(gated(torch.cat((gate, up), -1), "gelu_tanh"), expected)
 
 
 def test_gated_gates_with_the_first_half() -> None:

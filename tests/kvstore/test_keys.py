@@ -108,7 +108,7 @@ def test_a_block_holds_tokens() -> None:
 
 def test_every_part_of_the_namespace_matters() -> None:
     def digest(**changed: object) -> bytes:
-        parts = {"weights": b"w", "config": {"rope_theta": 1e6, "layers": 2}, "group": GROUP, **changed}
+        parts = {"weights": b"w", "config": {"rope_theta": 1e6, "layers": 2}, "groups": [GROUP], **changed}
         return namespace_digest(**parts)  # type: ignore[arg-type]
 
     other = KVGroup(0, (0, 1), kv_heads=2, head_dim=8, dtype="float16")
@@ -116,7 +116,8 @@ def test_every_part_of_the_namespace_matters() -> None:
         digest(),
         digest(weights=b"x"),
         digest(config={"rope_theta": 1e4, "layers": 2}),
-        digest(group=other),
+        digest(groups=[other]),
+        digest(groups=[GROUP, other]),
         digest(rank=1, ranks=2),
         digest(ranks=2),
         digest(adapter=b"a"),

@@ -49,6 +49,12 @@ def test_a_pool_in_bytes(tiny: Path) -> None:
     assert (hello.blocks, hello.block_bytes) == (20, 8192)
 
 
+def test_a_pool_in_bytes_counts_the_blocks_of_all_groups(tmp_path: Path) -> None:
+    loaded = load(make_toy("tiny", tmp_path, family="gemma3_text"), kv_bytes=20 * 16384 + 1, debug=True)
+    assert (loaded.hello.blocks, loaded.hello.block_bytes) == (20, 16384)
+    assert len(run(loaded, list(range(40)), 4)) == 4
+
+
 def test_without_a_wish_the_context_is_what_the_pool_holds(tiny: Path) -> None:
     assert load(tiny, blocks=5).hello.max_context == 80
 

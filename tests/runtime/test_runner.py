@@ -43,9 +43,11 @@ class Bench:
     """A runner over a poisoned arena, and plans for it by hand."""
 
     def __init__(self, model: LoadedModel) -> None:
-        self.arena = DeviceArena(model.kv_group(BLOCK), BLOCKS, model.decoder.device)
-        self.arena.poison(range(BLOCKS))
-        self.runner = TorchRunner(model.decoder, self.arena)
+        device = model.decoder.device
+        self.arenas = [DeviceArena(group, BLOCKS, device) for group in model.kv_groups(BLOCK)]
+        for arena in self.arenas:
+            arena.poison(range(BLOCKS))
+        self.runner = TorchRunner(model.decoder, *self.arenas)
         self.step = 0
         order = np.random.default_rng(4).permutation(BLOCKS).astype(np.int32)
         self.tables = np.split(order, 16)
@@ -161,27 +163,31 @@ def test_a_step_launched_again_in_parts_is_fed_by_the_same_earlier_step(model: L
     assert parts == [[expected[1][1]], [expected[0][1]]]
 
 
-def test_copies_come_first_and_in_order(model: LoadedModel) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_copies_come_first_and_in_order_in_every_group(family: str, tmp_path: Path) -> None:
     """A fork in the middle of a block: the child goes on from a copy, the parent's block stays as it is."""
+    model = load_model(make_toy("tiny", tmp_path, family=family), "cpu", "float32")
+    assert len(model.kv_groups(BLOCK)) == {"qwen3": 1, "gemma2": 2}[family]
     expected = Bench(model).say(0, prompt(20), 4)
     bench = Bench(model)
     bench.run(bench.row(0, 0, prompt(20), GREEDY))
     shared, tail = (int(block) for block in bench.tables[0][:2])
     via, own = (int(block) for block in bench.tables[1][:2])
-    before = bench.arena.kv[tail].clone()
+    before = [arena.kv[tail].clone() for arena in bench.arenas]
     child = np.array([shared, own], dtype=np.int32)
     copies = (BlockCopy(tail, via), BlockCopy(via, own))
     said = bench.run(bench.row(5, 20, expected[:1], GREEDY, table=child), copies=copies)
     said += bench.run(bench.row(5, 21, said[-1:], GREEDY, table=child))
     assert said == expected[1:3]
-    assert torch.equal(bench.arena.kv[tail].nan_to_num(9), before.nan_to_num(9))
+    for arena, then in zip(bench.arenas, before, strict=True):
+        assert torch.equal(arena.kv[tail].nan_to_num(9), then.nan_to_num(9))
 
 
 def test_a_plan_of_copies_alone(model: LoadedModel) -> None:
     bench = Bench(model)
-    bench.arena.kv[3] = 1.0
+    bench.arenas[0].kv[3] = 1.0
     assert bench.run(copies=(BlockCopy(3, 8),)) == []
-    assert bool((bench.arena.kv[8] == 1.0).all())
+    assert bool((bench.arenas[0].kv[8] == 1.0).all())
 
 
 def test_a_row_of_nan_fails_alone(folder: Path) -> None:

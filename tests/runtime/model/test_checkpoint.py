@@ -88,11 +88,11 @@ def test_overlap_names_the_tensor(tmp_path: Path) -> None:
         ({"a": torch.zeros(2, 3)}, "b: missing"),
         (
             {"a": torch.zeros(3, 2), "b": torch.zeros(4)},
-            r"a: shape [3, 2], the configuration asks for [2, 3]",
+            r"a: shape [3, 2], config.json asks for [2, 3]",
         ),
         ({"a": torch.zeros(2, 3), "b": torch.zeros(4, 1)}, "b: shape [4, 1]"),
         ({"a": torch.zeros(2, 3), "b": torch.zeros(4, dtype=torch.int64)}, "b: type I64 is not served"),
-        ({"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(1)}, "c: the configuration knows no"),
+        ({"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(1)}, "c: config.json asks for no"),
     ],
 )
 def test_tensors_that_are_not_what_the_model_needs(tensors: dict, words: str, tmp_path: Path) -> None:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
-from transformers import Qwen3Config
+import torch
+from transformers import CONFIG_MAPPING, Qwen3Config
 
-from holdfast.runtime.errors import ConfigInvalid, UnsupportedArchitecture
-from holdfast.runtime.model.config import ModelConfig, RopeConfig, read_config
+from holdfast.runtime.errors import ConfigInvalid, ModelUnreadable, UnsupportedArchitecture
+from holdfast.runtime.model.config import Biases, ModelConfig, Scales, read_config
+from holdfast.runtime.model.families import FAMILIES, NEUTRAL, Family
+from holdfast.runtime.model.layer_kinds import LayerKind
+from holdfast.runtime.model.rope import make_rope
+from holdfast.runtime.model.rope_settings import RopeConfig
 
+LLAMA, PHI3, GEMMA3, GRANITE, MISTRAL = (
+    {"architectures": [f"{name}ForCausalLM"], "head_dim": ...}
+    for name in ("Llama", "Phi3", "Gemma3", "Granite", "Mistral")
+)
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] * 8}
 PLAIN = {
     "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 128,
@@ -22,6 +36,10 @@ PLAIN = {
     "head_dim": 16,
     "eos_token_id": 2,
 }
+
+
+(QWEN3,) = (family for family in FAMILIES if family.model_type == "qwen3")
+OTHERS = [family for family in FAMILIES if family is not QWEN3]
 
 
 def read(folder: Path, generation: dict | None = None, **changes) -> ModelConfig:
@@ -37,20 +55,21 @@ def test_what_transformers_saves_reads_the_same(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     ours = read_config(tmp_path)
     assert ours == ModelConfig(
-        architecture="Qwen3ForCausalLM",
+        family=QWEN3,
         vocab_size=128,
         hidden_size=32,
-        layers=2,
         query_heads=4,
         kv_heads=2,
         head_dim=16,
         mlp_size=48,
+        activation="silu",
         norm_eps=1e-5,
         max_context=32768,
-        rope=RopeConfig("default", 10000.0),
+        kinds=(LayerKind(None, RopeConfig("default", 10000.0, 16)),),
+        kind_of=(0, 0),
+        biases=Biases(qkv=True, output=True, mlp=False),
+        scales=Scales(1.0, 0.25, 1.0, 1.0, None, None),
         tied_head=True,
-        attention_bias=True,
-        qk_norm=True,
         eos_ids=(2,),
         dtype=None,
     )
@@ -62,7 +81,7 @@ def test_fields_left_out_take_the_defaults_of_transformers(tmp_path: Path) -> No
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.max_context == theirs.max_position_embeddings
     assert ours.tied_head is theirs.tie_word_embeddings
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.kinds[0].rope.theta == theirs.rope_parameters["rope_theta"]
 
 
 @pytest.mark.parametrize(
@@ -76,16 +95,17 @@ def test_fields_left_out_take_the_defaults_of_transformers(tmp_path: Path) -> No
     ids=["old", "new", "mixed", "null"],
 )
 def test_both_forms_of_rope_settings(rope: dict, tmp_path: Path) -> None:
-    assert read(tmp_path, **rope).rope == RopeConfig("default", 1e6)
+    assert read(tmp_path, **rope).kinds[0].rope == RopeConfig("default", 1e6, 16)
 
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 def test_yarn_stretches_the_context(key: str, tmp_path: Path) -> None:
     scaling = {key: "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     config = read(tmp_path, rope_theta=5e5, rope_scaling=scaling, max_position_embeddings=1024)
-    assert config.rope == RopeConfig("yarn", 5e5, 4.0, 1024)
+    assert config.kinds[0].rope == RopeConfig("yarn", 5e5, 16, 4.0, 1024, gain=0.1 * math.log(4) + 1)
     assert config.max_context == 4096
-    assert read(tmp_path, rope_scaling={"type": "linear", "factor": 2}).rope == RopeConfig("linear", 1e4, 2.0)
+    config = read(tmp_path, rope_scaling={"type": "linear", "factor": 2})
+    assert config.kinds[0].rope == RopeConfig("linear", 1e4, 16, 2.0)
 
 
 def test_end_tokens_of_both_files(tmp_path: Path) -> None:
@@ -113,7 +133,38 @@ def test_end_tokens_must_be_in_the_vocabulary(value: object, tmp_path: Path) -> 
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: true or false"),
         ({"rope_theta": 0}, "rope_theta: a finite number"),
         ({"rope_parameters": [1]}, "rope_parameters: an object"),
+        ({"rope_theta": 1}, "rope_theta: a finite number above 1"),
         ({"rope_scaling": {"type": "yarn"}}, r"rope_scaling\.factor: missing"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2}}, r"rope_scaling\.low_freq_factor: missing"),
+        (
+            {"rope_scaling": {**LLAMA3, "high_freq_factor": 1}},
+            r"rope_scaling\.high_freq_factor: 1 is not above",
+        ),
+        (
+            {"rope_scaling": {**LONGROPE, "long_factor": [1.0]}},
+            r"rope_scaling\.long_factor: a list of 8 finite",
+        ),
+        ({"rope_scaling": {**LONGROPE, "short_factor": [0] * 8}}, r"rope_scaling\.short_factor: a list of 8"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": 8}}, r"rope_scaling\.long_factor: a list of 8"),
+        ({"rope_scaling": {"type": "dynamic", "factor": -1}}, r"rope_scaling\.factor: a finite number"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}, "head_dim": 2}, "head_dim: dynamic"),
+        ({"rope_scaling": {**YARN, "beta_fast": 1e308}}, r"rope_scaling\.beta_fast: .* at most 1e\+06"),
+        ({"rope_scaling": {**YARN, "beta_slow": 1e-320}}, r"rope_scaling\.beta_slow: .* above 1e-06"),
+        ({"rope_theta": 10**400}, "rope_theta: a finite number"),
+        ({"head_dim": 0}, "head_dim: a whole number"),
+        ({**LLAMA, "hidden_size": 30}, "head_dim: missing, and 4 heads do not divide hidden_size 30"),
+        ({"layer_types": ["full_attention"]}, "layer_types: a list of num_hidden_layers = 2"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types: .* sliding_window is not set",
+        ),
+        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window: a whole number"),
+        ({**PHI3, "partial_rotary_factor": 0.4}, "partial_rotary_factor: 0.4 of a head of 8"),
+        ({**PHI3, "partial_rotary_factor": 1.5}, "partial_rotary_factor: 1.5 of a head of 8"),
+        ({**GEMMA3, "final_logit_softcapping": 0}, "final_logit_softcapping: a finite number"),
+        ({**GEMMA3, "query_pre_attn_scalar": "a"}, "query_pre_attn_scalar: a finite number"),
+        ({**GRANITE, "logits_scaling": 0}, "logits_scaling: a finite number"),
+        ({**GRANITE, "residual_multiplier": True}, "residual_multiplier: a finite number"),
     ],
 )
 def test_fields_out_of_bounds(changes: dict, words: str, tmp_path: Path) -> None:
@@ -124,17 +175,31 @@ def test_fields_out_of_bounds(changes: dict, words: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM is not served"),
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not served .*LlamaForCausalLM"),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"]},
+            "Gemma3ForConditionalGeneration is not served",
+        ),
         ({"architectures": ["Qwen3ForCausalLM", "X"]}, "Qwen3ForCausalLM, X is not served"),
         ({"architectures": ..., "model_type": "bert"}, "bert is not served"),
         ({"architectures": 3}, "3 is not served"),
         ({"architectures": ...}, "None is not served"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: not served"),
         ({"hidden_act": "gelu"}, "hidden_act: gelu"),
-        ({"use_sliding_window": True, "max_window_layers": 1}, "full_attention"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "full_attention"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2}}, "rope_type longrope"),
-        ({"partial_rotary_factor": 0.5}, "whole head"),
+        ({"hidden_act": "relu2"}, "hidden_act: relu2"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types: chunked_attention"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2}}, r"rope_scaling\.rope_type: ntk is not served"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+            "rope_parameters: .*the same settings",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: .*whole head"),
+        ({"num_local_experts": 8}, "num_local_experts: not served with Qwen3ForCausalLM"),
+        ({**GEMMA3, "rope_parameters": {"rope_theta": 1e4}}, "rope_parameters: .*an object for each"),
+        ({**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention: not served"),
+        ({**GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping: not served"),
+        ({**GEMMA3, "vision_config": {"hidden_size": 4}}, "vision_config: not served"),
+        ({**MISTRAL, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types: not served"),
     ],
 )
 def test_what_the_decoder_does_not_compute_is_refused_by_name(
@@ -166,3 +231,155 @@ def test_what_shapes_kv_is_plain_json_and_knows_the_rotation(tmp_path: Path) -> 
     assert json.loads(json.dumps(first)) == first
     assert first != second
     assert first == read(tmp_path, {"eos_token_id": 5}, max_position_embeddings=64).shaping_kv()
+
+
+@pytest.mark.parametrize("family", OTHERS, ids=lambda family: family.model_type)
+def test_a_family_reads_as_transformers_saves_it(family: Family, tmp_path: Path) -> None:
+    theirs = CONFIG_MAPPING[family.model_type](
+        **{key: value for key, value in PLAIN.items() if key not in ("head_dim", "architectures")},
+        architectures=[family.architecture],
+        pad_token_id=None,
+    )
+    theirs.save_pretrained(tmp_path)
+    ours = read_config(tmp_path)
+    assert ours.family is family
+    assert (ours.layers, ours.query_heads, ours.kv_heads, ours.mlp_size) == (2, 4, 2, 48)
+    assert ours.head_dim == getattr(theirs, "head_dim", 8)
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.max_context == theirs.max_position_embeddings
+    assert ours.tied_head is theirs.tie_word_embeddings
+
+
+@pytest.mark.parametrize("family", OTHERS, ids=lambda family: family.model_type)
+def test_fields_left_out_take_each_familys_defaults(family: Family, tmp_path: Path) -> None:
+    theirs = CONFIG_MAPPING[family.model_type]()
+    left = ("num_key_value_heads", "head_dim")
+    ours = read(
+        tmp_path,
+        architectures=[family.architecture],
+        hidden_size=128,
+        num_attention_heads=32,
+        **dict.fromkeys(left, ...),
+    )
+    derived = {"layer_types", "sliding_window"}
+    same = {
+        name: value
+        for name, value in family.defaults.items()
+        if name not in derived and hasattr(theirs, name)
+    }
+    assert same == {name: getattr(theirs, name) for name in same}
+    assert len(same) >= 4
+    assert ours.kv_heads == theirs.num_key_value_heads
+    window = getattr(theirs, "sliding_window", None)
+    assert {kind.window for kind in ours.kinds} <= {None, window}
+
+
+def test_null_is_not_the_default_where_it_means_none(tmp_path: Path) -> None:
+    gemma2 = {"architectures": ["Gemma2ForCausalLM"]}
+    scales = read(tmp_path, **gemma2).scales
+    assert (scales.attention_cap, scales.logits_cap) == (50.0, 30.0)
+    scales = read(tmp_path, **gemma2, attn_logit_softcapping=None, final_logit_softcapping=None).scales
+    assert (scales.attention_cap, scales.logits_cap) == (None, None)
+    assert read(tmp_path, **MISTRAL, num_key_value_heads=None).kv_heads == 4
+    assert read(tmp_path, **MISTRAL).kinds[0].window == 4096
+    assert read(tmp_path, **MISTRAL, sliding_window=None).kinds[0].window is None
+
+
+def test_a_field_that_a_family_does_not_read_changes_nothing(tmp_path: Path) -> None:
+    plain = read(tmp_path, **LLAMA)
+    strange = {
+        "sliding_window": 7,
+        "residual_multiplier": 3.0,
+        "attn_logit_softcapping": 9.0,
+        "layer_types": [1],
+    }
+    assert read(tmp_path, **LLAMA, **strange) == plain
+
+
+def test_layers_slide_by_their_pattern(tmp_path: Path) -> None:
+    gemma = {"num_hidden_layers": 7, "sliding_window": 8}
+    assert read(tmp_path, **GEMMA3, **gemma).kind_of == (0, 0, 0, 0, 0, 1, 0)
+    config = read(tmp_path, architectures=["Gemma2ForCausalLM"], sliding_window_pattern=3, **gemma)
+    assert config.kind_of == (0, 1, 0, 1, 0, 1, 0)
+    assert [kind.window for kind in config.kinds] == [8, None]
+    config = read(tmp_path, num_hidden_layers=5, use_sliding_window=True, max_window_layers=3)
+    assert config.kind_of == (0, 0, 0, 1, 1)
+    assert [kind.window for kind in config.kinds] == [None, 4096]
+
+
+def test_old_gemma3_files_name_the_local_rotation_beside(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = read(tmp_path, **GEMMA3, rope_local_base_freq=5e3, rope_scaling=scaling, num_hidden_layers=6)
+    assert [(kind.rope.kind, kind.rope.theta) for kind in old.kinds] == [("default", 5e3), ("linear", 1e6)]
+
+
+def test_phi3_calls_longrope_by_other_names(tmp_path: Path) -> None:
+    factors = {"long_factor": [2.0] * 4, "short_factor": [1.0] * 4}
+    for name in ("su", "yarn", "longrope"):
+        config = read(tmp_path, **PHI3, rope_scaling={"type": name, **factors}, max_position_embeddings=8192)
+        assert config.kinds[0].rope.kind == "longrope"
+        assert config.kinds[0].rope.divisors == (2.0,) * 4
+        assert config.kinds[0].rope.original == 4096
+
+
+def test_no_more_than_asked_is_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN))
+    assert read_config(tmp_path, 100).max_context == 100
+    assert read_config(tmp_path, 10**9).max_context == 32768
+
+
+def test_a_stretch_beyond_all_numbers_is_bounded(tmp_path: Path) -> None:
+    config = read(tmp_path, rope_scaling={"type": "yarn", "factor": 1e308})
+    assert config.max_context == 2**31 - 1
+
+
+STRANGE = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    3,
+    2**31,
+    10**400,
+    1e-320,
+    1e308,
+    float("nan"),
+    "",
+    "x",
+    [],
+    [None],
+    {},
+    {"x": 1},
+)
+ROPES: tuple[dict, ...] = (
+    {"rope_theta": 1e4},
+    {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    {"rope_scaling": LLAMA3},
+    {"rope_scaling": YARN},
+    {"rope_scaling": {**LONGROPE, "factor": 2.0}},
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_any_field_may_hold_anything(family: Family, tmp_path: Path) -> None:
+    """It reads, or is refused in one line that names the file; nothing else is raised, nor by the angles."""
+    plain = {**NEUTRAL, **family.defaults, **PLAIN, "architectures": [family.architecture]}
+    ropes = itertools.cycle(ROPES)
+    changed = [{**plain, **next(ropes), name: strange} for name in plain for strange in STRANGE]
+    for scaling in (rope["rope_scaling"] for rope in ROPES if "rope_scaling" in rope):
+        for key, strange in itertools.product(scaling, STRANGE):
+            changed.append({**plain, "rope_scaling": {**scaling, key: strange}})
+    refusals = []
+    for values in changed:
+        try:
+            kinds = read(tmp_path, **values).kinds
+        except ModelUnreadable as error:
+            refusals.append(error.message)
+        else:
+            for kind in kinds:
+                make_rope(kind.rope, torch.device("cpu"))
+    assert 200 < len(refusals) < len(changed) - 50
+    assert all(str(tmp_path / "config.json: ") in one and "\n" not in one for one in refusals)

@@ -35,7 +35,7 @@ def test_integers_are_bounded(value: object) -> None:
         fields(size=value).integer("size")
 
 
-@pytest.mark.parametrize("value", [0, -1.5, float("inf"), float("nan"), False, "1", {}])
+@pytest.mark.parametrize("value", [0, -1.5, float("inf"), float("nan"), False, "1", {}, 10**400])
 def test_numbers_are_finite_and_positive(value: object) -> None:
     with pytest.raises(ConfigInvalid, match=r"^a\.json: deep\.size: a finite number above 0"):
         fields(size=value).number("size")
@@ -54,6 +54,26 @@ def test_absent_and_null_take_the_default_or_are_missing() -> None:
     assert fields().integer("left_out") == fields(left_out=None).integer("left_out") == 7
     with pytest.raises(ConfigInvalid, match=r"deep\.size: missing"):
         fields(size=None).integer("size")
+
+
+def test_an_optional_field_may_be_null_but_not_wrong() -> None:
+    assert fields().optional_integer("left_out") == fields().optional_number("left_out") == 7
+    assert fields(left_out=None).optional_integer("left_out") is None
+    assert fields(left_out=None).optional_number("left_out") is None
+    assert fields().optional_number("nowhere") is None
+    assert (fields(size=3).optional_integer("size"), fields(size=3).optional_number("size")) == (3, 3.0)
+    for wrong in (0, "3", False, [3]):
+        with pytest.raises(ConfigInvalid, match=r"deep\.size: "):
+            fields(size=wrong).optional_integer("size")
+        with pytest.raises(ConfigInvalid, match=r"deep\.size: "):
+            fields(size=wrong).optional_number("size")
+
+
+@pytest.mark.parametrize("value", [[1.0], [1, 2, 3], [1, 0], [1, "2"], [1, True], 2, [1, 10**400], None])
+def test_lists_of_numbers_have_their_length(value: object) -> None:
+    assert fields(size=[1, 0.5]).numbers("size", 2) == (1.0, 0.5)
+    with pytest.raises(ConfigInvalid, match=r"^a\.json: deep\.size: (a list of 2 finite numbers|missing)"):
+        fields(size=value).numbers("size", 2)
 
 
 def test_long_values_are_cut() -> None:

@@ -108,10 +108,38 @@ def test_nothing_is_allocated_for_a_model_that_does_not_fit_its_files(
         load_model(folder, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"hidden_size": 32},
+            r"embed_tokens\.weight: shape .* asks for \[256, 32\] \(vocab_size, hidden_size\)",
+        ),
+        ({"vocab_size": 300}, r"embed_tokens\.weight: .*\[300, 64\] \(vocab_size, hidden_size\)"),
+        ({"num_hidden_layers": 3, "layer_types": None}, r"layers\.2\.self_attn\.q_proj\.weight: missing"),
+        (
+            {"num_hidden_layers": 1, "layer_types": None},
+            r"layers\.1\..*: config\.json asks for no such tensor",
+        ),
+        ({"num_attention_heads": 2}, r"q_proj\.weight: .*\(num_attention_heads, .*head_dim"),
+        ({"head_dim": 32}, r"q_proj\.weight: .*\(num_attention_heads, .*head_dim"),
+        ({"intermediate_size": 8}, r"gate_proj\.weight: .*\(intermediate_size, hidden_size\)"),
+        ({"attention_bias": True}, r"q_proj\.bias: missing, config\.json asks for it \(attention_bias"),
+        ({"tie_word_embeddings": False}, r"lm_head\.weight: missing.* tie_word_embeddings\)"),
+    ],
+)
+def test_a_setting_that_does_not_fit_the_weights_is_named(change: dict, words: str, folder: Path) -> None:
+    edit(folder, **change)
+    with pytest.raises(TensorInvalid, match=words) as caught:
+        load_model(folder, "cpu")
+    assert str(folder / SINGLE) in caught.value.message
+    assert "\n" not in caught.value.message
+
+
 def test_namespaces_differ_by_weights_rotation_type_and_block_size(folder: Path, tiny: Path) -> None:
     def namespace(where: Path, dtype: str = "auto", block_tokens: int = 16) -> bytes:
         model = load_model(where, "cpu", dtype)
-        return model.namespace(model.kv_group(block_tokens))
+        return model.namespace(model.kv_groups(block_tokens))
 
     plain = namespace(tiny)
     assert namespace(folder) == plain
@@ -124,6 +152,6 @@ def test_namespaces_differ_by_weights_rotation_type_and_block_size(folder: Path,
 
 
 def test_the_kv_group_is_the_models(tiny: Path) -> None:
-    group = load_model(tiny, "cpu", "bfloat16").kv_group(8)
+    (group,) = load_model(tiny, "cpu", "bfloat16").kv_groups(8)
     assert group.block_shape == (2, 2, 2, 8, 16)
     assert group.dtype == "bfloat16"

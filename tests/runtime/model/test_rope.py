@@ -7,36 +7,53 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from holdfast.runtime.model.config import read_config
 from holdfast.runtime.model.rope import make_rope
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "rope_theta": 1e6}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
+FACTORS = {"short_factor": [1.0] * 32, "long_factor": [1 + number / 8 for number in range(32)]}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 KINDS = {
     "default": {"rope_type": "default", "rope_theta": 1e6},
     "linear": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1e4},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+    "llama3": {**LLAMA3, "factor": 8.0, "original_max_position_embeddings": 128},
+    "llama3, stated": {**LLAMA3, "factor": 32.0},
     "yarn": YARN,
     "yarn, ramp": {**YARN, "beta_fast": 24, "beta_slow": 2, "truncate": False},
     "yarn, gain": {**YARN, "attention_factor": 1.5},
+    "yarn, mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
     "yarn, short": {**YARN, "original_max_position_embeddings": 16},
+    "longrope": {**LONG, **FACTORS},
+    "longrope, factor": {**LONG, **FACTORS, "factor": 16.0},
+    "longrope, gain": {**LONG, **FACTORS, "attention_factor": 1.25},
 }
+ATOL = {"dynamic": 1e-3, "yarn, mscale": 2e-7}  # another order of the same fp32 sums
+POSITIONS = {"dynamic": [0, 1, 17, 510, 511]}  # beyond: see test_long_contexts
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_angles_are_those_of_transformers(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    theirs = Qwen3Config(
-        num_hidden_layers=1, head_dim=64, max_position_embeddings=512, rope_parameters=dict(KINDS[kind])
+    theirs = LlamaConfig(
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        hidden_size=256,
+        max_position_embeddings=512,
+        rope_parameters=dict(KINDS[kind]),
     )
-    theirs.architectures = ["Qwen3ForCausalLM"]
+    theirs.architectures = ["LlamaForCausalLM"]
     theirs.save_pretrained(tmp_path)
     ours = read_config(tmp_path)
     assert (
-        ours.rope.kind == json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_type"]
+        ours.kinds[0].rope.kind
+        == json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_type"]
     )
-    positions = torch.tensor([0, 1, 17, 511, 2047])
-    cos, sin = make_rope(ours.rope, ours.head_dim, torch.device("cpu")).angles(positions, dtype)
-    expected = Qwen3RotaryEmbedding(theirs)(torch.zeros(1, dtype=dtype), positions[None])
-    torch.testing.assert_close((cos, sin), (expected[0][0], expected[1][0]), rtol=0, atol=0)
+    positions = torch.tensor(POSITIONS.get(kind, [0, 1, 17, 511, 2047]))
+    cos, sin = make_rope(ours.kinds[0].rope, torch.device("cpu")).angles(positions, dtype)
+    expected = LlamaRotaryEmbedding(theirs)(torch.zeros(1, dtype=dtype), positions[None])
+    torch.testing.assert_close((cos, sin), (expected[0][0], expected[1][0]), rtol=0, atol=ATOL.get(kind, 0))
