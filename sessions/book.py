@@ -1,35 +1,73 @@
-"""The book of sessions: who is open, and how many may be. Knows nothing of tenants' limits or handles yet."""
+"""The book of sessions: who is open, how many may be, and the way back to one by its handle.
+
+Sessions are in memory while somebody uses them; with a journal they are opened again from there. Knows
+nothing of sockets or of what a client has seen.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from ..runtime.link.client import EngineLink
-from .errors import SessionLimit, SessionUnknown
+from .errors import HandleUnknown, SessionLimit, SessionUnknown
+from .handles import SessionHandles, digest_of
 from .items import new_id
+from .journal.journal import Journal
+from .journal.log import EphemeralLog, JournaledLog, SessionLog
+from .journal.records import SessionRecord
+from .journal.replay import Replayed, replay
+from .journal.store import Stored
 from .language import Language
 from .session import Session
 from .settings import SessionSettings
 
 
-class SessionBook:
-    """All sessions of one engine."""
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """A session from the journal: what it is now, and what it was at birth."""
 
-    def __init__(self, link: EngineLink, language: Language, settings: SessionSettings | None = None) -> None:
+    session: Session
+    record: SessionRecord
+    replayed: Replayed
+
+
+class SessionBook:
+    """All sessions of one engine. Without a ``journal`` they end with the process."""
+
+    def __init__(
+        self,
+        link: EngineLink,
+        language: Language,
+        settings: SessionSettings | None = None,
+        journal: Journal | None = None,
+    ) -> None:
         self.language = language
         self.settings = settings or SessionSettings()
+        self.journal = journal
         self._link = link
         self._sessions: dict[str, Session] = {}
-        self._opened = 0
+        self._by_handle: dict[bytes, Session] = {}
+        self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
+        self._reopening = asyncio.Lock()
+        self._opened = self._reopened = 0
 
-    def create(self, *, salt: bytes = b"", now: datetime | None = None) -> Session:
-        """A new session. Raises ``SessionLimit``."""
-        if len(self._sessions) >= self.settings.max_sessions:
-            raise SessionLimit(f"{self.settings.max_sessions} sessions are open")
-        session = Session(
-            new_id("sess"), self._link, self.language, salt=salt, now=now, settings=self.settings
-        )
-        self._sessions[session.id] = session
+    def create(
+        self, *, salt: bytes = b"", now: datetime | None = None, owner: bytes = b"", config: bytes = b""
+    ) -> Session:
+        """A new session. ``owner`` is whose key made it; ``config`` is kept with it. Raises ``SessionLimit``,
+        ``StorageUnavailable``."""
+        self._check_room()
+        clock = (now or datetime.now().astimezone()).isoformat()
+        record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=clock, config=config)
+        log: SessionLog = EphemeralLog()
+        if self.journal is not None:
+            if self.journal.fault is not None:
+                raise self.journal.fault
+            log = JournaledLog.begin(self.journal, record)
+        session = self._made(record, log, SessionHandles(owner, log))
         self._opened += 1
         return session
 
@@ -40,21 +78,122 @@ class SessionBook:
             raise SessionUnknown(f"No session {session_id!r}")
         return session
 
-    async def close(self, session_id: str) -> None:
-        """End a session and forget it. Raises ``SessionUnknown``."""
+    async def resume(self, handle: str, owner: bytes) -> Session | Reopened:
+        """The session that ``handle`` opens; it has a new handle from now on.
+
+        Raises ``HandleUnknown``, the same for every reason; ``RecordDamaged``, ``SessionLimit``,
+        ``StorageUnavailable``.
+        """
+        digest = digest_of(handle)
+        if (leaving := self._leaving.get(digest)) is not None:
+            await leaving.wait()
+        async with self._reopening:
+            found: Session | Reopened | None = self._by_handle.get(digest)
+            if found is None and self.journal is not None:
+                found = await self._reopen(self.journal, digest, owner)
+        session = found.session if isinstance(found, Reopened) else found
+        if found is None or session is None or not session.handles.opens(digest, owner):
+            raise _unknown()
+        self._forget_handles(session)
+        session.handles.use(digest)
+        self._know_handles(session)
+        return found
+
+    async def close(self, session_id: str, *, interrupt: bool = False) -> None:
+        """End a session and forget it; the journal, if there is one, does not. Raises ``SessionUnknown``."""
         session = self.get(session_id)
+        self._forget_handles(session)
         del self._sessions[session_id]
-        await session.aclose()
+        left = asyncio.Event()
+        leaving = dict.fromkeys(session.handles.digests(), left)
+        self._leaving.update(leaving)
+        try:
+            await session.aclose(interrupt=interrupt)
+        finally:
+            left.set()
+            for digest in leaving:
+                del self._leaving[digest]
 
     def statistics(self) -> dict[str, float]:
         """Sums over the open sessions."""
-        totals = {"sessions": float(len(self._sessions)), "sessions_opened": float(self._opened)}
+        totals = {
+            "sessions": float(len(self._sessions)),
+            "sessions_opened": float(self._opened),
+            "sessions_reopened": float(self._reopened),
+        }
         for session in self._sessions.values():
             for name, value in session.statistics().items():
                 totals[f"session_{name}"] = totals.get(f"session_{name}", 0.0) + value
         return totals
 
     async def aclose(self) -> None:
-        """End all sessions."""
+        """End all sessions; in the journal what runs is interrupted, not ended."""
         for session_id in list(self._sessions):
-            await self.close(session_id)
+            await self.close(session_id, interrupt=True)
+
+    async def _reopen(self, journal: Journal, digest: bytes, owner: bytes) -> Reopened | None:
+        known = await journal.read(lambda store: store.handle(digest))
+        if known is None or known.owner != owner or known.session in journal.live:
+            return None
+        self._check_room()
+        journal.live.add(known.session)
+        try:
+            stored = await journal.read(lambda store: store.session(known.session))
+            if digest not in (stored.keyring.current, stored.keyring.previous):
+                raise _unknown()
+            return await self._again(journal, stored)
+        except BaseException:
+            journal.live.discard(known.session)
+            raise
+
+    async def _again(self, journal: Journal, stored: Stored) -> Reopened:
+        work = partial(
+            replay,
+            stored.operations,
+            max_items=self.settings.max_items,
+            max_events=journal.settings.max_events,
+        )
+        replayed = await asyncio.to_thread(work)
+        log = JournaledLog(journal, stored.number, len(stored.operations))
+        handles = SessionHandles(stored.record.owner, log, stored.keyring)
+        session = self._made(stored.record, log, handles, replayed)
+        self._reopened += 1
+        return Reopened(session, stored.record, replayed)
+
+    def _made(
+        self,
+        record: SessionRecord,
+        log: SessionLog,
+        handles: SessionHandles,
+        replayed: Replayed | None = None,
+    ) -> Session:
+        session = Session(
+            record.id,
+            self._link,
+            self.language,
+            history=None if replayed is None else replayed.history,
+            salt=record.salt,
+            now=datetime.fromisoformat(record.clock),
+            settings=self.settings,
+            log=log,
+            handles=handles,
+            reopened=replayed is not None,
+        )
+        self._sessions[session.id] = session
+        self._know_handles(session)
+        return session
+
+    def _check_room(self) -> None:
+        if len(self._sessions) >= self.settings.max_sessions:
+            raise SessionLimit(f"{self.settings.max_sessions} sessions are open")
+
+    def _know_handles(self, session: Session) -> None:
+        self._by_handle.update((digest, session) for digest in session.handles.digests())
+
+    def _forget_handles(self, session: Session) -> None:
+        for digest in session.handles.digests():
+            self._by_handle.pop(digest, None)
+
+
+def _unknown() -> HandleUnknown:
+    return HandleUnknown("No session can be resumed with this handle", param="handle")

@@ -15,6 +15,14 @@ SessionError
 ├── SessionUnknown            no session has this id
 ├── SessionLimit              as many sessions are open as may be
 ├── SessionClosed             the session was closed
+├── HandleUnknown             no session can be resumed with this handle: unknown, foreign, expired, used up
+├── EventsExpired             what came after the client's last event is no longer kept
+├── StorageUnavailable        the journal cannot write now: nothing new is begun or acknowledged
+├── RecordDamaged             a record of the journal fails its checksum, or is missing
+├── StoreUnusable             the journal's store cannot be opened
+│   ├── StoreHeld             another server has it
+│   ├── StoreForeign          it was written for another model
+│   └── StoreNewer            it was written by a later version
 └── TurnFailed                a turn that had begun could not end; it was rolled back
     ├── EngineUnavailable     because the engine died or does not answer
     └── EngineFull            because the engine holds as many sequences as it may
@@ -120,6 +128,54 @@ class SessionClosed(SessionError):
     """The session was closed."""
 
     code = "session_closed"
+
+
+class HandleUnknown(SessionError):
+    """No session can be resumed with this handle. One answer for every reason."""
+
+    code = "handle_unknown"
+
+
+class EventsExpired(SessionError):
+    """What came after the client's last event is no longer kept."""
+
+    code = "events_expired"
+
+
+class StorageUnavailable(SessionError):
+    """The journal cannot write now: nothing new is begun or acknowledged until there is room."""
+
+    code = "storage_unavailable"
+
+
+class RecordDamaged(SessionError):
+    """A record of the journal fails its checksum, or is missing: its session cannot be opened again."""
+
+    code = "record_damaged"
+
+
+class StoreUnusable(SessionError):
+    """The journal's store cannot be opened; the message names it."""
+
+    code = "store_unusable"
+
+
+class StoreHeld(StoreUnusable):
+    """Another server has the store; the message names its process."""
+
+    code = "store_held"
+
+
+class StoreForeign(StoreUnusable):
+    """The store was written for another model: its token ids would mean something else."""
+
+    code = "store_foreign"
+
+
+class StoreNewer(StoreUnusable):
+    """The store was written by a later version of Holdfast."""
+
+    code = "store_newer"
 
 
 class TurnFailed(SessionError):

@@ -16,7 +16,18 @@ import numpy as np
 from .errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
 from .events import MissReason
 from .ids import Ids, frozen
-from .items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, checked_item, checked_preamble
+from .items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Preamble,
+    checked_item,
+    checked_preamble,
+    new_id,
+)
+from .journal.records import Deleted, Inserted, Record, forget
+from .requests import TurnRequest
 from .tree import Reply, Tree, TurnNode
 
 ROOT = "root"
@@ -57,9 +68,9 @@ class Draft:
     prompt: Ids
     miss: MissReason | None = None
 
-    def node(self, reply: Reply) -> TurnNode:
+    def node(self, reply: Reply, node_id: str | None = None) -> TurnNode:
         """The turn with its reply."""
-        return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply)
+        return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id or new_id("turn"))
 
     def tokens(self) -> Ids:
         """The whole prompt from the root, ``[keep + len(prompt)]``."""
@@ -76,6 +87,18 @@ class Turn:
     script: Script
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """What a request puts before the model, settled: ``turn`` where its reply joins the history.
+
+    ``aside``: on a sequence of its own, since it is out of band or overrides what the branch holds.
+    """
+
+    turn: Turn | None
+    script: Script
+    aside: bool
+
+
 class Slot:
     """Where the reply of the running turn will stand; what is appended meanwhile comes after it."""
 
@@ -84,9 +107,15 @@ _Entry: TypeAlias = Item | Reply | Slot
 
 
 class History:
-    """The items of one conversation, in order; begin, commit or abort a turn on them."""
+    """The items of one conversation, in order; begin, commit or abort a turn on them.
 
-    def __init__(self, preamble: Preamble | None = None, *, max_items: int = 20_000) -> None:
+    ``record`` hears of items put in and taken out.
+    """
+
+    def __init__(
+        self, preamble: Preamble | None = None, *, max_items: int = 20_000, record: Record = forget
+    ) -> None:
+        self.record = record
         self._max_items = max_items
         self.tree = Tree()
         self._preamble = checked_preamble(preamble or Preamble())
@@ -138,11 +167,13 @@ class History:
             place = self._after(previous_item_id)
         self._entries.insert(place, item)
         self._home[item.id] = item
+        self.record(Inserted(item=item, previous=previous_item_id))
 
     def delete(self, item_id: str) -> None:
         """Take an item out. What else its reply held stays, as items. Raises ``ItemUnknown``."""
         self._loosen(item_id, "item_id")
         del self._entries[self._index(self._home.pop(item_id))]
+        self.record(Deleted(item=item_id))
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
         """What a turn begun now puts before the model; ``preamble`` and ``items`` override for it alone."""
@@ -154,6 +185,14 @@ class History:
         base, miss = self._base(segments)
         return Script(self._preamble, segments, base, miss)
 
+    def place(self, request: TurnRequest) -> Placed:
+        """Begin what is asked for. Raises ``ConversationBusy`` while another turn runs."""
+        preamble = request.preamble(self._preamble)
+        plain = preamble == self._preamble and request.input is None
+        turn = None if request.out_of_band else self.begin_turn()
+        script = self.script() if plain else self.script(preamble, request.input)
+        return Placed(turn, script, aside=request.out_of_band or not plain)
+
     def begin_turn(self) -> Turn:
         """Hold the place of a reply here. Raises ``ConversationBusy`` while another turn runs."""
         if self._slot is not None:
@@ -163,10 +202,10 @@ class History:
         self._entries.append(self._slot)
         return Turn(self._slot, script)
 
-    def commit_turn(self, turn: Turn, draft: Draft, reply: Reply) -> TurnNode:
+    def commit_turn(self, turn: Turn, draft: Draft, reply: Reply, node_id: str | None = None) -> TurnNode:
         """The turn becomes a node and the tree's head, its reply an entry in its slot."""
         place = self._close(turn)
-        node = draft.node(reply)
+        node = draft.node(reply, node_id)
         self._entries.insert(place, reply)
         self._home.update((item.id, reply) for item in reply.items)
         self.tree.move(node)
@@ -228,6 +267,18 @@ class History:
             place = self._index(entry)
             self._entries[place : place + 1] = entry.items
             self._home.update((item.id, item) for item in entry.items)
+
+
+def turns_of(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], Reply | None]]:
+    """Inputs and reply of each turn; the last has no reply yet."""
+    inputs: list[Item] = []
+    for segment in segments:
+        if isinstance(segment, Reply):
+            yield tuple(inputs), segment
+            inputs = []
+        else:
+            inputs.append(segment)
+    yield tuple(inputs), None
 
 
 def _length(segment: Segment) -> int:

@@ -25,6 +25,16 @@ def frozen(ids: Ids) -> Ids:
     return ids
 
 
+def bytes_of(ids: Ids) -> bytes:
+    """Little-endian int32, as the journal keeps them."""
+    return ids.astype("<i4").tobytes()
+
+
+def ids_from(data: bytes) -> Ids:
+    """The ids again."""
+    return frozen(np.frombuffer(data, dtype="<i4").astype(np.int32))
+
+
 def common_prefix(one: Ids, other: Ids) -> int:
     """How many tokens both begin with."""
     shared = min(len(one), len(other))

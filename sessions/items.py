@@ -5,6 +5,7 @@ Knows nothing of frames (the gateway translates) nor of how a template writes an
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import Any, Literal, TypeAlias
 
@@ -66,6 +67,12 @@ class Preamble(msgspec.Struct, frozen=True, kw_only=True):
 def new_id(prefix: str) -> str:
     """A fresh id such as ``item_3f…``, of 96 random bits."""
     return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def derived_id(prefix: str, *seeds: str) -> str:
+    """An id like those of ``new_id``, the same whenever the seeds are: what is done again gets it again."""
+    digest = hashlib.blake2b("\0".join(seeds).encode(), digest_size=12)
+    return f"{prefix}_{digest.hexdigest()}"
 
 
 def checked_item(item: Item) -> Item:

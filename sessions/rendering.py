@@ -8,10 +8,9 @@ where the template would now write it otherwise. Knows nothing of the engine.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from datetime import datetime
 
-from .history import Draft, Script, Segment
+from .history import Draft, Script, turns_of
 from .ids import NONE, Ids, ids_of
 from .items import Item, Message
 from .settled import Settled
@@ -38,7 +37,7 @@ class Renderer:
         """
         pieces = self._template.pieces(script.preamble, script.segments)
         kept = _turns_on(script.base)
-        turns = list(_turns(script.segments))
+        turns = list(turns_of(script.segments))
         parent = script.base
         for (inputs, reply), piece in zip(turns[kept:], pieces[kept:], strict=True):
             draft = self._join(parent, inputs, piece, script)
@@ -87,15 +86,3 @@ class Renderer:
 
 def _turns_on(node: TurnNode | None) -> int:
     return 0 if node is None else sum(1 for _ in node.ancestry())
-
-
-def _turns(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], Reply | None]]:
-    """Inputs and reply of each turn; the last has no reply yet."""
-    inputs: list[Item] = []
-    for segment in segments:
-        if isinstance(segment, Reply):
-            yield tuple(inputs), segment
-            inputs = []
-        else:
-            inputs.append(segment)
-    yield tuple(inputs), None

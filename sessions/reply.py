@@ -6,7 +6,7 @@ history.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from ..runtime.link.messages import TokenLogprob
@@ -24,7 +24,7 @@ class ReplyReader:
     ``ids``: those that belong to the reply so far, the end token included when the model sampled it
     (``ended``). ``matched``: a stop string was found; the last of ``ids`` completes it, and later ones
     were not taken. ``halted``: the last of ``ids`` is one of ``stop_ids``, which has no text. Stop strings
-    are looked for from ``min_tokens`` ids on.
+    are looked for from ``min_tokens`` ids on. ``new_id`` names what is begun.
     """
 
     def __init__(
@@ -36,7 +36,9 @@ class ReplyReader:
         parse_calls: bool = True,
         stop_ids: Iterable[int] = (),
         min_tokens: int = 0,
+        new_id: Callable[[str], str] = new_id,
     ) -> None:
+        self._new_id = new_id
         self.ids: list[int] = []
         self.ended = False
         self.halted = False
@@ -110,7 +112,7 @@ class ReplyReader:
                 case CallOpened():
                     self._end_message(complete=True)
                     self._scores.clear()  # these tokens are the call's
-                    started = CallStarted(new_id("item"), new_id("call"), piece.name)
+                    started = CallStarted(self._new_id("item"), self._new_id("call"), piece.name)
                     self._call = (started, [])
                     yield started
                 case CallArguments():
@@ -123,7 +125,7 @@ class ReplyReader:
 
     def _say(self, text: str) -> TextDelta:
         if self._text is None:
-            self._text = (new_id("item"), [])
+            self._text = (self._new_id("item"), [])
         item_id, deltas = self._text
         deltas.append(text)
         scores = tuple(self._scores)

@@ -16,11 +16,13 @@ from ..runtime.errors import EngineGone
 from ..runtime.link.client import EngineLink
 from .errors import EngineUnavailable, PromptTooLong
 from .events import MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
-from .history import Draft, History, Script
-from .ids import ids_of
+from .history import Draft, History, Placed, Script
+from .ids import NONE, Ids, bytes_of, ids_of
+from .items import new_id
+from .journal.records import Said, Span
+from .journal.replay import ended, reader_of, refused, spans_of
 from .language import Language
 from .rendering import Renderer
-from .reply import ReplyReader
 from .requests import TurnRequest
 from .run import Ending, Run
 from .sequence import LiveSequence
@@ -53,20 +55,30 @@ class Response:
     ``ConversationBusy``. Reading may raise ``PromptTooLong``, ``TemplateFailed`` or ``EngineUnavailable``
     in place of the first event: then nothing has changed. After ``ReplyStarted`` whatever happens ends in
     a ``ReplyDone``. For one reader.
+
+    One that was interrupted goes on from ``placed`` and the ids it had ``said``, and tells them again; its
+    items' ids follow from its own, so that they stay the same.
     """
 
     def __init__(
-        self, branch: Branch, request: TurnRequest, ended: Callable[[], None] = lambda: None
+        self,
+        branch: Branch,
+        request: TurnRequest,
+        response_id: str | None = None,
+        *,
+        ended: Callable[[], None] = lambda: None,
+        placed: Placed | None = None,
+        said: Ids = NONE,
     ) -> None:
+        self.id = response_id or new_id("resp")
         self._branch = branch
         self._ended = ended
         self._request = branch.language.spelled(request)
-        preamble = request.preamble(branch.history.preamble)
-        plain = preamble == branch.history.preamble and request.input is None
-        self._turn = None if request.out_of_band else branch.history.begin_turn()
-        self._script = branch.history.script() if plain else branch.history.script(preamble, request.input)
-        self._aside = request.out_of_band or not plain  # on a sequence of its own
+        placed = placed or branch.history.place(request)
+        self._turn, self._script, self._aside = placed.turn, placed.script, placed.aside
         self._sequence = branch.sequence.child() if self._aside else branch.sequence
+        self._said = said
+        self._recorded = len(said)
         self._draft: Draft | None = None
         self._run: Run | None = None
         self._prompt_tokens = self._new_tokens = 0
@@ -132,12 +144,13 @@ class Response:
         if self._run is None:
             try:
                 self._run = await self._begin()
-            except BaseException:
-                self._roll_back()
+            except BaseException as fault:
+                self._roll_back(fault)
                 raise
             self._events.append(ReplyStarted(self._prompt_tokens))
         elif self._run.ending is None:
             self._events += await self._run.advance()
+            self._record_said(self._run)
         else:  # all deltas were read: now the reply becomes history
             await self._conclude(self._run, self._run.ending)
 
@@ -158,16 +171,9 @@ class Response:
         self._new_tokens = len(said.prompt) + self._pending(said)
         self._restarted = branch.sequence.lost
         end_ids = branch.language.end_ids(hello.eos_ids)
-        reader = ReplyReader(
-            branch.language.tokenizer,
-            end_ids=end_ids,
-            stops=self._request.stop,
-            parse_calls=self._request.parse_calls,
-            stop_ids=self._request.stop_ids,
-            min_tokens=self._request.min_output_tokens,
-        )
+        reader = reader_of(self.id, self._request, branch.language, end_ids)
         stop_ids = tuple(sorted(end_ids.union(self._request.stop_ids)))
-        run = Run(self._sequence, reader, self._request, prompt, hello.max_context, stop_ids)
+        run = Run(self._sequence, reader, self._request, prompt, hello.max_context, stop_ids, self._said)
         if self._cancelled:
             await run.cancel()
         return run
@@ -182,21 +188,39 @@ class Response:
         if self._over:
             return
         self._over = True
+        self._record_said(run)
         reply = Reply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
-        if self._turn is not None and self._draft is not None:
-            if ending.status is ReplyStatus.FAILED or not len(reply.ids):
-                self._branch.history.abort_turn(self._turn)
-            else:
-                self._branch.history.commit_turn(self._turn, self._draft, reply)
+        spans = self._commit(ending, reply)
         usage = self._usage(ending, len(reply.ids))
-        self._events.append(ReplyDone(ending.status, ending.reason, reply.items, usage, ending.error))
+        done = ReplyDone(ending.status, ending.reason, reply.items, usage, ending.error)
+        self._branch.history.record(ended(self.id, done, spans, run.reader.ended))
+        self._events.append(done)
         self._ended()
         if self._aside:
             await self._sequence.close()
 
-    def _roll_back(self) -> None:
-        if not self._over and self._turn is not None:
-            self._branch.history.abort_turn(self._turn)
+    def _commit(self, ending: Ending, reply: Reply) -> tuple[Span, ...]:
+        """Make the turn part of the history, or take it back; the tokens of its new nodes."""
+        history, turn = self._branch.history, self._turn
+        if turn is None or self._draft is None:
+            return ()
+        if ending.status is ReplyStatus.FAILED or not len(reply.ids):
+            history.abort_turn(turn)
+            return ()
+        return spans_of(turn.script, history.commit_turn(turn, self._draft, reply))
+
+    def _record_said(self, run: Run) -> None:
+        """The durable cursor follows the reader."""
+        new = run.reader.ids[self._recorded :]
+        if new and self._turn is not None:
+            self._recorded += len(new)
+            self._branch.history.record(Said(response=self.id, ids=bytes_of(ids_of(new))))
+
+    def _roll_back(self, fault: BaseException | None = None) -> None:
+        if not self._over:
+            if self._turn is not None:
+                self._branch.history.abort_turn(self._turn)
+            self._branch.history.record(refused(self.id, fault))
         self._over = True
         self._ended()
 

@@ -16,7 +16,7 @@ from ..runtime.link.generation import Generation
 from ..runtime.link.messages import Finish, Limits, Row, Work
 from .errors import EngineFull, EngineUnavailable, TurnFailed
 from .events import EndReason, ReplyEvent, ReplyStatus
-from .ids import Ids, frozen, ids_of
+from .ids import NONE, Ids, frozen, ids_of
 from .reply import ReplyReader
 from .requests import TurnRequest
 from .sequence import LiveSequence
@@ -33,7 +33,11 @@ class Ending:
 
 
 class Run:
-    """Runs one prompt on one sequence. ``ending`` is set once it is over."""
+    """Runs one prompt on one sequence. ``ending`` is set once it is over.
+
+    ``said``: what the reply has said already, before this process or this engine; it is told again, and the
+    generation goes on from there.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class Run:
         prompt: Ids,
         max_context: int,
         stop_ids: tuple[int, ...],
+        said: Ids = NONE,
     ) -> None:
         room = max_context - len(prompt)
         self.reader = reader
@@ -52,6 +57,8 @@ class Run:
         self._sampling = request.sampling
         most = min(room, request.max_output_tokens or room)
         self._limits = Limits(most, stop_ids, min(request.min_output_tokens, most))
+        self._said = said
+        self._retold = not len(said)
         self._generation: Generation | None = None
         self._resident = 0
         self._cancelled = False
@@ -59,6 +66,8 @@ class Run:
     async def advance(self) -> list[ReplyEvent]:
         """The next events, possibly none; once ``ending`` is set there are no more."""
         try:
+            if not self._retold:
+                return self._retell()
             if self._generation is None and not self._cancelled:
                 await self._start()
                 return []
@@ -73,11 +82,22 @@ class Run:
             with suppress(RuntimeFault):
                 await self._generation.aclose()
 
+    def _retell(self) -> list[ReplyEvent]:
+        """What was said already; it may have been the whole reply."""
+        self._retold = True
+        events = self.reader.feed(self._said.tolist())
+        over = self.reader.ended or self.reader.matched
+        if over:
+            self._end(ReplyStatus.COMPLETED, EndReason.STOP, None)
+        elif len(self._said) >= self._limits.max_tokens:
+            self._end(ReplyStatus.INCOMPLETE, EndReason.MAX_OUTPUT_TOKENS, None)
+        return events if self.ending is None else events + self.reader.finish(cut=not over)
+
     async def _start(self) -> None:
-        state = await self._sequence.bring(self._prompt)
-        self._resident = state.computed
+        state = await self._sequence.bring(self._all())
+        self._resident = min(state.computed, len(self._prompt))
         if not self._cancelled:
-            self._generation = await self._sequence.generate(self._sampling, self._limits)
+            self._generation = await self._sequence.generate(self._sampling, self._limits, len(self._said))
 
     async def _read(self) -> list[ReplyEvent]:
         row = None

@@ -20,16 +20,24 @@ from .ids import NONE, Ids, common_prefix
 class LiveSequence:
     """At most one sequence of the engine, with the tokens it is known to hold.
 
-    With an ``origin`` it begins as a fork of that one, where the two share at least a block.
+    With an ``origin`` it begins as a fork of that one, where the two share at least a block. ``reopened``: an
+    engine that is gone held the branch.
     """
 
-    def __init__(self, link: EngineLink, salt: bytes = b"", origin: LiveSequence | None = None) -> None:
+    def __init__(
+        self,
+        link: EngineLink,
+        salt: bytes = b"",
+        origin: LiveSequence | None = None,
+        *,
+        reopened: bool = False,
+    ) -> None:
         self._link = link
         self._salt = salt
         self._origin = origin
         self._state: State | None = None
         self._held = NONE
-        self._incarnation = link.incarnation
+        self._incarnation = 0 if reopened else link.incarnation  # the first engine is number 1
         self._verbs = asyncio.Lock()
         self.retracted = False  # since the last turn, tokens were computed ahead that did not stay
         self._ahead = False  # what is held was anticipated
@@ -93,10 +101,13 @@ class LiveSequence:
         self._certain = False
         return self._settle(await self._link.open(ids.tolist(), self._salt), ids)
 
-    async def generate(self, sampling: Sampling, limits: Limits) -> Generation:
-        """Begin a generation on what is held; ``stop`` or ``finished`` tells how it ended."""
+    async def generate(self, sampling: Sampling, limits: Limits, generated_from: int = 0) -> Generation:
+        """Begin a generation on what is held; ``stop`` or ``finished`` tells how it ended.
+
+        ``generated_from``: how many of the last tokens held were generated before.
+        """
         self._certain = False
-        generation = await self._link.generate(self._open.seq, sampling, limits)
+        generation = await self._link.generate(self._open.seq, sampling, limits, generated_from)
         self._state = generation.state  # of the epoch that the rows have
         return generation
 

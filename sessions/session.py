@@ -10,8 +10,13 @@ from datetime import datetime
 from ..runtime.link.client import EngineLink
 from .anticipation import Anticipation, Arrival
 from .errors import SessionClosed
+from .events import ReplyEvent
+from .handles import SessionHandles
 from .history import History
 from .items import Message
+from .journal.log import EphemeralLog, SessionLog
+from .journal.records import Begun, request_form
+from .journal.replay import Past, retold
 from .language import Language
 from .requests import TurnRequest
 from .response import Branch, Response
@@ -20,7 +25,11 @@ from .settings import SessionSettings
 
 
 class Session:
-    """One conversation. ``salt`` separates tenants' cached blocks; ``now`` is the template's today."""
+    """One conversation. ``salt`` separates tenants' cached blocks; ``now`` is the template's today.
+
+    ``log`` is its place in the journal, ``handles`` are those that open it, ``reopened`` tells that it comes
+    from there.
+    """
 
     def __init__(
         self,
@@ -32,29 +41,54 @@ class Session:
         salt: bytes = b"",
         now: datetime | None = None,
         settings: SessionSettings | None = None,
+        log: SessionLog | None = None,
+        handles: SessionHandles | None = None,
+        reopened: bool = False,
     ) -> None:
         settings = settings or SessionSettings()
         self.id = id
         self.history = history or History(max_items=settings.max_items)
-        self._sequence = LiveSequence(link, salt)
+        self.log: SessionLog = log or EphemeralLog()
+        self.history.record = self.log.append
+        self.handles = handles or SessionHandles(b"", self.log)
+        self._sequence = LiveSequence(link, salt, reopened=reopened)
         renderer = language.renderer(now or datetime.now().astimezone())
         self._branch = Branch(self.history, renderer, language, link, self._sequence, settings)
         self._anticipation = Anticipation(self._branch)
         self._responses: list[Response] = []
         self._closed = False
 
-    def respond(self, request: TurnRequest) -> Response:
+    def respond(self, request: TurnRequest, response_id: str | None = None, note: bytes = b"") -> Response:
         """Begin a turn: what it puts before the model is settled now, its events are read from the
-        response.
+        response. ``note`` is kept with it in the journal.
 
         Raises ``ConversationBusy`` while another one writes the conversation; out-of-band ones may run
         beside it.
         """
         if self._closed:
             raise SessionClosed(f"Session {self.id} was closed")
-        response = Response(self._branch, request, self._anticipation.resume)
-        self._responses = [*self._live(), response]
-        return response
+        response = Response(self._branch, request, response_id, ended=self._anticipation.resume)
+        form = request_form(request) if response.writes else {}
+        self.log.append(Begun(response=response.id, request=form, writes=response.writes, note=note))
+        return self._began(response)
+
+    def go_on(self, past: Past) -> Response:
+        """The response that was interrupted: it tells what it had told, and goes on from there."""
+        return self._began(
+            Response(
+                self._branch,
+                past.request,
+                past.id,
+                ended=self._anticipation.resume,
+                placed=past.placed,
+                said=past.ids,
+            )
+        )
+
+    def retold(self, past: Past) -> list[ReplyEvent]:
+        """What a response told that has ended."""
+        branch = self._branch
+        return retold(past, branch.language, branch.language.end_ids(branch.link.hello.eos_ids))
 
     async def cancel(self) -> bool:
         """Cancel the response that writes the conversation; False if there is none."""
@@ -81,13 +115,23 @@ class Session:
             "responses": len(self._live()),
         }
 
-    async def aclose(self) -> None:
-        """Cancel what runs and let the engine's sequence go; its KV stays cached until evicted."""
+    async def aclose(self, *, interrupt: bool = False) -> None:
+        """Cancel what runs and let the engine's sequence go; its KV stays cached until evicted.
+
+        ``interrupt``: in the journal what runs has not ended, and goes on when the session is opened again.
+        """
         self._closed = True
         await self._anticipation.aclose()
+        if interrupt:
+            self.log.close()
         for response in self._live():
             await response.cancel()
         await self._sequence.close()
+        self.log.close()
+
+    def _began(self, response: Response) -> Response:
+        self._responses = [*self._live(), response]
+        return response
 
     def _live(self) -> list[Response]:
         return [response for response in self._responses if not response.over]

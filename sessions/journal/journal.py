@@ -1,0 +1,267 @@
+"""The journal of one server: sessions hand it changes, one thread commits them in groups.
+
+A group is all that was queued while the last commit ran; ids that were said may wait a little for company.
+A commit that fails is tried again until it holds: what waits for it is not acknowledged meanwhile. Knows
+nothing of what a change means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import StorageUnavailable
+from .lock import StoreLock
+from .settings import JournalSettings
+from .store import Change, JournalStore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+FREE_SECONDS = 0.2  # how long a look at the disk's free space is believed
+
+
+class Journal:
+    """Open it with ``Journal.open``; for one event loop."""
+
+    def __init__(self, store: JournalStore, lock: StoreLock, settings: JournalSettings, first: int) -> None:
+        self.settings = settings
+        self.live: set[int] = set()
+        """Numbers of the sessions in memory: retention leaves them alone."""
+        self.watchers: set[Callable[[StorageUnavailable], None]] = set()
+        """Told on the loop when a commit has failed for the first time."""
+        self._store = store
+        self._lock = lock
+        self._loop = asyncio.get_running_loop()
+        self._next_number = first
+        self._changed = threading.Condition()
+        self._queue: list[Change] = []
+        self._jobs: deque[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = deque()
+        self._queued = 0
+        self._urgent = False
+        self._oldest: float | None = None  # when the first of the queue came
+        self._closing = False
+        self._durable = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._fault: StorageUnavailable | None = None
+        self._looked = 0.0
+        self._free = 0
+        self._commits = self._failures = 0
+        self._thread = threading.Thread(target=self._run, name="holdfast-journal", daemon=True)
+
+    @classmethod
+    async def open(
+        cls, folder: Path, model: bytes, settings: JournalSettings, lock: StoreLock | None = None
+    ) -> Journal:
+        """The journal in ``folder``, whose lock may be held already. Raises ``StoreUnusable``."""
+        held = lock
+        if held is None:
+            held = await asyncio.to_thread(StoreLock(folder).acquire, settings.lock_seconds)
+        try:
+            store = await asyncio.to_thread(JournalStore.open, folder, model, settings)
+            await asyncio.to_thread(store.sweep, frozenset())
+            journal = cls(store, held, settings, await asyncio.to_thread(store.next_number))
+        except BaseException:
+            held.release()
+            raise
+        journal._thread.start()
+        return journal
+
+    async def aclose(self) -> None:
+        """Commit what is queued, if it can be, and let the store go."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
+        self._store.close()
+        self._lock.release()
+
+    # --- for sessions ---------------------------------------------------------------------------------------
+
+    def new_number(self) -> int:
+        """A number for a new session."""
+        self._next_number += 1
+        return self._next_number - 1
+
+    def put(self, changes: Iterable[Change], *, urgent: bool = True) -> None:
+        """Queue changes that belong together: they are committed together, in order."""
+        with self._changed:
+            before = len(self._queue)
+            self._queue += changes
+            self._queued += len(self._queue) - before
+            if self._oldest is None:
+                self._oldest = time.monotonic()
+                self._changed.notify()
+            if urgent and not self._urgent:
+                self._urgent = True
+                self._changed.notify()
+
+    def sync(self) -> asyncio.Future[None]:
+        """Done when all that was put so far is durable."""
+        number = self._queued
+        if self._waiting and self._waiting[-1][0] == number:
+            return self._waiting[-1][1]
+        done: asyncio.Future[None] = self._loop.create_future()
+        if number <= self._durable:
+            done.set_result(None)
+            return done
+        self._waiting.append((number, done))
+        with self._changed:
+            self._urgent = True
+            self._changed.notify()
+        return done
+
+    async def read(self, job: Callable[[JournalStore], T]) -> T:
+        """What ``job`` finds in the store, after all that was put before. Raises what it raises."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+        with self._changed:
+            self._jobs.append((job, answer))
+            self._changed.notify()
+        return await answer
+
+    @property
+    def fault(self) -> StorageUnavailable | None:
+        """Why nothing new may be begun now: the last commit failed, or the disk's reserve is touched."""
+        if self._fault is not None:
+            return self._fault
+        now = time.monotonic()
+        if now - self._looked > FREE_SECONDS:
+            self._looked, self._free = now, self._store.free_bytes()
+        if self._free < self.settings.reserve_bytes:
+            return StorageUnavailable(f"the journal's disk has {self._free} bytes left")
+        return None
+
+    async def statistics(self) -> dict[str, float]:
+        """Queue and store."""
+        stored = {} if self._fault else await self.read(lambda store: store.statistics())
+        return {
+            **stored,
+            "journal_queued": float(self._queued - self._durable),
+            "journal_commits": float(self._commits),
+            "journal_failures": float(self._failures),
+            "journal_unavailable": float(self.fault is not None),
+        }
+
+    # --- the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        swept = time.monotonic()
+        while True:
+            group, upto, jobs = self._next()
+            if group and not self._commit(group):
+                self._answer_closed(jobs)
+                return
+            if group:
+                self._tell(self._committed, upto)
+            for job, answer in jobs:
+                self._answer(job, answer)
+            if time.monotonic() - swept > self.settings.sweep_seconds:
+                swept = time.monotonic()
+                with suppress(StorageUnavailable):
+                    self._store.sweep(frozenset(self.live))
+            with self._changed:
+                if self._closing and not self._queue and not self._jobs:
+                    return
+
+    def _next(self) -> tuple[list[Change], int, list[Any]]:
+        """Wait for a group; all that is queued when it begins belongs to it."""
+        with self._changed:
+            while not (self._urgent or self._jobs or self._closing):
+                left = None
+                if self._oldest is not None:
+                    left = self._oldest + self.settings.cursor_seconds / 2 - time.monotonic()
+                    if left <= 0:
+                        break
+                self._changed.wait(left)
+            return self._taken()
+
+    def _taken(self) -> tuple[list[Change], int, list[Any]]:
+        group, self._queue = self._queue, []
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        self._urgent, self._oldest = False, None
+        return group, self._queued, jobs
+
+    def _commit(self, group: list[Change]) -> bool:
+        """Until it holds; False where the journal closes before."""
+        while True:
+            try:
+                self._store.write(group)
+            except StorageUnavailable as fault:
+                self._failures += 1
+                if self._fault is None:
+                    log.error("%s; new turns are refused", fault.message)
+                    self._fault = fault
+                    self._tell(self._alarm, fault)
+                if self._relieved() or self._paused():
+                    continue
+                return False
+            self._commits += 1
+            if self._fault is not None:
+                log.warning("the journal can be written again")
+                self._fault = None
+            return True
+
+    def _relieved(self) -> bool:
+        """Whether room was made inside a map that may grow no further."""
+        try:
+            return self._store.full and self._store.make_room(frozenset(self.live))
+        except StorageUnavailable:
+            return False
+
+    def _paused(self) -> bool:
+        """Wait before the next try, and answer who wants to read; False when there will be none."""
+        with self._changed:
+            if not self._closing:
+                self._changed.wait(self.settings.retry_seconds)
+            jobs = list(self._jobs)
+            self._jobs.clear()
+            closing = self._closing
+        self._answer_closed(jobs)
+        return not closing
+
+    def _answer(self, job: Callable[[JournalStore], Any], answer: asyncio.Future[Any]) -> None:
+        try:
+            found = job(self._store)
+        except Exception as fault:
+            self._tell(_fail, answer, fault)
+        else:
+            self._tell(_resolve, answer, found)
+
+    def _answer_closed(self, jobs: Iterable[tuple[Any, asyncio.Future[Any]]]) -> None:
+        """What is not committed must not be read past."""
+        for _, answer in jobs:
+            fault = self._fault or StorageUnavailable("the journal is closed")
+            self._tell(_fail, answer, StorageUnavailable(fault.message))
+
+    def _tell(self, heard: Callable[..., None], *words: Any) -> None:
+        with suppress(RuntimeError):  # the loop is gone
+            self._loop.call_soon_threadsafe(heard, *words)
+
+    # --- on the loop ----------------------------------------------------------------------------------------
+
+    def _committed(self, upto: int) -> None:
+        self._durable = upto
+        while self._waiting and self._waiting[0][0] <= upto:
+            _resolve(self._waiting.popleft()[1], None)
+
+    def _alarm(self, fault: StorageUnavailable) -> None:
+        for watcher in list(self.watchers):
+            watcher(fault)
+
+
+def _resolve(future: asyncio.Future[Any], found: Any) -> None:
+    if not future.done():
+        future.set_result(found)
+
+
+def _fail(future: asyncio.Future[Any], fault: Exception) -> None:
+    if not future.done():
+        future.set_exception(fault)

@@ -1,0 +1,203 @@
+"""What the journal holds: operations on a session, and records about it. The schema is the type.
+
+A value is 8 bytes xxh3 over key and payload, then the payload: one MessagePack object of maps, so that
+fields added later with defaults read older records. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+import xxhash
+
+from ...runtime.link.messages import Sampling
+from ..errors import RecordDamaged
+from ..events import EndReason, ReplyStatus, TurnUsage
+from ..items import Item, Preamble
+from ..requests import TurnRequest
+
+FORMAT = 1
+CHECK_BYTES = 8
+T = TypeVar("T")
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op"):
+    """One step of a session's life; replayed in order they give its history back."""
+
+
+class Heard(Operation, frozen=True, tag="heard"):
+    """A client event with this id was received; stands before what it caused, in the same commit."""
+
+    event: str
+
+
+class Inserted(Operation, frozen=True, tag="inserted"):
+    """An item was put after ``previous`` (None: at the end)."""
+
+    item: Item
+    previous: str | None = None
+
+
+class Deleted(Operation, frozen=True, tag="deleted"):
+    """An item was taken out."""
+
+    item: str
+
+
+class Configured(Operation, frozen=True, tag="configured"):
+    """Instructions and tools from now on; ``config`` is the gateway's whole configuration, opaque here."""
+
+    preamble: Preamble
+    config: bytes = b""
+
+
+class Begun(Operation, frozen=True, tag="begun"):
+    """A response was asked for. Its place in the history is here. ``note`` is the gateway's, opaque here."""
+
+    response: str
+    request: dict[str, Any]
+    writes: bool = True
+    note: bytes = b""
+
+
+class Said(Operation, frozen=True, tag="said"):
+    """The next ids of the reply, little-endian int32; the last of these records is the durable cursor."""
+
+    response: str
+    ids: bytes
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn node's own tokens: ``prompt`` (little-endian int32) on the first ``keep`` of its parent's path."""
+
+    node: str
+    keep: int
+    prompt: bytes
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """An error of ``sessions.errors``, by its code."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Ended(Operation, frozen=True, tag="ended"):
+    """A response ended; its ids are in the ``said`` records.
+
+    ``kept``: it became a turn, whose new nodes are ``spans`` (those rendered anew first, the turn's own
+    last). ``ended``: the last id is an end token. ``began`` is false where it was refused before a word.
+    """
+
+    response: str
+    status: ReplyStatus
+    reason: EndReason
+    kept: bool = False
+    ended: bool = False
+    began: bool = True
+    items: tuple[Item, ...] = ()
+    spans: tuple[Span, ...] = ()
+    usage: TurnUsage = TurnUsage()
+    error: Fault | None = None
+
+
+AnyOperation: TypeAlias = Heard | Inserted | Deleted | Configured | Begun | Said | Ended
+Record: TypeAlias = Callable[[AnyOperation], None]
+"""Where a session's parts put what must be remembered."""
+
+
+def forget(operation: AnyOperation) -> None:
+    """Remembers nothing: for sessions that need not outlive their process."""
+
+
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session is from birth. ``owner`` is whose key made it; ``clock`` the template's today (ISO)."""
+
+    id: str
+    owner: bytes
+    salt: bytes
+    clock: str
+    config: bytes = b""
+
+
+class Tail(msgspec.Struct, frozen=True, kw_only=True):
+    """How many operations a session has, and when the last was written (seconds since the epoch)."""
+
+    operations: int
+    used: float
+
+
+class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Which session a handle opens, and for whom. Its key is the handle's digest; the handle is nowhere."""
+
+    session: int
+    owner: bytes
+
+
+class Keyring(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests of the handles that are valid: the newest, and the one used last."""
+
+    current: bytes
+    previous: bytes | None = None
+
+
+class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the whole store is: its format, and the model whose token ids it holds."""
+
+    format: int
+    model: bytes
+
+
+def seal(key: bytes, record: object) -> bytes:
+    """The record as it is stored under ``key``."""
+    payload = msgspec.msgpack.encode(record)
+    return xxhash.xxh3_64_digest(key + payload) + payload
+
+
+def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
+    """The record stored under ``key``. Raises ``RecordDamaged``."""
+    payload = value[CHECK_BYTES:]
+    if xxhash.xxh3_64_digest(key + payload) != value[:CHECK_BYTES]:
+        raise RecordDamaged(f"a record's checksum is wrong (key {key.hex()})")
+    try:
+        record: T = msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as fault:
+        raise RecordDamaged(f"a record cannot be read (key {key.hex()}): {fault}") from None
+    return record
+
+
+def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
+    """The same operations with neighbouring ids of one reply in one record."""
+    out: list[AnyOperation] = []
+    for operation in operations:
+        last = out[-1] if out else None
+        if isinstance(operation, Said) and isinstance(last, Said) and last.response == operation.response:
+            out[-1] = Said(response=last.response, ids=last.ids + operation.ids)
+        else:
+            out.append(operation)
+    return out
+
+
+def request_form(request: TurnRequest) -> dict[str, Any]:
+    """A turn's request as plain data, sampling by name: fields may be added to it later."""
+    form: dict[str, Any] = msgspec.to_builtins(request)
+    sampling = request.sampling
+    named = {name: msgspec.to_builtins(getattr(sampling, name)) for name in sampling.__struct_fields__}
+    return {**form, "sampling": named}
+
+
+def request_from(form: dict[str, Any]) -> TurnRequest:
+    """The request again. Raises ``RecordDamaged``."""
+    try:
+        named = form.get("sampling", {})
+        known = {field.name: field.type for field in msgspec.structs.fields(Sampling)}
+        sampling = Sampling(
+            **{name: msgspec.convert(value, known[name]) for name, value in named.items() if name in known}
+        )
+        rest = {name: value for name, value in form.items() if name != "sampling"}
+        return msgspec.structs.replace(msgspec.convert(rest, TurnRequest), sampling=sampling)
+    except (msgspec.MsgspecError, TypeError) as fault:
+        raise RecordDamaged(f"a turn's request cannot be read: {fault}") from None

@@ -1,0 +1,226 @@
+"""A session's history made again from its operations, and what they say of its responses.
+
+Replaying an operation does what was done: so the same items, replies and nodes stand where they stood, and a
+response that was interrupted has its place again. Pure. Knows nothing of stores or of the engine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .. import errors
+from ..errors import RecordDamaged, SessionError
+from ..events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
+from ..history import Draft, History, Placed, Script, turns_of
+from ..ids import Ids, bytes_of, ids_from
+from ..items import derived_id
+from ..language import Language
+from ..reply import ReplyReader
+from ..requests import TurnRequest
+from ..tree import Reply, TurnNode
+from .records import (
+    AnyOperation,
+    Begun,
+    Configured,
+    Deleted,
+    Ended,
+    Fault,
+    Heard,
+    Inserted,
+    Said,
+    Span,
+    request_from,
+)
+
+
+@dataclass(slots=True)
+class Past:
+    """A response as the journal has it. Without ``ended`` it was interrupted."""
+
+    id: str
+    request: TurnRequest
+    note: bytes
+    placed: Placed
+    said: bytearray = field(default_factory=bytearray)
+    ended: Ended | None = None
+
+    @property
+    def ids(self) -> Ids:
+        """What it has said."""
+        return ids_from(bytes(self.said))
+
+
+@dataclass(slots=True)
+class Replayed:
+    """A session again. ``last``: its last response that wrote the history, the ``responses``th.
+
+    ``orphans``: responses out of band that were interrupted. ``heard``: ids of the latest client events, the
+    last one last. ``after_reply``: ids of the items that were appended while ``last`` ran. ``config``: the
+    gateway's latest, None where it was never changed.
+    """
+
+    history: History
+    heard: deque[str]
+    responses: int = 0
+    last: Past | None = None
+    orphans: dict[str, Begun] = field(default_factory=dict)
+    after_reply: set[str] = field(default_factory=set)
+    config: bytes | None = None
+
+
+def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: int = 1024) -> Replayed:
+    """Do it all again. Raises ``RecordDamaged`` where one operation does not follow from those before."""
+    replayed = Replayed(History(max_items=max_items), deque(maxlen=max_events))
+    try:
+        for operation in operations:
+            _step(replayed, operation)
+    except SessionError as fault:
+        raise RecordDamaged(f"the journal contradicts itself: {fault.message}") from fault
+    return replayed
+
+
+def _step(replayed: Replayed, operation: AnyOperation) -> None:
+    history = replayed.history
+    match operation:
+        case Heard(event=event):
+            replayed.heard.append(event)
+        case Inserted(item=item, previous=previous):
+            history.insert(item, previous)
+            if history.busy and (previous is None or previous in replayed.after_reply):
+                replayed.after_reply.add(item.id)
+        case Deleted(item=item_id):
+            history.delete(item_id)
+            replayed.after_reply.discard(item_id)
+        case Configured(preamble=preamble, config=config):
+            history.preamble = preamble
+            replayed.config = config
+        case Begun(writes=False):
+            replayed.orphans[operation.response] = operation
+        case Begun():
+            request = request_from(operation.request)
+            replayed.responses += 1
+            replayed.after_reply.clear()
+            replayed.last = Past(operation.response, request, operation.note, history.place(request))
+        case Said(ids=ids):
+            _last(replayed, operation.response).said += ids
+        case Ended(response=response):
+            if replayed.orphans.pop(response, None) is None:
+                _end(history, _last(replayed, response), operation)
+
+
+def _last(replayed: Replayed, response: str) -> Past:
+    past = replayed.last
+    if past is None or past.id != response or past.ended is not None:
+        raise RecordDamaged(f"response {response!r} does not run")
+    return past
+
+
+def _end(history: History, past: Past, ended: Ended) -> None:
+    past.ended = ended
+    turn = past.placed.turn
+    if turn is None:
+        raise RecordDamaged(f"response {past.id!r} writes nothing")
+    if not ended.kept:
+        history.abort_turn(turn)
+        return
+    reply = Reply(ended.items, past.ids, ended.ended)
+    history.commit_turn(turn, _draft(turn.script, ended.spans), reply, ended.spans[-1].node)
+
+
+def _draft(script: Script, spans: tuple[Span, ...]) -> Draft:
+    """The draft whose nodes have these spans: one for each turn rendered anew, the last for the turn."""
+    parent = script.base
+    kept = 0 if parent is None else sum(1 for _ in parent.ancestry())
+    turns = list(turns_of(script.segments))[kept:]
+    if len(turns) != len(spans):
+        raise RecordDamaged(f"{len(spans)} spans for {len(turns)} turns")
+    for (inputs, reply), span in zip(turns, spans, strict=True):
+        draft = Draft(parent, inputs, span.keep, ids_from(span.prompt), script.miss)
+        if reply is None:
+            return draft
+        parent = draft.node(reply, span.node)
+    raise RecordDamaged("a script without a turn")
+
+
+def spans_of(script: Script, node: TurnNode) -> tuple[Span, ...]:
+    """The tokens of the nodes that a turn has added to the tree, the oldest first."""
+    spans: list[Span] = []
+    for added in node.ancestry():
+        if added is script.base:
+            break
+        spans.append(Span(node=added.id, keep=added.keep, prompt=bytes_of(added.prompt)))
+    return tuple(reversed(spans))
+
+
+def ended(response: str, done: ReplyDone, spans: tuple[Span, ...], by_itself: bool) -> Ended:
+    """The operation for a response's end; it was kept if it has spans."""
+    return Ended(
+        response=response,
+        status=done.status,
+        reason=done.reason,
+        kept=bool(spans),
+        ended=by_itself,
+        items=done.items,
+        spans=spans,
+        usage=done.usage,
+        error=None if done.error is None else fault_of(done.error),
+    )
+
+
+def refused(response: str, fault: BaseException | None) -> Ended:
+    """The operation for a response that ended before it had begun."""
+    error = fault_of(fault) if isinstance(fault, SessionError) else None
+    status = ReplyStatus.CANCELLED if fault is None else ReplyStatus.FAILED
+    return Ended(response=response, status=status, reason=EndReason.ERROR, began=False, error=error)
+
+
+def fault_of(error: SessionError) -> Fault:
+    """The error as it is recorded."""
+    return Fault(code=error.code, message=error.message, param=error.param)
+
+
+def error_of(fault: Fault | None) -> SessionError:
+    """The error again; ``TurnFailed`` for one this version does not know, or none."""
+    if fault is None:
+        return errors.TurnFailed("The response was cut off")
+    known = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = {kind.code: kind for kind in known if issubclass(kind, SessionError)}
+    return kinds.get(fault.code, errors.TurnFailed)(fault.message, param=fault.param)
+
+
+def reader_of(
+    response: str, request: TurnRequest, language: Language, end_ids: frozenset[int]
+) -> ReplyReader:
+    """What reads a response's ids; its items get the same ids whenever it is read."""
+    begun = 0
+
+    def next_id(prefix: str) -> str:
+        nonlocal begun
+        begun += 1
+        return derived_id(prefix, response, str(begun))
+
+    return ReplyReader(
+        language.tokenizer,
+        end_ids=end_ids,
+        stops=request.stop,
+        parse_calls=request.parse_calls,
+        stop_ids=request.stop_ids,
+        min_tokens=request.min_output_tokens,
+        new_id=next_id,
+    )
+
+
+def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[ReplyEvent]:
+    """All that a response told which has ended, as it told it. None for one that never began."""
+    ended = past.ended
+    assert ended is not None, "what is interrupted goes on; it is not told again"
+    if not ended.began:
+        return []
+    reader = reader_of(past.id, past.request, language, end_ids)
+    events = [ReplyStarted(ended.usage.input_tokens), *reader.feed(past.ids.tolist())]
+    events += reader.finish(cut=ended.status is not ReplyStatus.COMPLETED)
+    error = error_of(ended.error) if ended.status is ReplyStatus.FAILED else None
+    turn_error = error if isinstance(error, errors.TurnFailed) else None
+    return [*events, ReplyDone(ended.status, ended.reason, ended.items, ended.usage, turn_error)]

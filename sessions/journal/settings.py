@@ -1,0 +1,33 @@
+"""The journal's numbers, in one frozen object. Sizes in bytes, times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSettings:
+    """Grouping, growth, retention and the reserve."""
+
+    cursor_seconds: float = 0.05
+    """Emitted ids wait so long for others to be committed with, unless something must be durable sooner."""
+    map_bytes: int = 16 * MIB
+    """The map's size at first; it doubles when it is full."""
+    max_bytes: int = 4096 * MIB
+    """The map grows no further; the sessions used longest ago make room."""
+    reserve_bytes: int = 64 * MIB
+    """With less than this free on the disk new turns are refused; those that run may use it."""
+    retry_seconds: float = 0.25
+    """Between two tries of a commit that failed."""
+    lock_seconds: float = 3.0
+    """A second server waits so long for the store."""
+    max_sessions: int = 100_000
+    max_age_seconds: float = 30 * DAY
+    """Sessions not used for so long are forgotten."""
+    sweep_seconds: float = 600.0
+    """Between two looks for what retention lets go."""
+    max_events: int = 1024
+    """Ids of client events kept per session, to know one that is sent twice."""

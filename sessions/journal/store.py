@@ -1,0 +1,356 @@
+"""The store file: LMDB, opened, written and read by one thread. Blocking.
+
+Never ``writemap`` (a full disk would kill the process); no transaction outlives a method, and what is read
+is copied out inside it. The map grows when it is full; at its limit the sessions used longest ago go first.
+Knows keys and tables, not what an operation means.
+
+    meta      "store"                 -> StoreRecord
+    sessions  number                  -> SessionRecord
+    tails     number                  -> Tail
+    log       number, index           -> an operation
+    keyrings  number                  -> Keyring
+    handles   digest of the handle    -> HandleRecord
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import lmdb
+
+from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
+from .records import (
+    FORMAT,
+    AnyOperation,
+    HandleRecord,
+    Keyring,
+    SessionRecord,
+    StoreRecord,
+    Tail,
+    seal,
+    unseal,
+)
+from .settings import JournalSettings
+
+log = logging.getLogger(__name__)
+
+STORE_KEY = b"store"
+META_BYTES = 8192  # LMDB's two meta pages: a shorter file cannot even be asked
+SWEEP_SESSIONS = 64  # forgotten in one transaction
+
+
+class Table(StrEnum):
+    """The store's named databases."""
+
+    META = "meta"
+    SESSIONS = "sessions"
+    TAILS = "tails"
+    LOG = "log"
+    KEYRINGS = "keyrings"
+    HANDLES = "handles"
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write one record; None takes it out."""
+
+    table: Table
+    key: bytes
+    record: object | None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write a session's next operation."""
+
+    number: int
+    index: int
+    operation: AnyOperation
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget a session: its operations, its handles, everything."""
+
+    number: int
+
+
+Change: TypeAlias = Put | Append | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A session as it stands in the store."""
+
+    number: int
+    record: SessionRecord
+    keyring: Keyring
+    operations: tuple[AnyOperation, ...]
+
+
+def key_of(number: int, index: int | None = None) -> bytes:
+    """Big-endian, so that the order of keys is the order of operations."""
+    return struct.pack(">Q", number) if index is None else struct.pack(">QQ", number, index)
+
+
+READERS: dict[int, Callable[[bytes, bytes], AnyOperation]] = {
+    1: lambda key, value: unseal(key, value, AnyOperation),
+}
+"""How the operations of each format are read. A new format keeps its predecessor's reader here."""
+
+
+class JournalStore:
+    """One store file. ``open`` it on the thread that uses it."""
+
+    def __init__(self, environment: lmdb.Environment, folder: Path, settings: JournalSettings) -> None:
+        self._environment = environment
+        self._folder = folder
+        self._settings = settings
+        self._tables: dict[Table, Any] = {}
+        self._format = FORMAT
+        self.damaged = 0
+        """Records found damaged so far."""
+        self.full = False
+        """Whether the last write failed because the map may grow no further."""
+
+    @classmethod
+    def open(cls, folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
+        """Open or make the store of ``model``. Hold its lock.
+
+        Raises ``StoreUnusable`` or one of its kinds.
+        """
+        _check_length(folder / "data.mdb")
+        try:
+            environment = lmdb.open(
+                str(folder), map_size=settings.map_bytes, max_dbs=len(Table), max_readers=8, mode=0o600
+            )
+            store = cls(environment, folder, settings)
+            environment.reader_check()
+            store._prepare(model)
+        except lmdb.Error as fault:
+            raise StoreUnusable(f"the store {folder} cannot be opened: {fault}") from None
+        return store
+
+    def close(self) -> None:
+        """Close the file."""
+        self._environment.close()
+
+    # --- writing --------------------------------------------------------------------------------------------
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """All changes in one synchronous commit, or none. Raises ``StorageUnavailable``."""
+        changes = list(changes)
+        self.full = False
+        while True:
+            try:
+                with self._environment.begin(write=True) as transaction:
+                    self._apply(transaction, changes)
+                return
+            except lmdb.MapFullError:
+                self._grow()
+            except (lmdb.Error, OSError) as fault:
+                raise StorageUnavailable(f"the journal cannot be written: {fault}") from None
+
+    def free_bytes(self) -> int:
+        """What the disk has left for us."""
+        found = os.statvfs(self._folder)
+        return found.f_bavail * found.f_frsize
+
+    def sweep(self, keep: frozenset[int]) -> int:
+        """Forget what retention lets go, but for the sessions in ``keep``; how many."""
+        gone = self._past(keep)
+        for at in range(0, len(gone), SWEEP_SESSIONS):
+            self.write([Drop(number) for number in gone[at : at + SWEEP_SESSIONS]])
+        return len(gone)
+
+    def make_room(self, keep: frozenset[int]) -> bool:
+        """Forget the sessions used longest ago; False where there is none."""
+        oldest = sorted((tail.used, number) for number, tail in self._ages().items() if number not in keep)
+        for _, number in oldest[:SWEEP_SESSIONS]:
+            self.write([Drop(number)])
+        return bool(oldest)
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def next_number(self) -> int:
+        """A number no session has had."""
+        with self._environment.begin() as transaction:
+            last = 0
+            for table in (Table.SESSIONS, Table.TAILS):
+                cursor = transaction.cursor(self._tables[table])
+                if cursor.last():
+                    last = max(last, struct.unpack(">Q", bytes(cursor.key()))[0])
+            return last + 1
+
+    def handle(self, digest: bytes) -> HandleRecord | None:
+        """Whose handle this is; None for one that is unknown, or damaged."""
+        try:
+            found: HandleRecord | None = self._get(Table.HANDLES, digest, HandleRecord)
+            return found
+        except RecordDamaged:
+            self.damaged += 1
+            return None
+
+    def session(self, number: int) -> Stored:
+        """A session with all its operations. Raises ``RecordDamaged``, counted."""
+        try:
+            record = self._get(Table.SESSIONS, key_of(number), SessionRecord)
+            keyring = self._get(Table.KEYRINGS, key_of(number), Keyring)
+            tail = self._get(Table.TAILS, key_of(number), Tail)
+            if record is None or keyring is None or tail is None:
+                raise RecordDamaged(f"a record of session {number} is missing")
+            return Stored(number, record, keyring, self._operations(number, tail.operations))
+        except lmdb.Error as fault:
+            self.damaged += 1
+            raise RecordDamaged(f"session {number} cannot be read: {fault}") from None
+        except RecordDamaged:
+            self.damaged += 1
+            raise
+
+    def statistics(self) -> dict[str, float]:
+        """Sessions and bytes."""
+        with self._environment.begin() as transaction:
+            sessions = transaction.stat(self._tables[Table.SESSIONS])["entries"]
+        info = self._environment.info()
+        page = self._environment.stat()["psize"]
+        return {
+            "journal_sessions": float(sessions),
+            "journal_bytes": float((info["last_pgno"] + 1) * page),
+            "journal_damaged": float(self.damaged),
+        }
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _prepare(self, model: bytes) -> None:
+        for table in Table:
+            self._tables[table] = self._environment.open_db(table.encode())
+        found = self._get(Table.META, STORE_KEY, StoreRecord)
+        if found is None:
+            self.write([Put(Table.META, STORE_KEY, StoreRecord(format=FORMAT, model=model))])
+            return
+        if found.format not in READERS:
+            raise StoreNewer(
+                f"the store {self._folder} has format {found.format}; this version reads up to {FORMAT}"
+            )
+        if found.model != model:
+            raise StoreForeign(f"the store {self._folder} was written for another model; name another store")
+        self._format = found.format
+
+    def _apply(self, transaction: lmdb.Transaction, changes: list[Change]) -> None:
+        tails: dict[int, int] = {}
+        for change in changes:
+            match change:
+                case Append(number=number, index=index, operation=operation):
+                    key = key_of(number, index)
+                    transaction.put(key, seal(key, operation), db=self._tables[Table.LOG], append=False)
+                    tails[number] = index + 1
+                case Put(table=table, key=key, record=None):
+                    transaction.delete(key, db=self._tables[table])
+                case Put(table=table, key=key, record=record):
+                    transaction.put(key, seal(key, record), db=self._tables[table])
+                    if table is Table.SESSIONS:
+                        tails.setdefault(struct.unpack(">Q", key)[0], 0)
+                case Drop(number=number):
+                    self._drop(transaction, number)
+                    tails.pop(number, None)
+        now = time.time()
+        for number, operations in tails.items():
+            key = key_of(number)
+            transaction.put(
+                key, seal(key, Tail(operations=operations, used=now)), db=self._tables[Table.TAILS]
+            )
+
+    def _drop(self, transaction: lmdb.Transaction, number: int) -> None:
+        key = key_of(number)
+        ring = transaction.get(key, db=self._tables[Table.KEYRINGS])
+        if ring is not None:
+            try:
+                keyring: Keyring = unseal(key, bytes(ring), Keyring)
+                for digest in filter(None, (keyring.current, keyring.previous)):
+                    transaction.delete(digest, db=self._tables[Table.HANDLES])
+            except RecordDamaged:
+                self.damaged += 1
+        for table in (Table.SESSIONS, Table.TAILS, Table.KEYRINGS):
+            transaction.delete(key, db=self._tables[table])
+        cursor = transaction.cursor(self._tables[Table.LOG])
+        found = cursor.set_range(key)
+        while found and bytes(cursor.key())[:8] == key:
+            found = cursor.delete()
+
+    def _grow(self) -> None:
+        """Double the map. No transaction is open: this thread has them all. At its limit: `make_room`."""
+        size = self._environment.info()["map_size"]
+        if size >= self._settings.max_bytes:
+            self.full = True
+            raise StorageUnavailable(f"the journal has {size} bytes, and may have no more")
+        self._environment.set_mapsize(min(2 * size, self._settings.max_bytes))
+
+    def _get(self, table: Table, key: bytes, kind: type) -> Any:
+        with self._environment.begin() as transaction:
+            value = transaction.get(key, db=self._tables[table])
+        return None if value is None else unseal(key, bytes(value), kind)
+
+    def _operations(self, number: int, count: int) -> tuple[AnyOperation, ...]:
+        read, prefix = READERS[self._format], key_of(number)
+        found: list[AnyOperation] = []
+        with self._environment.begin() as transaction:
+            cursor = transaction.cursor(self._tables[Table.LOG])
+            there = cursor.set_range(prefix)
+            while there and bytes(cursor.key())[:8] == prefix:
+                if bytes(cursor.key()) != key_of(number, len(found)):
+                    break
+                found.append(read(bytes(cursor.key()), bytes(cursor.value())))
+                there = cursor.next()
+        if len(found) != count:
+            raise RecordDamaged(f"session {number} has {len(found)} operations of {count}")
+        return tuple(found)
+
+    def _ages(self) -> dict[int, Tail]:
+        ages: dict[int, Tail] = {}
+        with self._environment.begin() as transaction:
+            for key, value in transaction.cursor(self._tables[Table.TAILS]):
+                try:
+                    ages[struct.unpack(">Q", bytes(key))[0]] = unseal(bytes(key), bytes(value), Tail)
+                except RecordDamaged:
+                    self.damaged += 1
+        return ages
+
+    def _past(self, keep: frozenset[int]) -> list[int]:
+        """Sessions beyond the numbers of retention, the one used longest ago first."""
+        ages = sorted((tail.used, number) for number, tail in self._ages().items())
+        surplus = len(ages) - self._settings.max_sessions
+        oldest = time.time() - self._settings.max_age_seconds
+        past = [number for at, (used, number) in enumerate(ages) if at < surplus or used < oldest]
+        return [number for number in past if number not in keep]
+
+
+def _check_length(path: Path) -> None:
+    """A file cut short would kill its readers. Raises ``StoreUnusable``."""
+    try:
+        length = path.stat().st_size
+    except FileNotFoundError:
+        return
+    except OSError as fault:
+        raise StoreUnusable(f"the store {path} cannot be read: {fault.strerror}") from None
+    if length == 0:
+        return  # a server died before its first commit
+    try:
+        pages = _pages(path) if length >= META_BYTES else META_BYTES
+    except lmdb.Error as fault:
+        raise StoreUnusable(f"the store {path} cannot be opened: {fault}") from None
+    if length < pages:
+        raise StoreUnusable(f"the store {path} is cut short: {length} bytes of {pages}")
+
+
+def _pages(path: Path) -> int:
+    """How many bytes the file must have, by its own account."""
+    with lmdb.open(str(path.parent), readonly=True, lock=False, max_dbs=len(Table)) as environment:
+        return int((environment.info()["last_pgno"] + 1) * environment.stat()["psize"])
