@@ -5,6 +5,8 @@ Knows HTTP; nothing of conversations or engines beyond what the service says of 
 
 from __future__ import annotations
 
+import hashlib
+
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,6 +19,7 @@ from .access import Guard
 from .channel import SocketChannel
 from .errors import error_details, wire_error
 from .metrics import CONTENT_TYPE, exposition
+from .realtime import Visitor
 from .service import Service
 
 
@@ -42,14 +45,19 @@ class _Routes:
         self._service = service
 
     async def realtime(self, socket: WebSocket) -> None:
-        """One session on one socket; refused with an HTTP answer before it is accepted, where it must be."""
+        """One session on one socket; refused with an HTTP answer before it is accepted, where it must be.
+
+        Two parameters are ours. ``resumable=true``: this client can come back with the handle it is given, so
+        its replies go on while it is away; its events are deduplicated by ``event_id``. ``resume=true``: it
+        comes back, so no session is made for it and its first event is ``session.resume``.
+        """
         try:
             self._service.admit(socket.query_params.get("model"))
         except Exception as error:
             await socket.send_denial_response(_refusal(error))
             return
         await socket.accept()
-        await self._service.converse(SocketChannel(socket))
+        await self._service.converse(SocketChannel(socket), _visitor(socket))
 
     async def models(self, request: Request) -> Response:
         """What is served, in OpenAI's list form."""
@@ -84,6 +92,15 @@ class _Routes:
     def _listed(self) -> dict[str, object]:
         service = self._service
         return {"id": service.model, "object": "model", "created": service.started, "owned_by": "holdfast"}
+
+
+def _visitor(socket: WebSocket) -> Visitor:
+    asked, key = socket.query_params, socket.headers.get("authorization", "")
+    return Visitor(
+        owner=hashlib.blake2b(key.encode(), digest_size=16).digest(),
+        resumable=asked.get("resumable") == "true",
+        resume=asked.get("resume") == "true",
+    )
 
 
 def _refusal(error: Exception) -> Response:

@@ -7,6 +7,7 @@ could not start.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from importlib import import_module
@@ -41,6 +42,14 @@ Bytes = Annotated[str | None, typer.Option("--kv-bytes", help="Memory for KV, su
 Context = Annotated[
     int | None, typer.Option(min=1, help="Longest sequence in tokens; the model's own by default.")
 ]
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HOLDFAST_STORE",
+        help="Folder of the journal that sessions outlive the server in; by default one per model under the "
+        "user's state folder.",
+    ),
+]
 
 
 @app.command()
@@ -57,11 +66,16 @@ def serve(
     max_context: Context = None,
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed by one step.")] = 512,
     max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
+    store: Store = None,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Keep sessions in memory only: they end with the server.")
+    ] = False,
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
     from .serve import run
 
-    settings = GatewaySettings(host=host, port=port, api_key=api_key)
+    folder = None if no_store else store or _default_store(model)
+    settings = GatewaySettings(host=host, port=port, api_key=api_key, store=folder)
     engine = _engine_settings(
         model,
         device,
@@ -149,6 +163,15 @@ def _engine_settings(
         )
     except RuntimeFault as fault:
         _refuse(fault.message)
+
+
+def _default_store(model: str) -> Path:
+    """``$XDG_STATE_HOME/holdfast/<model>``, by default under ``~/.local/state``."""
+    from .compose import model_name
+
+    state = os.environ.get("XDG_STATE_HOME", "")
+    root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return root / "holdfast" / model_name(model).replace("/", "--")
 
 
 def _bytes(text: str) -> int:

@@ -14,8 +14,11 @@ from pathlib import Path
 from ..runtime.link.client import EngineLink
 from ..runtime.model.folder import find_model
 from ..sessions.book import SessionBook
+from ..sessions.journal.journal import Journal
+from ..sessions.journal.lock import StoreLock
 from ..sessions.language import Language
 from .service import Service
+from .settings import GatewaySettings
 
 
 def model_name(model: str) -> str:
@@ -31,17 +34,47 @@ async def opened(
     """Loads engine and language side by side, then lets sessions in until the end of the block.
 
     Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed``,
-    ``EngineDied``.
+    ``EngineDied``, ``StoreUnusable`` (``StoreHeld`` before anything is loaded).
     """
     folder = await asyncio.to_thread(find_model, model)
+    lock = await _locked(service.settings)
+    try:
+        async with _on_engine(service, folder, engine, lock):
+            yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+@asynccontextmanager
+async def _on_engine(
+    service: Service, folder: Path, engine: AbstractAsyncContextManager[EngineLink], lock: StoreLock | None
+) -> AsyncIterator[None]:
     speaking = asyncio.create_task(asyncio.to_thread(Language.load, folder))
     try:
         async with engine as link:
-            service.open(SessionBook(link, await speaking))
+            language = await speaking
+            journal = await _journal(service.settings, language, lock)
             try:
+                service.open(SessionBook(link, language, journal=journal), journal)
                 yield
             finally:
                 await service.close()
+                if journal is not None:
+                    await journal.aclose()
     finally:
         speaking.cancel()
         await asyncio.gather(speaking, return_exceptions=True)
+
+
+async def _locked(settings: GatewaySettings) -> StoreLock | None:
+    if settings.store is None:
+        return None
+    seconds = settings.journal.lock_seconds
+    return await asyncio.to_thread(StoreLock(settings.store).acquire, seconds)
+
+
+async def _journal(settings: GatewaySettings, language: Language, lock: StoreLock | None) -> Journal | None:
+    if settings.store is None:
+        return None
+    return await Journal.open(settings.store, language.digest(), settings.journal, lock)

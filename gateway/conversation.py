@@ -7,13 +7,16 @@ effect: whoever owns the loop starts it, and feeds what it tells back through `r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from ..sdk.errors import FrameError
 from ..sdk.frames import client, server
-from ..sdk.frames.items import InputItem, ItemReference
+from ..sdk.frames.items import AnyItem, InputItem, ItemReference
 from ..sdk.frames.response import ResponseParams
 from ..sdk.frames.session import SessionResource
 from ..sessions.anticipation import Arrival
@@ -25,7 +28,7 @@ from ..sessions.requests import TurnRequest
 from ..sessions.textbuffer import TextBuffer
 from .errors import GatewayError, NothingToCancel, TooManyResponses, error_details
 from .replies import LiveResponse
-from .translate import frame_of, item_of, patched, preamble_of, request_of
+from .translate import frame_of, item_of, patched, preamble_of, request_of, seed_of
 
 PARALLEL_RESPONSES = 8
 
@@ -70,6 +73,14 @@ class CountArrival:
 Effect: TypeAlias = Send | StartResponse | CancelResponse | Expect | CountArrival
 
 
+class Note(msgspec.Struct, frozen=True, array_like=True):
+    """What the gateway keeps of a response: who asked, the client's metadata, the item before its first."""
+
+    asked_by: str | None
+    metadata: dict[str, str] | None
+    before: str | None
+
+
 class Conversation:
     """One session's side of the protocol."""
 
@@ -81,6 +92,7 @@ class Conversation:
         ids: Callable[[str], str] = new_id,
         parallel_responses: int = PARALLEL_RESPONSES,
         vocab_size: int | None = None,
+        conversation_id: str | None = None,
     ) -> None:
         self._initial = session
         self._session = session
@@ -92,8 +104,13 @@ class Conversation:
         self._live: dict[str, LiveResponse] = {}
         self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
         self._buffer = TextBuffer()
-        self.conversation_id = ids("conv")
+        self.conversation_id = conversation_id or ids("conv")
         history.preamble = preamble_of(session)
+
+    def configure(self, session: SessionResource) -> None:
+        """The configuration is this one, as it was changed before this conversation was opened again."""
+        self._session = session
+        self._history.preamble = preamble_of(session)
 
     @property
     def session(self) -> SessionResource:
@@ -107,11 +124,11 @@ class Conversation:
 
     # --- events in ---
 
-    def greet(self) -> list[server.ServerEvent]:
-        """What a new connection is told first."""
+    def greet(self, handle: str | UnsetType = UNSET) -> list[server.ServerEvent]:
+        """What a new session's client is told first."""
         conversation = server.ConversationResource(id=self.conversation_id)
         return [
-            server.SessionCreated(event_id=self._event_id(), session=self._session),
+            server.SessionCreated(event_id=self._event_id(), session=self._session, handle=handle),
             server.ConversationCreated(event_id=self._event_id(), conversation=conversation),
         ]
 
@@ -171,6 +188,8 @@ class Conversation:
                 return [self._create_response(event)]
             case client.ResponseCancel(response_id=response_id):
                 return self._cancel(response_id)
+            case client.SessionResume():
+                return []  # which session a socket is on is not the conversation's to say
 
     # --- items ---
 
@@ -204,10 +223,13 @@ class Conversation:
         if writer is not None and (asked is None or asked in self._after_reply):
             self._after_reply.add(item.id)
         frame, shown = frame_of(item), None if previous == ROOT else previous
-        return (
-            Send(server.ItemAdded(event_id=self._event_id(), item=frame, previous_item_id=shown)),
-            Send(server.ItemDone(event_id=self._event_id(), item=frame, previous_item_id=shown)),
-        )
+        return tuple(Send(event) for event in self._shown(frame, shown))
+
+    def _shown(self, frame: AnyItem, previous: str | None) -> list[server.ServerEvent]:
+        return [
+            server.ItemAdded(event_id=self._event_id(), item=frame, previous_item_id=previous),
+            server.ItemDone(event_id=self._event_id(), item=frame, previous_item_id=previous),
+        ]
 
     def _delete_item(self, item_id: str) -> None:
         writer = self._writer()
@@ -239,9 +261,12 @@ class Conversation:
             )
         if len(self._live) >= self._parallel_responses:
             raise TooManyResponses(f"At most {self._parallel_responses} responses run at once")
-        request = request_of(params, self._session, self._resolved, self._vocab_size)
+        response_id = self._ids("resp")
+        request = request_of(
+            params, self._session, self._resolved, self._vocab_size, seed_of(response_id)
+        )
         live = LiveResponse(
-            self._ids("resp"),
+            response_id,
             self._event_id,
             conversation_id=self.conversation_id if writes else None,
             predecessor=self._before_reply,
@@ -253,6 +278,58 @@ class Conversation:
             self._after_reply.clear()
         self._live[live.id] = live
         return StartResponse(live.id, request)
+
+    # --- a conversation opened again ---
+
+    def note(self, response_id: str) -> bytes:
+        """What must be kept of a response that was asked for, to tell of it again."""
+        live = self._live[response_id]
+        return msgspec.msgpack.encode(Note(live.asked_by, live.metadata, self._before_reply()))
+
+    def revive(
+        self, response_id: str, request: TurnRequest | None, note: bytes, after_reply: Iterable[str] = ()
+    ) -> None:
+        """A response is there again, nothing told yet. Without a `request` it is one out of band.
+
+        `after_reply`: ids of the items that were appended while it ran.
+        """
+        kept = msgspec.msgpack.decode(note, type=Note)
+        writes = request is not None
+        self._live[response_id] = LiveResponse(
+            response_id,
+            self._event_id,
+            conversation_id=self.conversation_id if writes else None,
+            predecessor=lambda: kept.before,
+            max_output_tokens=(request.max_output_tokens if request else None) or "inf",
+            metadata=kept.metadata,
+            asked_by=kept.asked_by,
+        )
+        if writes:
+            self._after_reply = set(after_reply)
+
+    def answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
+        """The answer to an event that was served before, once more; it changes nothing."""
+        try:
+            return self._answered(event)
+        except (SessionError, FrameError, GatewayError) as error:
+            return [self.refusal(error, event.event_id)]
+
+    def _answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
+        match event:
+            case client.SessionUpdate():
+                return [server.SessionUpdated(event_id=self._event_id(), session=self._session)]
+            case client.ItemCreate():
+                item_id = item_of(event.item, self._ids).id
+                before = [item.id for item in self._history.items()]
+                item = frame_of(self._history.get(item_id))
+                at = before.index(item_id)
+                return self._shown(item, before[at - 1] if at else None)
+            case client.ItemDelete(item_id=item_id):
+                return [server.ItemDeleted(event_id=self._event_id(), item_id=item_id)]
+            case client.ItemRetrieve(item_id=item_id):
+                found = frame_of(self._history.get(item_id))
+                return [server.ItemRetrieved(event_id=self._event_id(), item=found)]
+        return []
 
     def _cancel(self, response_id: str | None) -> list[Effect]:
         live = self._writer() if response_id is None else self._live.get(response_id)

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from ..runtime.errors import RuntimeFault
 from ..runtime.link.thread import ThreadEngine
 from ..runtime.settings import EngineSettings
 from ..sdk.client import Client
@@ -22,6 +23,7 @@ from ..sdk.errors import ConnectionFailed, ConnectionLost
 from .channel import ChannelClosed, MemoryChannel, memory_pair
 from .compose import model_name, opened
 from .errors import GatewayError
+from .realtime import Visitor
 from .service import Service
 from .settings import GatewaySettings
 
@@ -74,23 +76,27 @@ def in_memory(service: Service) -> Client:
     """A client whose sessions are connections inside this process; they end with the service."""
     connections: set[asyncio.Task[None]] = set()
 
-    async def dial(model: str | None) -> MemoryTransport:
+    async def dial(model: str | None, *, resume: bool = False) -> MemoryTransport:
         try:
             service.admit(model)
-        except GatewayError as error:
+        except (GatewayError, RuntimeFault) as error:
             raise ConnectionFailed(error.message) from error
         ours, theirs = memory_pair()
-        connection = asyncio.create_task(_serve(service, ours))
+        visitor = Visitor(resumable=True, resume=resume)
+        connection = asyncio.create_task(_serve(service, ours, visitor))
         connections.add(connection)
         connection.add_done_callback(connections.discard)
         return MemoryTransport(theirs)
 
-    return Client(dial)
+    async def redial(model: str | None) -> MemoryTransport:
+        return await dial(model, resume=True)
+
+    return Client(dial, redial=redial)
 
 
-async def _serve(service: Service, channel: MemoryChannel) -> None:
+async def _serve(service: Service, channel: MemoryChannel, visitor: Visitor) -> None:
     try:
-        await service.converse(channel)
+        await service.converse(channel, visitor)
     finally:
         await channel.close(1000, "")
 

@@ -10,6 +10,8 @@ GatewayError
 ├── TooManyResponses          a socket has as many responses running as it may
 ├── NothingToCancel           a cancel names no response that runs
 ├── ModelNotServed            the client asked for a model that is not this server's
+├── SessionMoved              the session goes on on a newer socket
+├── SessionRequired           the socket was opened to resume a session, and has not done so yet
 └── Draining                  the server is going away and takes no new work
 """
 
@@ -63,6 +65,18 @@ class ModelNotServed(GatewayError):
     """The client asked for a model that is not this server's."""
 
     code = "model_not_found"
+
+
+class SessionMoved(GatewayError):
+    """The session goes on on a newer socket; this one is closed."""
+
+    code = "session_moved"
+
+
+class SessionRequired(GatewayError):
+    """The socket was opened to resume a session, and has not done so yet."""
+
+    code = "session_required"
 
 
 class Draining(GatewayError):
@@ -121,6 +135,14 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.SessionUnknown: _invalid("session_not_found", 404),
     sessions.SessionLimit: _busy("session_limit_reached", 429, close=1013),
     sessions.SessionClosed: _server("session_closed", 410, close=1011),
+    sessions.HandleUnknown: _invalid("session_not_found", 404),
+    sessions.EventsExpired: _invalid("events_expired", 410),
+    sessions.StorageUnavailable: _server("storage_unavailable", 503),
+    sessions.RecordDamaged: _server("session_damaged"),
+    sessions.StoreUnusable: _server("store_unusable", 503, close=1011),
+    sessions.StoreHeld: _server("store_unusable", 503, close=1011),
+    sessions.StoreForeign: _server("store_unusable", 503, close=1011),
+    sessions.StoreNewer: _server("store_unusable", 503, close=1011),
     sessions.TurnFailed: _server("turn_failed"),
     sessions.EngineUnavailable: _server("engine_unavailable", 503),
     sessions.EngineFull: _busy("engine_overloaded", 503),
@@ -140,6 +162,8 @@ TABLE: dict[type[Exception], WireError] = {
     TooManyResponses: _busy("too_many_responses"),
     NothingToCancel: _invalid("response_cancel_not_active"),
     ModelNotServed: _invalid("model_not_found", 404, close=1008),
+    SessionMoved: _invalid("session_moved", 409, close=4001),
+    SessionRequired: _invalid("session_required", 409),
     Draining: _server("server_going_away", 503, close=1012),
 }
 

@@ -36,6 +36,12 @@ class Outbox:
         self._room.set()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """Nobody will post any more, and nobody shall wait for room."""
+        self._abandoned = True
+        self._mark()
 
     def post(self, frames: Iterable[bytes]) -> None:
         """Queue frames in order, without waiting."""
@@ -69,7 +75,8 @@ class Outbox:
 
     def _mark(self) -> None:
         limits = self._limits
-        if len(self._frames) < limits.outbox_events and self._bytes < limits.outbox_bytes:
+        fits = len(self._frames) < limits.outbox_events and self._bytes < limits.outbox_bytes
+        if fits or self._abandoned:
             self._room.set()
         else:
             self._room.clear()

@@ -1,34 +1,45 @@
-"""One client's connection: frames in to the conversation, its effects out to the session and the outbox.
+"""One client's socket: frames in to the live session, its feed out. Sessions may outlive it, and come to it.
 
-Owns the tasks: one reads, one writes, one per running response. What is said when is the conversation's to
-decide; how a turn runs is the session's. A slow reader makes its own replies wait, and is dropped when it
-takes nothing.
+Owns two tasks: one reads, one writes. What is said when is the conversation's to decide; how a turn runs is
+the session's. A slow reader makes its own replies wait, and is dropped when it takes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from ..sdk.errors import FrameError
 from ..sdk.frames import codec
-from ..sdk.frames.client import ClientEvent, ResponseCreate
-from ..sdk.frames.server import ServerEvent
-from ..sessions.anticipation import Arrival
-from ..sessions.errors import SessionError
-from ..sessions.response import Response
-from ..sessions.session import Session
+from ..sdk.frames.client import ClientEvent, SessionResume
+from ..sdk.frames.server import ErrorEvent
+from ..sessions.errors import SessionError, StorageUnavailable
+from ..sessions.items import new_id
 from .channel import Channel, ChannelClosed
-from .conversation import CancelResponse, Conversation, CountArrival, Expect, Send, StartResponse
-from .errors import INTERNAL, Draining, SlowReader, WireError, wire_error
+from .errors import Draining, SessionMoved, SessionRequired, SlowReader, WireError, error_details, wire_error
+from .live import LiveSession
 from .outbox import Outbox
+from .registry import Registry
 from .settings import Limits
 
 log = logging.getLogger(__name__)
 
 _E = TypeVar("_E", bound=BaseException)
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who a socket belongs to, and what it said of itself when it was opened.
+
+    ``owner``: a digest of its key. ``resumable``: it can come back, so its replies go on without it.
+    ``resume``: it comes back, so it gets no session of its own.
+    """
+
+    owner: bytes = b""
+    resumable: bool = False
+    resume: bool = False
 
 
 class _Goodbye(Exception):
@@ -39,55 +50,63 @@ class _Goodbye(Exception):
 
 
 class Realtime:
-    """Runs one conversation over one channel, until either side ends it."""
+    """Runs one socket, until either side ends it."""
 
-    def __init__(
-        self, channel: Channel, session: Session, conversation: Conversation, limits: Limits
-    ) -> None:
+    def __init__(self, channel: Channel, registry: Registry, visitor: Visitor, limits: Limits) -> None:
         self.outbox = Outbox(limits)
         self._channel = channel
-        self._session = session
-        self._conversation = conversation
+        self._registry = registry
+        self._visitor = visitor
         self._limits = limits
-        self._responses: dict[str, Response] = {}
-        self._draining = False
-        self._leaving = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @property
-    def responses(self) -> int:
-        """Responses that run."""
-        return len(self._responses)
-
-    async def drain(self) -> None:
-        """Refuse new responses; wait until none runs and all that was said has left."""
-        self._draining = True
-        await self._idle.wait()
-        await self.outbox.emptied()
+        self._live: LiveSession | None = None
+        self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
 
     def leave(self) -> None:
         """Say goodbye to the client: the server goes."""
-        self._leaving.set()
+        self._part_with(wire_error(Draining()))
+
+    def moved(self) -> None:
+        """The session goes on on a newer socket."""
+        self._live = None
+        self._part_with(wire_error(SessionMoved()))
 
     async def run(self) -> None:
         """Until the client has left or was told goodbye. Raises ``SlowReader`` when it must be dropped."""
         try:
+            if not self._visitor.resume:
+                self._begin()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write())
                 tasks.create_task(self._depart())
-                self._post(self._conversation.greet())
-                await self._read(tasks)
+                await self._read()
         except* ChannelClosed:
-            log.debug("session %s: the client left", self._session.id)
+            log.debug("a client left")
         except* _Goodbye as goodbye:
             await self._part(_first(goodbye).wire)
         except* SlowReader as slow:
             raise _first(slow) from None
+        finally:
+            self._let_go()
+
+    def _begin(self) -> None:
+        try:
+            self._live = self._registry.open(self, self._visitor.owner)
+        except SessionError as error:
+            raise _Goodbye(wire_error(error)) from None
+        self._live.resumable = self._visitor.resumable
+        self._live.feed.open_to(self.outbox)
+
+    def _let_go(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            self._registry.left(live, self)
+
+    def _part_with(self, wire: WireError) -> None:
+        if not self._leaving.done():
+            self._leaving.set_result(wire)
 
     async def _depart(self) -> None:
-        await self._leaving.wait()
-        raise _Goodbye(wire_error(Draining()))
+        raise _Goodbye(await self._leaving)
 
     async def _part(self, wire: WireError) -> None:
         try:
@@ -106,74 +125,62 @@ class Realtime:
                 raise SlowReader(f"the client took nothing for {self._limits.stall_seconds:g} s") from None
             self.outbox.left()
 
-    async def _read(self, tasks: asyncio.TaskGroup) -> None:
+    async def _read(self) -> None:
         """Serve frames until one comes after which the socket must close."""
         while True:
             frame = await self._channel.receive()
             try:
                 event = codec.decode_client(frame, self._limits.frame_bytes)
             except FrameError as error:
-                self._post([self._conversation.refusal(error)])
+                self._refuse(error)
                 if (wire := wire_error(error)).close is not None:
                     await self.outbox.emptied()
                     raise _Goodbye(wire) from None
             else:
-                await self._take(event, tasks)
+                await self._take(event)
             await self.outbox.room()
 
-    async def _take(self, event: ClientEvent, tasks: asyncio.TaskGroup) -> None:
-        if self._draining and isinstance(event, ResponseCreate):
-            self._post([self._conversation.refusal(Draining("The server is going away"), event.event_id)])
-            return
-        for effect in self._conversation.receive(event):
-            match effect:
-                case Send():
-                    self._post([effect.event])
-                case StartResponse():
-                    self._start(effect, tasks)
-                case CancelResponse(response_id=response_id):
-                    await self._responses[response_id].cancel()
-                case Expect(message=message):
-                    self._session.expect(message)
-                case CountArrival():
-                    await self._arrived(effect)
+    async def _take(self, event: ClientEvent) -> None:
+        if isinstance(event, SessionResume):
+            try:
+                await self._resume(event)
+            except SessionError as error:
+                self._refuse(error, event.event_id)
+        elif self._live is not None:
+            await self._live.take(event)
+        else:
+            self._refuse(SessionRequired("Send session.resume first"), event.event_id)
 
-    async def _arrived(self, count: CountArrival) -> None:
+    async def _resume(self, event: SessionResume) -> None:
+        """Leave the session this socket had, if any, for the one that the handle opens."""
+        live = await self._registry.resume(self, event.handle, self._visitor.owner)
+        if live is not self._live:
+            self._let_go()
+            self._live = live
+        live.resumable = True
         try:
-            arrival = await self._session.arrival()
-        except SessionError:  # the template will say so again at the next turn, which the client can mend
-            arrival = Arrival(0, 0)
-        self._post(self._conversation.committed(arrival, count))
+            await self._durable(live)
+            if self._live is live:  # nobody else resumed it meanwhile
+                live.resume(self.outbox, event.last_event)
+        except SessionError:
+            self._let_go()
+            raise
 
-    def _start(self, start: StartResponse, tasks: asyncio.TaskGroup) -> None:
-        """What the response puts before the model is settled here, before any later frame is read."""
-        try:
-            response = self._session.respond(start.request)
-        except SessionError as error:
-            self._post(self._conversation.failed(start.response_id, error))
-            return
-        self._responses[start.response_id] = response
-        self._idle.clear()
-        tasks.create_task(self._follow(start.response_id, response))
+    async def _durable(self, live: LiveSession) -> None:
+        """The new handle may be shown when the journal has it."""
+        ticket = live.session.log.sync()
+        if ticket is not None:
+            await asyncio.wait([ticket], timeout=self._limits.close_seconds)
+            if not ticket.done():
+                raise live.session.log.fault or StorageUnavailable("The journal does not answer")
 
-    async def _follow(self, response_id: str, response: Response) -> None:
-        """Tell what a response tells, as fast as the reader takes it."""
-        try:
-            async with response:
-                async for event in response:
-                    self._post(self._conversation.reply(response_id, event))
-                    await self.outbox.room()
-        except Exception as error:  # whatever it is, it ends this response and no more
-            if wire_error(error) is INTERNAL:
-                log.exception("response %s failed", response_id)
-            self._post(self._conversation.failed(response_id, error))
-        finally:
-            del self._responses[response_id]
-            if not self._responses:
-                self._idle.set()
-
-    def _post(self, events: Iterable[ServerEvent]) -> None:
-        self.outbox.post(codec.encode(event) for event in events)
+    def _refuse(self, error: Exception, event_id: str | None = None) -> None:
+        """Tell of what was refused, in the session's order where there is a session."""
+        if self._live is not None:
+            self._live.refuse(error, event_id)
+        else:
+            alone = ErrorEvent(event_id=new_id("event"), error=error_details(error, event_id))
+            self.outbox.post([codec.encode(alone)])
 
 
 def _first(group: BaseExceptionGroup[_E]) -> _E:

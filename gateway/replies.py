@@ -93,7 +93,7 @@ class LiveResponse:
         self._event_ids = event_ids
         self._predecessor = predecessor
         self._max_output_tokens = max_output_tokens
-        self._metadata = metadata
+        self.metadata = metadata
         self._open: _Open | None = None
         self._output: list[AnyItem] = []
 
@@ -234,7 +234,7 @@ class LiveResponse:
             status_details=details,
             conversation_id=self.conversation_id,
             max_output_tokens=self._max_output_tokens,
-            metadata=self._metadata,
+            metadata=self.metadata,
             output=list(self._output),
         )
 

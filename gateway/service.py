@@ -11,18 +11,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from msgspec.structs import asdict
-
 from ..runtime.errors import EngineDied, EngineGone
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
-from ..sdk.frames.session import SessionResource
 from ..sessions.book import SessionBook
+from ..sessions.journal.journal import Journal
 from .channel import Channel
-from .conversation import Conversation
 from .errors import Draining, ModelNotServed, SlowReader
 from .metrics import Snapshot
-from .realtime import Realtime
+from .realtime import Realtime, Visitor
+from .registry import Registry
 from .settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -52,14 +50,20 @@ class Service:
         self.model = model
         self.started = int(time.time())
         self._book: SessionBook | None = None
+        self._journal: Journal | None = None
+        self._registry: Registry | None = None
         self._link = link
         self._running: dict[asyncio.Task[None], Realtime] = {}
         self._draining = False
         self._slow_readers = 0
 
-    def open(self, book: SessionBook) -> None:
-        """Sessions may be made from now on."""
+    def open(self, book: SessionBook, journal: Journal | None = None) -> None:
+        """Sessions may be made from now on; ``journal`` is the book's, where it has one."""
         self._book = book
+        self._journal = journal
+        self._registry = Registry(book, self._link, self.model, self.settings.limits)
+        if journal is not None:
+            journal.watchers.add(self._registry.alarm)
 
     async def close(self) -> None:
         """Let nobody in any more, say goodbye on all sockets, end all sessions.
@@ -67,14 +71,18 @@ class Service:
         An engine that does not answer holds it up for ``close_seconds`` at most.
         """
         self._draining = True
+        if self._registry is not None:
+            self._registry.stop()
         for realtime in self._running.values():
             realtime.leave()
         if self._running:
             await asyncio.wait(list(self._running), timeout=self.settings.limits.close_seconds)
-        book, self._book = self._book, None
-        if book is not None:
+        book, registry = self._book, self._registry
+        self._book = self._registry = None
+        if book is not None and registry is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.settings.limits.close_seconds):
+                    await registry.aclose()
                     await book.aclose()
 
     @property
@@ -108,36 +116,28 @@ class Service:
             raise EngineDied("The engine is loading")
         return self._book
 
-    async def converse(self, channel: Channel) -> None:
-        """One session on this channel, until either side ends it; the calling task is the connection's."""
-        book = self.admit(None)
-        session = book.create()
-        hello, limits = self._link.hello, self.settings.limits
-        resource = SessionResource(id=session.id, model=self.model, **asdict(hello.defaults))
-        conversation = Conversation(
-            resource,
-            session.history,
-            parallel_responses=limits.parallel_responses,
-            vocab_size=hello.vocab_size,
-        )
-        realtime = Realtime(channel, session, conversation, limits)
+    async def converse(self, channel: Channel, visitor: Visitor | None = None) -> None:
+        """One socket, until either side ends it; the calling task is the connection's."""
+        self.admit(None)
+        assert self._registry is not None, "there is one where there is a book"
+        realtime = Realtime(channel, self._registry, visitor or Visitor(), self.settings.limits)
         task = asyncio.current_task()
         assert task is not None, "a connection has a task of its own"
         self._running[task] = realtime
         try:
             await realtime.run()
         except SlowReader as slow:
-            log.warning("session %s dropped: %s", session.id, slow.message)
+            log.warning("a client was dropped: %s", slow.message)
             self._slow_readers += 1
             channel.drop()
         finally:
-            await book.close(session.id)
             del self._running[task]
 
     async def drain(self) -> None:
         """Take no new work and give replies that run some time to end."""
         self._draining = True
-        ending = [asyncio.ensure_future(realtime.drain()) for realtime in self._running.values()]
+        live = self._registry.live() if self._registry is not None else []
+        ending = [asyncio.ensure_future(session.drain()) for session in live]
         if ending:
             _, late = await asyncio.wait(ending, timeout=self.settings.drain_seconds)
             for task in late:
@@ -150,13 +150,16 @@ class Service:
         except EngineGone:
             engine = {}
         sessions = self._book.statistics() if self._book is not None else {}
+        if self._book is not None and self._journal is not None:
+            sessions = {**sessions, **await self._journal.statistics()}
         return Snapshot(self.state().ready, self._link.incarnation, {**sessions, **self._lengths()}, engine)
 
     def _lengths(self) -> dict[str, float]:
         outboxes = [realtime.outbox.statistics() for realtime in self._running.values()]
         return {
             "sockets": len(self._running),
-            "responses_running": sum(realtime.responses for realtime in self._running.values()),
+            "sessions_live": 0 if self._registry is None else len(self._registry),
+            "responses_running": 0 if self._registry is None else self._registry.responses,
             "outbox_events": sum(outbox.events for outbox in outboxes),
             "outbox_bytes": sum(outbox.bytes for outbox in outboxes),
             "slow_readers_dropped": self._slow_readers,

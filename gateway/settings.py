@@ -1,11 +1,15 @@
 """All numbers of the gateway, in one frozen object made in one place.
 
-Knows nothing of the engine's numbers (``runtime.settings``) nor of a session's (``sessions.settings``).
+Knows nothing of the engine's numbers (``runtime.settings``) nor of a session's (``sessions.settings``);
+the journal's it only carries.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from ..sessions.journal.settings import JournalSettings
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8040
@@ -32,15 +36,26 @@ class Limits:
     """A connection that has not sent a whole request head by then is closed."""
     ping_seconds: float = 20.0
     """Between keepalive pings, and for their answers."""
+    resume_seconds: float = 120.0
+    """The lease of a client that can come back: so long its session stays, and its replies go on."""
+    log_bytes: int = 4 << 20
+    """Events kept per session to be told again."""
+    client_events: int = 1024
+    """Ids of client events kept per session, to know one that is sent twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Where the gateway listens, who may come in, and how it leaves. ``port`` 0 takes a free one."""
+    """Where the gateway listens, who may come in, and how it leaves. ``port`` 0 takes a free one.
+
+    ``store``: the folder of the journal, which sessions outlive the server in; None keeps them in memory.
+    """
 
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     api_key: str | None = None
     limits: Limits = Limits()
+    store: Path | None = None
+    journal: JournalSettings = JournalSettings()
     drain_seconds: float = 10.0
     """At SIGTERM running replies may end within this time; then sockets close with 1012."""

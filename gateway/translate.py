@@ -5,6 +5,7 @@ Knows nothing of when an event may come, nor of sockets.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -110,10 +111,12 @@ def request_of(
     session: SessionResource,
     resolve: Callable[[frames.InputItem], Item],
     vocab_size: int | None = None,
+    seed: int | None = None,
 ) -> TurnRequest:
     """The turn that `response.create` asks for, with the session's values where it gives none.
 
-    `resolve` finds what an input item stands for. Raises what `TurnRequest.checked` and `resolve` raise.
+    `seed` is used where neither names one. `resolve` finds what an input item stands for. Raises what
+    `TurnRequest.checked` and `resolve` raise.
     """
 
     def chosen(name: str) -> Any:
@@ -125,7 +128,7 @@ def request_of(
 
     sampling = {name: value for name in SAMPLING if (value := chosen(name)) not in (None, "inf")}
     return TurnRequest.checked(
-        **sampling,
+        **{"seed": seed, **sampling},
         vocab_size=vocab_size,
         out_of_band=params.conversation == "none",
         input=[resolve(item) for item in params.input] if isinstance(params.input, list) else None,
@@ -133,6 +136,11 @@ def request_of(
         tools=tools_of(params.tools) if isinstance(params.tools, list) else None,
         tool_choice=chosen("tool_choice") or "auto",
     )
+
+
+def seed_of(response_id: str) -> int:
+    """The seed of a response for which nobody named one: as random as its id, and the same when told again."""
+    return int.from_bytes(hashlib.blake2b(response_id.encode(), digest_size=8).digest()) >> 1
 
 
 def _given(value: str | UnsetType | None) -> str | None:

@@ -21,6 +21,7 @@ from .errors import (
     ResponseFailed,
     SDKError,
     ServerError,
+    SessionLost,
     ToolInvalid,
     ToolRoundsExceeded,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "ResponseFailed",
     "SDKError",
     "ServerError",
+    "SessionLost",
     "TextInput",
     "ToolInvalid",
     "ToolRoundsExceeded",

@@ -32,6 +32,7 @@ from .frames.response import ResponseParams
 from .frames.server import ItemDeleted, ItemDone, ItemRetrieved, ServerEvent, SessionCreated, SessionUpdated
 from .frames.session import SessionPatch, SessionResource
 from .reply import Finished, Reply
+from .resume import Return
 from .textinput import TextInput
 from .tools import Tool, ToolLike, tools_of
 from .transport import Transport
@@ -59,12 +60,39 @@ class Chat:
         self.session = session
 
     @classmethod
-    async def begin(cls, transport: Transport, *, max_tool_rounds: int = MAX_TOOL_ROUNDS) -> Chat:
-        """The chat on a fresh connection, once the server has greeted; `ServerError`, `ConnectionLost`."""
-        exchange = Exchange(transport)
+    async def begin(
+        cls, transport: Transport, *, back: Return | None = None, max_tool_rounds: int = MAX_TOOL_ROUNDS
+    ) -> Chat:
+        """The chat on a fresh connection, once the server has greeted; `ServerError`, `ConnectionLost`.
+
+        `back` finds the way back when the connection is lost.
+        """
+        exchange = Exchange(transport, back)
         created = await exchange.answer("", lambda event: isinstance(event, SessionCreated))
         assert isinstance(created, SessionCreated)
         return cls(exchange, created.session, max_tool_rounds=max_tool_rounds)
+
+    @classmethod
+    async def resume(
+        cls,
+        back: Return,
+        handle: str,
+        *,
+        tools: Iterable[ToolLike] = (),
+        max_tool_rounds: int = MAX_TOOL_ROUNDS,
+    ) -> Chat:
+        """The chat that `handle` opens; `SessionLost`, `ConnectionFailed`."""
+        back.handle = handle
+        transport, resumed = await back.connect()
+        exchange = Exchange(transport, back, running=resumed.running)
+        chat = cls(exchange, resumed.session, max_tool_rounds=max_tool_rounds)
+        chat._tools = tools_of(tools)
+        return chat
+
+    @property
+    def handle(self) -> str | None:
+        """What opens this session again, on another connection or in another process; None: nothing does."""
+        return self._exchange.handle
 
     # --- turns ---
 

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from .chat import MAX_TOOL_ROUNDS, Chat
+from .errors import ConnectionFailed
+from .resume import Patience, Return
 from .tools import ToolLike
 from .transport import Transport, dial, realtime_url
 
@@ -20,10 +22,21 @@ Dial: TypeAlias = Callable[[str | None], Awaitable[Transport]]
 
 
 class Client:
-    """Opens sessions through `dial`, which gives a fresh transport for a model (None: the server's own)."""
+    """Opens sessions through `dial`, which gives a fresh transport for a model (None: the server's own).
 
-    def __init__(self, dial: Dial, model: str | None = None) -> None:
+    `redial` gives one on which a session is resumed: with it a lost connection is made again, unnoticed.
+    """
+
+    def __init__(
+        self,
+        dial: Dial,
+        model: str | None = None,
+        redial: Dial | None = None,
+        patience: Patience | None = None,
+    ) -> None:
         self._dial = dial
+        self._patience = patience
+        self._redial = redial
         self._model = model
 
     @asynccontextmanager
@@ -44,8 +57,9 @@ class Client:
         Raises `ConnectionFailed`, `ToolInvalid`, `FrameError`, `ServerError`.
         """
         transport = await self._dial(self._model)
+        chat: Chat | None = None
         try:
-            chat = await Chat.begin(transport, max_tool_rounds=max_tool_rounds)
+            chat = await Chat.begin(transport, back=self._way_back(), max_tool_rounds=max_tool_rounds)
             if instructions is not None:
                 fields["instructions"] = instructions
             tools = list(tools)
@@ -53,18 +67,46 @@ class Client:
                 await chat.update(tools=tools or None, **fields)
             yield chat
         finally:
-            await transport.aclose()
+            await (transport if chat is None else chat).aclose()
+
+    @asynccontextmanager
+    async def resume(
+        self, handle: str, *, tools: Iterable[ToolLike] = (), max_tool_rounds: int = MAX_TOOL_ROUNDS
+    ) -> AsyncIterator[Chat]:
+        """The session that `handle` opens (`chat.handle`), as it was left; also after the server's restart.
+
+        `tools` are the callables to run from now on; they are not sent: the session knows its tools. A reply
+        that still runs is cancelled when the next turn begins. Raises `SessionLost`, `ConnectionFailed`.
+        """
+        back = self._way_back()
+        if back is None:
+            raise ConnectionFailed("This client has no way to resume a session")
+        chat = await Chat.resume(back, handle, tools=tools, max_tool_rounds=max_tool_rounds)
+        try:
+            yield chat
+        finally:
+            await chat.aclose()
+
+    def _way_back(self) -> Return | None:
+        redial = self._redial
+        return None if redial is None else Return(lambda: redial(self._model), self._patience)
 
 
 @asynccontextmanager
-async def connect(url: str, model: str | None = None, api_key: str | None = None) -> AsyncIterator[Client]:
+async def connect(
+    url: str, model: str | None = None, api_key: str | None = None, *, patience: Patience | None = None
+) -> AsyncIterator[Client]:
     """A client of the server at `url`; each session opens a connection of its own.
 
-    Raises `ConnectionFailed` at once for an address that cannot be one.
+    A connection that is lost is made again, and the session goes on where it was; `patience` says for how long
+    that is tried. Raises `ConnectionFailed` at once for an address that cannot be one.
     """
     realtime_url(url, model)
 
     async def open_transport(wanted: str | None) -> Transport:
-        return await dial(url, wanted, api_key)
+        return await dial(url, wanted, api_key, resumable="true")
 
-    yield Client(open_transport, model)
+    async def return_transport(wanted: str | None) -> Transport:
+        return await dial(url, wanted, api_key, resumable="true", resume="true")
+
+    yield Client(open_transport, model, return_transport, patience)

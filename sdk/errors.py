@@ -13,6 +13,7 @@ SDKError
 │   └── ResponseFailed        a response ended `failed`; what was said is kept
 ├── ConnectionFailed          the connection could not be made
 ├── ConnectionLost            it ended while something was expected of it
+│   └── SessionLost           and the session cannot be resumed on another
 ├── ProtocolBroken            the server sent what this client cannot understand
 ├── ChatBusy                  a second turn was begun while one runs on this chat
 ├── InputClosed               text was sent for an input that was committed or taken back
@@ -132,6 +133,14 @@ class ConnectionLost(SDKError):
     def __init__(self, message: str, close_code: int | None = None) -> None:
         super().__init__(message)
         self.close_code = close_code
+
+
+class SessionLost(ConnectionLost):
+    """The connection ended, and the session cannot be resumed. `code` is the server's."""
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code or "session_not_found"  # type: ignore[misc]  # the server's word, per instance
 
 
 class ProtocolBroken(SDKError):

@@ -6,27 +6,49 @@ Keeps count of the responses that run, so that those nobody reads can be ended. 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import secrets
+import time
+from collections.abc import Callable, Iterable
 
+import anyio
 import msgspec
 from anyio import BusyResourceError, ResourceGuard
 
-from .errors import ChatBusy, FrameError, ProtocolBroken, ServerError
+from .errors import (
+    ChatBusy,
+    ConnectionFailed,
+    ConnectionLost,
+    FrameError,
+    ProtocolBroken,
+    ServerError,
+    SessionLost,
+)
 from .frames import codec
 from .frames.client import ClientEvent, ResponseCancel, ResponseCreate
 from .frames.server import ErrorDetails, ErrorEvent, ResponseCreated, ResponseDone, ServerEvent
+from .resume import Return, deadline
 from .transport import Transport
 
 
 class Exchange:
-    """Sends client events and receives server events."""
+    """Sends client events and receives server events.
 
-    def __init__(self, transport: Transport) -> None:
+    With a way `back` a lost connection is made again behind both: what was read is not read twice, what was
+    sent is not served twice.
+    """
+
+    def __init__(self, transport: Transport, back: Return | None = None, running: Iterable[str] = ()) -> None:
         self._transport = transport
+        self._back = back
+        self._returning = anyio.Lock()
+        self._closed = False
+        self._awaited: str | None = None
+        self._prefix = f"client_{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
+        self._created: dict[str, str] = {}  # ids of running responses, and of what asked for them
         self._cancels: set[str] = set()
         self._asked: list[str] = []  # ids of `response.create`s not answered yet, in order
-        self._running: set[str] = set()  # ids of responses without their `response.done`
+        self._running: set[str] = set(running)  # ids of responses without their `response.done`
         self._reading = ResourceGuard("reading from")
 
     @property
@@ -42,14 +64,26 @@ class Exchange:
         """Whether this `response.create` has not been answered yet."""
         return event_id in self._asked
 
+    @property
+    def handle(self) -> str | None:
+        """What opens the session again."""
+        return None if self._back is None else self._back.handle
+
     async def send(self, event: ClientEvent) -> str:
         """Send one event, with an id if it has none; returns its id. Raises `ConnectionLost`."""
-        event_id = event.event_id or f"client_{next(self._numbers)}"
+        event_id = event.event_id or f"{self._prefix}_{next(self._numbers)}"
         if isinstance(event, ResponseCancel):
             self._cancels.add(event_id)
         elif isinstance(event, ResponseCreate):
             self._asked.append(event_id)
-        await self._transport.send(codec.encode(msgspec.structs.replace(event, event_id=event_id)))
+        frame = codec.encode(msgspec.structs.replace(event, event_id=event_id))
+        transport = self._transport
+        if self._back is not None:
+            self._back.sent(event_id, frame)
+        try:
+            await transport.send(frame)
+        except ConnectionLost as lost:
+            await self._come_back(transport, lost)  # it is sent again with all that may be lost
         return event_id
 
     async def receive(self) -> ServerEvent:
@@ -61,7 +95,7 @@ class Exchange:
         try:
             with self._reading:
                 while True:
-                    event = self._decoded(await self._transport.receive())
+                    event = self._decoded(await self._frame())
                     if event is not None and self._take_in(event):
                         return event
         except BusyResourceError:
@@ -69,13 +103,19 @@ class Exchange:
 
     async def answer(self, event_id: str, wanted: Callable[[ServerEvent], bool]) -> ServerEvent:
         """The first event that is `wanted`. Raises `ServerError` when the event sent was refused."""
-        while True:
-            event = await self.receive()
-            if isinstance(event, ErrorEvent):
-                if event.error.event_id in (event_id, None):
-                    raise server_error(event.error)
-            elif wanted(event):
-                return event
+        self._awaited = event_id
+        try:
+            while True:
+                event = await self.receive()
+                if isinstance(event, ErrorEvent):
+                    if event.error.event_id in (event_id, None):
+                        raise server_error(event.error)
+                elif wanted(event):
+                    if self._back is not None:
+                        self._back.arrived(event_id)
+                    return event
+        finally:
+            self._awaited = None
 
     async def quiet(self) -> None:
         """Cancel what runs and read on until nothing does, dropping what still comes."""
@@ -88,10 +128,46 @@ class Exchange:
 
     async def aclose(self) -> None:
         """End the connection."""
+        self._closed = True
         await self._transport.aclose()
+
+    async def _frame(self) -> bytes:
+        while True:
+            transport = self._transport
+            try:
+                return await transport.receive()
+            except ConnectionLost as lost:
+                await self._come_back(transport, lost)
+
+    async def _come_back(self, transport: Transport, lost: ConnectionLost) -> None:
+        """Put another transport in the place of this one. Raises ``lost`` where there is no way back."""
+        async with self._returning:
+            back = self._back
+            if self._transport is not transport:
+                return  # the other side of this exchange has found the way already
+            if back is None or self._closed or not back.possible(lost):
+                raise lost
+            give_up = deadline(back.patience)
+            for pause in back.patience.pauses():
+                await anyio.sleep(pause)
+                try:
+                    self._transport = await self._resumed(back)
+                    return
+                except SessionLost:
+                    raise
+                except (ConnectionFailed, ConnectionLost):
+                    if time.monotonic() > give_up:
+                        raise lost from None
+
+    async def _resumed(self, back: Return) -> Transport:
+        transport, resumed = await back.connect()
+        for frame in back.again(resumed, self._awaited):
+            await transport.send(frame)
+        return transport
 
     def _take_in(self, event: ServerEvent) -> bool:
         """Note what the event says of responses; whether it is for the reader."""
+        self._note_arrivals(event)
         match event:
             case ErrorEvent(error=error) if error.event_id in self._cancels:
                 self._cancels.discard(error.event_id or "")
@@ -105,10 +181,24 @@ class Exchange:
                 self._running.discard(response.id)
         return True
 
-    @staticmethod
-    def _decoded(frame: bytes) -> ServerEvent | None:
+    def _note_arrivals(self, event: ServerEvent) -> None:
+        """Which client events need not be sent again: those refused, and those up to what a response ends."""
+        if self._back is None:
+            return
+        match event:
+            case ErrorEvent(error=error) if error.event_id:
+                self._back.arrived(error.event_id)
+            case ResponseCreated(response=response) if self._asked:
+                self._created[response.id] = self._asked[0]
+            case ResponseDone(response=response) if response.id in self._created:
+                self._back.arrived(self._created.pop(response.id))
+
+    def _decoded(self, frame: bytes) -> ServerEvent | None:
         try:
-            return codec.decode_server(frame)
+            event = codec.decode_server(frame)
+            if self._back is not None:
+                self._back.read(frame, event)
+            return event
         except FrameError as error:
             raise ProtocolBroken(f"The server sent a frame this client cannot read: {error}") from error
 

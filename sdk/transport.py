@@ -59,12 +59,14 @@ class WebSocketTransport:
         await self._connection.close()
 
 
-async def dial(url: str, model: str | None = None, api_key: str | None = None) -> WebSocketTransport:
+async def dial(
+    url: str, model: str | None = None, api_key: str | None = None, **parameters: str
+) -> WebSocketTransport:
     """A WebSocket to the server at `url`: `ws[s]://` or `http[s]://`, with or without `/v1/realtime`.
 
-    Raises `ConnectionFailed`, saying why.
+    `parameters` are more of the query's. Raises `ConnectionFailed`, saying why.
     """
-    address = realtime_url(url, model)
+    address = realtime_url(url, model, **parameters)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         connection = await websocket_connect(
@@ -80,7 +82,7 @@ async def dial(url: str, model: str | None = None, api_key: str | None = None) -
     return WebSocketTransport(connection)
 
 
-def realtime_url(url: str, model: str | None = None) -> str:
+def realtime_url(url: str, model: str | None = None, **parameters: str) -> str:
     """The WebSocket address that `url` stands for. Raises `ConnectionFailed` for one that stands for none."""
     try:
         parts = urlsplit(url if "://" in url else f"ws://{url}")
@@ -96,6 +98,7 @@ def realtime_url(url: str, model: str | None = None) -> str:
     ]
     if model:
         query.append(("model", model))
+    query += parameters.items()
     return SplitResult(scheme, parts.netloc, path, urlencode(query), "").geturl()
 
 

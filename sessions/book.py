@@ -7,6 +7,7 @@ nothing of sockets or of what a client has seen.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -99,8 +100,18 @@ class SessionBook:
         self._know_handles(session)
         return found
 
-    async def close(self, session_id: str, *, interrupt: bool = False) -> None:
-        """End a session and forget it; the journal, if there is one, does not. Raises ``SessionUnknown``."""
+    async def close(
+        self,
+        session_id: str,
+        *,
+        settle: Callable[[], Awaitable[None]] | None = None,
+        interrupt: bool = False,
+    ) -> None:
+        """End a session and forget it; the journal, if there is one, does not. Raises ``SessionUnknown``.
+
+        ``settle`` is awaited first: who reads its responses leaves them. ``interrupt``: in the journal they
+        have not ended, and go on when the session is opened again.
+        """
         session = self.get(session_id)
         self._forget_handles(session)
         del self._sessions[session_id]
@@ -108,7 +119,11 @@ class SessionBook:
         leaving = dict.fromkeys(session.handles.digests(), left)
         self._leaving.update(leaving)
         try:
-            await session.aclose(interrupt=interrupt)
+            if interrupt:
+                session.log.close()
+            if settle is not None:
+                await settle()
+            await session.aclose()
         finally:
             left.set()
             for digest in leaving:

@@ -6,6 +6,7 @@ Knows nothing of conversations or of the engine.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,6 +36,11 @@ class Language:
     def of(cls, tokenizer: ChatTokenizer) -> Language:
         """With a tokenizer that is loaded already. Raises ``TemplateFailed``."""
         return cls(tokenizer, probe(tokenizer))
+
+    def digest(self) -> bytes:
+        """Of tokenizer and template: token ids mean the same only where these are the same."""
+        text = self.tokenizer.backend.to_str() + "\0" + self.tokenizer.template
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def renderer(self, now: datetime) -> Renderer:
         """A session's renderer; its clock stands at ``now``."""

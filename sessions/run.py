@@ -86,7 +86,7 @@ class Run:
         """What was said already; it may have been the whole reply."""
         self._retold = True
         events = self.reader.feed(self._said.tolist())
-        over = self.reader.ended or self.reader.matched
+        over = self.reader.ended or self.reader.matched or self.reader.halted
         if over:
             self._end(ReplyStatus.COMPLETED, EndReason.STOP, None)
         elif len(self._said) >= self._limits.max_tokens:

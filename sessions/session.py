@@ -115,15 +115,10 @@ class Session:
             "responses": len(self._live()),
         }
 
-    async def aclose(self, *, interrupt: bool = False) -> None:
-        """Cancel what runs and let the engine's sequence go; its KV stays cached until evicted.
-
-        ``interrupt``: in the journal what runs has not ended, and goes on when the session is opened again.
-        """
+    async def aclose(self) -> None:
+        """Cancel what runs and let the engine's sequence go; its KV stays cached until evicted."""
         self._closed = True
         await self._anticipation.aclose()
-        if interrupt:
-            self.log.close()
         for response in self._live():
             await response.cancel()
         await self._sequence.close()

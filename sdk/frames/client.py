@@ -12,6 +12,7 @@ from .response import ResponseParams
 from .session import SessionPatch
 
 EventId: TypeAlias = Annotated[str, Meta(max_length=512)]
+Handle: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class ClientFrame(
@@ -96,6 +97,17 @@ class TextCommit(ClientFrame, frozen=True, tag="input_text_buffer.commit"):
     """The text is whole: it becomes an item at the end of the conversation."""
 
 
+class SessionResume(ClientFrame, frozen=True, tag="session.resume"):
+    """Come back to the session that `handle` opens (ours).
+
+    `last_event` is the `event_id` of the last server event that was read: those after it are sent again,
+    once. Without it a response that runs is told from its beginning.
+    """
+
+    handle: Handle
+    last_event: EventId | None = None
+
+
 ClientEvent: TypeAlias = (
     SessionUpdate
     | ItemCreate
@@ -107,4 +119,5 @@ ClientEvent: TypeAlias = (
     | TextReplace
     | TextClear
     | TextCommit
+    | SessionResume
 )

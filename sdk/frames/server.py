@@ -28,9 +28,26 @@ class ServerFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
 
 
 class SessionCreated(ServerFrame, frozen=True, tag="session.created"):
-    """The first event on every connection."""
+    """The first event on every connection. `handle` opens the session again (ours)."""
 
     session: SessionResource
+    handle: str | UnsetType = UNSET
+
+
+class SessionResumed(ServerFrame, frozen=True, tag="session.resumed"):
+    """Answers `session.resume` (ours): the session as it is, and a new handle for the next time.
+
+    `last_client_event` is the `event_id` of the last client event that was received: what was sent after it
+    has to be sent again. `reopened`: the session comes from the journal, and acknowledgements that were on
+    their way are lost: events without an answer are answered again when they are sent again. `running`: ids of
+    the responses whose end is still to come.
+    """
+
+    session: SessionResource
+    handle: str
+    last_client_event: str | None = None
+    reopened: bool = False
+    running: list[str] = msgspec.field(default_factory=list)
 
 
 class SessionUpdated(ServerFrame, frozen=True, tag="session.updated"):
@@ -107,9 +124,13 @@ class ResponseCreated(ServerFrame, frozen=True, tag="response.created"):
 
 
 class ResponseDone(ServerFrame, frozen=True, tag="response.done"):
-    """The response's end, whatever it was, with all its output, its usage and what its KV cost."""
+    """The response's end, whatever it was, with all its output, its usage and what its KV cost.
+
+    `handle` is the session's current one (ours).
+    """
 
     response: Response
+    handle: str | UnsetType = UNSET
 
 
 class OutputFrame(ServerFrame, frozen=True):
@@ -212,6 +233,7 @@ class ErrorEvent(ServerFrame, frozen=True, tag="error"):
 
 ServerEvent: TypeAlias = (
     SessionCreated
+    | SessionResumed
     | SessionUpdated
     | ConversationCreated
     | ItemAdded

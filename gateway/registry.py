@@ -1,0 +1,126 @@
+"""The live sessions of one server, by id, and which socket each is on.
+
+Opens, resumes, and puts away what nobody comes back to. Knows leases and owners; nothing of frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import asdict
+
+from ..runtime.link.client import EngineLink
+from ..sdk.frames.session import SessionResource
+from ..sessions.book import Reopened, SessionBook
+from ..sessions.errors import StorageUnavailable
+from ..sessions.items import new_id
+from .live import Birth, LiveSession
+from .settings import Limits
+
+
+class Holder(Protocol):
+    """The socket a session is on."""
+
+    def moved(self) -> None:
+        """The session goes on elsewhere."""
+
+
+class Registry:
+    """All sessions in memory. ``model`` is what they speak with."""
+
+    def __init__(self, book: SessionBook, link: EngineLink, model: str, limits: Limits) -> None:
+        self._book = book
+        self._link = link
+        self._model = model
+        self._limits = limits
+        self._live: dict[str, LiveSession] = {}
+        self._holders: dict[str, Holder] = {}
+        self._leases: dict[str, asyncio.TimerHandle] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def responses(self) -> int:
+        """Responses that run."""
+        return sum(live.responses for live in self._live.values())
+
+    def live(self) -> list[LiveSession]:
+        """All of them."""
+        return list(self._live.values())
+
+    def open(self, holder: Holder, owner: bytes) -> LiveSession:
+        """A new session on this socket. Raises ``SessionLimit``, ``StorageUnavailable``."""
+        defaults = asdict(self._link.hello.defaults)
+        resource = SessionResource(id="", model=self._model, **defaults)
+        birth = Birth(session=resource, conversation=new_id("conv"))
+        session = self._book.create(owner=owner, config=msgspec.msgpack.encode(birth))
+        live = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
+        return self._hold(live, holder)
+
+    async def resume(self, holder: Holder, handle: str, owner: bytes) -> LiveSession:
+        """The session that ``handle`` opens, on this socket from now on.
+
+        Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``.
+        """
+        found = await self._book.resume(handle, owner)
+        if isinstance(found, Reopened):
+            live = LiveSession.again(found, self._limits, self._link.hello.vocab_size)
+        else:
+            live = self._live[found.id]
+        before = self._holders.get(live.id)
+        if before is not None and before is not holder:
+            before.moved()
+        return self._hold(live, holder)
+
+    def left(self, live: LiveSession, holder: Holder) -> None:
+        """The socket is gone. A client that can come back has its lease to do so."""
+        if self._holders.get(live.id) is not holder:
+            return  # it went on elsewhere
+        del self._holders[live.id]
+        live.feed.detach()
+        if live.resumable and not self._closing:
+            loop = asyncio.get_running_loop()
+            self._leases[live.id] = loop.call_later(self._limits.resume_seconds, self._put_away, live)
+        else:
+            self._put_away(live)
+
+    def alarm(self, fault: StorageUnavailable) -> None:
+        """The journal cannot write."""
+        for live in self.live():
+            live.alarm(fault)
+
+    def stop(self) -> None:
+        """From now on what runs is interrupted, not ended, when its session is put away."""
+        self._closing = True
+
+    async def aclose(self) -> None:
+        """Put all away."""
+        self.stop()
+        for live in self.live():
+            self._put_away(live)
+        await asyncio.gather(*self._leaving)
+
+    def _hold(self, live: LiveSession, holder: Holder) -> LiveSession:
+        self._live[live.id] = live
+        self._holders[live.id] = holder
+        lease = self._leases.pop(live.id, None)
+        if lease is not None:
+            lease.cancel()
+        return live
+
+    def _put_away(self, live: LiveSession) -> None:
+        self._leases.pop(live.id, None)
+        leaving = asyncio.ensure_future(self._leave(live, interrupt=self._closing))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, live: LiveSession, *, interrupt: bool) -> None:
+        if live.id in self._holders and not interrupt:
+            return  # somebody came back just now
+        if self._live.pop(live.id, None) is not None:
+            await self._book.close(live.id, settle=live.aclose, interrupt=interrupt)

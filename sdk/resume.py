@@ -1,0 +1,134 @@
+"""Coming back to a session on a new connection: what the server must be told, and what not twice.
+
+Keeps the newest handle, the last event that was read and the client events the server may not have yet; finds
+the way back with growing, jittered pauses. Knows nothing of turns.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from .errors import ConnectionFailed, ConnectionLost, ProtocolBroken, SessionLost
+from .frames import codec
+from .frames.client import SessionResume
+from .frames.server import ErrorEvent, ServerEvent, SessionResumed
+from .transport import Transport
+
+FINAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010, 4001})
+"""Closes after which coming back would end the same, or take the session from who has it now."""
+MAX_UNSURE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Pauses before each try, in seconds: up to ``first``, then up to ``factor`` times the last.
+
+    No try begins later than ``total`` after the connection was lost.
+    """
+
+    first: float = 0.05
+    factor: float = 2.0
+    longest: float = 2.0
+    total: float = 60.0
+
+    def pauses(self) -> Iterator[float]:
+        """Each a random part of its bound, so that a server's clients do not come back all at once."""
+        bound = self.first
+        while True:
+            yield random.uniform(0, bound)
+            bound = min(self.longest, bound * self.factor)
+
+
+class _AnyEvent(msgspec.Struct):
+    event_id: str | None = None
+
+
+class Return:
+    """The way back to one session. ``dial`` gives a connection that expects `session.resume`."""
+
+    def __init__(self, dial: Callable[[], Awaitable[Transport]], patience: Patience | None = None) -> None:
+        self.handle: str | None = None
+        self.last_event: str | None = None
+        self.patience = patience or Patience()
+        self._dial = dial
+        self._unsure: OrderedDict[str, bytes] = OrderedDict()  # sent, and not known to have arrived
+
+    def possible(self, lost: ConnectionLost) -> bool:
+        """Whether it makes sense to come back after this end."""
+        return self.handle is not None and lost.close_code not in FINAL_CODES
+
+    # --- what goes and comes --------------------------------------------------------------------------------
+
+    def sent(self, event_id: str, frame: bytes) -> None:
+        """A client event is on its way."""
+        self._unsure[event_id] = frame
+        while len(self._unsure) > MAX_UNSURE:
+            self._unsure.popitem(last=False)
+
+    def read(self, frame: bytes, event: ServerEvent | None) -> None:
+        """A server event was read, of whatever type."""
+        event_id = (
+            event.event_id if event is not None else msgspec.json.decode(frame, type=_AnyEvent).event_id
+        )
+        if event_id:
+            self.last_event = event_id
+        handle = getattr(event, "handle", None)
+        if isinstance(handle, str):
+            self.handle = handle
+
+    def arrived(self, event_id: str) -> None:
+        """The server has this client event and all before it."""
+        if event_id in self._unsure:
+            for known in list(self._unsure):
+                del self._unsure[known]
+                if known == event_id:
+                    return
+
+    # --- the way --------------------------------------------------------------------------------------------
+
+    async def connect(self) -> tuple[Transport, SessionResumed]:
+        """One try: a new connection on which the session goes on.
+
+        Raises ``ConnectionFailed`` or ``ConnectionLost`` where another try may help, else ``SessionLost``.
+        """
+        transport = await self._dial()
+        try:
+            return transport, await self._resume(transport)
+        except BaseException:
+            await transport.aclose()
+            raise
+
+    async def _resume(self, transport: Transport) -> SessionResumed:
+        resume = SessionResume(event_id="resume", handle=self.handle or "", last_event=self.last_event)
+        await transport.send(codec.encode(resume))
+        event = codec.decode_server(await transport.receive())
+        if isinstance(event, ErrorEvent):
+            if event.error.code == "storage_unavailable":
+                raise ConnectionFailed(event.error.message)
+            raise SessionLost(event.error.message, code=event.error.code)
+        if not isinstance(event, SessionResumed):
+            raise ProtocolBroken("The server did not answer session.resume")
+        self.handle = event.handle
+        return event
+
+    def again(self, resumed: SessionResumed, awaited: str | None) -> list[bytes]:
+        """The frames that the server must be sent again, in order.
+
+        ``awaited``: an event whose answer somebody waits for; a session from the journal answers it again.
+        """
+        unsure = dict(self._unsure)
+        if resumed.last_client_event in unsure:
+            self.arrived(resumed.last_client_event)
+        lost = [] if awaited is None or awaited in self._unsure or not resumed.reopened else [awaited]
+        return [*(unsure[event_id] for event_id in lost if event_id in unsure), *self._unsure.values()]
+
+
+def deadline(patience: Patience) -> float:
+    """When to give up, by ``time.monotonic()``."""
+    return time.monotonic() + patience.total
