@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,9 +56,11 @@ def test_the_gateways_process_needs_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_serve_without_options_takes_the_defaults(served: list[Any]) -> None:
-    assert invoke("serve", "pocket")[0] == 0
-    assert served == [(GatewaySettings(), EngineSettings(model="pocket"))]
+def test_serve_without_options_takes_the_defaults(served: list[Any], tmp_path: Path) -> None:
+    assert invoke("serve", "pocket", XDG_STATE_HOME=str(tmp_path))[0] == 0
+    assert served == [
+        (GatewaySettings(store=tmp_path / "holdfast" / "pocket"), EngineSettings(model="pocket"))
+    ]
     assert served[0][0].port == DEFAULT_PORT and served[0][0].host == "127.0.0.1"
 
 
@@ -65,10 +68,10 @@ def test_options_become_settings(served: list[Any]) -> None:
     words = (
         "serve some/model --host 0.0.0.0 --port 9 --api-key k --device cpu --dtype float32 --kv-bytes 1.5GiB"
     )
-    words += " --max-context 100 --max-step-tokens 64 --max-sequences 8"
+    words += " --max-context 100 --max-step-tokens 64 --max-sequences 8 --store /some/where"
     assert invoke(*words.split())[0] == 0
     gateway, engine = served[0]
-    assert gateway == GatewaySettings(host="0.0.0.0", port=9, api_key="k")
+    assert gateway == GatewaySettings(host="0.0.0.0", port=9, api_key="k", store=Path("/some/where"))
     assert engine == EngineSettings(
         model="some/model",
         device="cpu",
@@ -78,6 +81,11 @@ def test_options_become_settings(served: list[Any]) -> None:
         max_step_tokens=64,
         max_sequences=8,
     )
+
+
+def test_sessions_may_be_kept_in_memory_alone(served: list[Any]) -> None:
+    assert invoke("serve", "pocket", "--no-store")[0] == 0
+    assert served[0][0].store is None
 
 
 def test_the_environment_is_read_here(served: list[Any]) -> None:

@@ -45,9 +45,14 @@ CLIENT_EVENTS: list[client.ClientEvent] = [
     client.TextReplace(start=3, text="p"),
     client.TextClear(),
     client.TextCommit(event_id="e"),
+    client.SessionResume(handle="h", last_event="e"),
 ]
 SERVER_EVENTS: list[server.ServerEvent] = [
     server.SessionCreated(event_id="e", session=SessionResource(id="s", model="m", audio=None)),
+    server.SessionCreated(event_id="e", session=SessionResource(id="s", model="m"), handle="h"),
+    server.SessionResumed(
+        event_id="e", session=SessionResource(id="s", model="m"), handle="h", last_client_event="c"
+    ),
     server.SessionUpdated(
         event_id="e", session=SessionResource(id="s", model="m", tools=[FunctionTool(name="f")])
     ),
