@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
+from msgspec import UNSET
 
 from ..sdk.frames import codec
 from ..sdk.frames.server import ResponseDone, ServerEvent
@@ -75,13 +76,18 @@ class _Told:
     reply: int
     told: int
     frame: bytes
+    done: ResponseDone | None = None  # it shows the current handle whenever it is told
 
 
 class Feed:
-    """The events of one session. ``replies``: how many replies there were before this opening."""
+    """The events of one session. ``replies``: how many replies there were before this opening.
 
-    def __init__(self, limits: Limits, replies: int = 0) -> None:
+    ``handle`` gives the session's current one.
+    """
+
+    def __init__(self, limits: Limits, replies: int = 0, handle: Callable[[], str] = str) -> None:
         self._limits = limits
+        self._handle = handle
         self._opening = secrets.token_hex(4)
         self._number = 0
         self._reply, self._told = replies, 0  # of the event queued last
@@ -139,7 +145,7 @@ class Feed:
         Without ``after``: the whole of a reply that is ``running``. The greeting's event id stands for the
         place before what is told again. Raises ``EventsExpired``.
         """
-        kept = [told.frame for told in self._since(after, running)]
+        kept = [self._shown(t.done) if t.done else t.frame for t in self._since(after, running)]
         self.detach()
         self._outbox = outbox
         place = Place(self._opening, self._number - len(kept), *max(self._read, _NOWHERE))
@@ -190,8 +196,10 @@ class Feed:
         place = (held.reply, held.told)
         self._left = max(self._left, place)
         event_id = str(Place(self._opening, self._number, *self._left))
-        frame = codec.encode(msgspec.structs.replace(held.event, event_id=event_id))
-        self._keep(_Told(self._number, *place, frame))
+        event = msgspec.structs.replace(held.event, event_id=event_id)
+        done = event if isinstance(event, ResponseDone) else None
+        frame = codec.encode(event) if done is None else self._shown(done)
+        self._keep(_Told(self._number, *place, frame, done))
         if self._outbox is None:
             self._unread += len(frame)
         elif not self._was_read(held, place):
@@ -200,6 +208,9 @@ class Feed:
     def _was_read(self, held: _Held, place: tuple[int, int]) -> bool:
         """A reply's end is acknowledged, hence in the journal: one that ends now was read by nobody."""
         return _NOWHERE < place <= self._read and not isinstance(held.event, ResponseDone)
+
+    def _shown(self, done: ResponseDone) -> bytes:
+        return codec.encode(msgspec.structs.replace(done, handle=self._handle() or UNSET))
 
     def _keep(self, told: _Told) -> None:
         self._log.append(told)

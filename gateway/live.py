@@ -70,7 +70,7 @@ class LiveSession:
     ``resumable``: its client can come back, so replies go on without it.
     """
 
-    def __init__(self, session: Session, birth: Birth, feed: Feed, limits: Limits) -> None:
+    def __init__(self, session: Session, birth: Birth, limits: Limits, replies: int = 0) -> None:
         self._ids = _Ids(session.id)
         self.session = session
         self.conversation = Conversation(
@@ -80,7 +80,7 @@ class LiveSession:
             parallel_responses=limits.parallel_responses,
             conversation_id=birth.conversation,
         )
-        self.feed = feed
+        self.feed = Feed(limits, replies, lambda: session.handles.current)
         self.resumable = False
         self.reopened = False
         self.heard: deque[str] = deque(maxlen=limits.client_events)
@@ -94,7 +94,7 @@ class LiveSession:
     @classmethod
     def begin(cls, session: Session, birth: Birth, limits: Limits) -> LiveSession:
         """A new session's; its greeting is the first it tells."""
-        made = cls(session, birth, Feed(limits), limits)
+        made = cls(session, birth, limits)
         handle = session.handles.current
         made.feed.post(made.conversation.greet(handle), ticket=session.log.sync())
         return made
@@ -105,8 +105,7 @@ class LiveSession:
         session, replayed = reopened.session, reopened.replayed
         birth = msgspec.msgpack.decode(reopened.record.config, type=Birth)
         last = replayed.last
-        feed = Feed(limits, replayed.responses - (last is not None))
-        made = cls(session, birth, feed, limits)
+        made = cls(session, birth, limits, replayed.responses - (last is not None))
         made.heard.extend(replayed.heard)
         made.reopened = True
         if replayed.config is not None:
@@ -258,12 +257,7 @@ class LiveSession:
     def _tell(self, events: Iterable[server.ServerEvent], lane: str) -> None:
         for event in events:
             ticket = self.session.log.sync() if isinstance(event, HELD) else None
-            self.feed.post([self._with_handle(event)], lane, ticket)
-
-    def _with_handle(self, event: server.ServerEvent) -> server.ServerEvent:
-        if isinstance(event, server.ResponseDone):
-            return msgspec.structs.replace(event, handle=self.session.handles.current)
-        return event
+            self.feed.post([event], lane, ticket)
 
     def _bring_back(self, past: Past, after_reply: set[str]) -> None:
         """The last response as the journal has it: told again to its end, or going on."""
@@ -273,7 +267,7 @@ class LiveSession:
             self._run(self.session.go_on(past), WRITER)
             return
         for event in self.session.retold(past):
-            self.feed.post(map(self._with_handle, self.conversation.reply(past.id, event)), WRITER)
+            self.feed.post(self.conversation.reply(past.id, event), WRITER)
         if not past.ended.began:
             self.feed.post(self.conversation.failed(past.id, error_of(past.ended.error)), WRITER)
 
@@ -294,8 +288,12 @@ class LiveSession:
     async def drain(self) -> None:
         """Refuse new responses; wait until none runs and all that was said has left."""
         self._draining = True
-        await self._idle.wait()
+        await self.idle()
         await self.feed.settled()
+
+    async def idle(self) -> None:
+        """Wait until no response runs."""
+        await self._idle.wait()
 
     async def aclose(self) -> None:
         """End what still runs here. The session itself is closed by its book."""

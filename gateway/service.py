@@ -18,6 +18,7 @@ from ..sessions.book import SessionBook
 from ..sessions.journal.journal import Journal
 from .channel import Channel
 from .errors import Draining, ModelNotServed, SlowReader
+from .live import LiveSession
 from .metrics import Snapshot
 from .realtime import Realtime, Visitor
 from .registry import Registry
@@ -90,6 +91,10 @@ class Service:
         """The tasks of the connections that are open."""
         return frozenset(self._running)
 
+    def sessions(self) -> list[LiveSession]:
+        """Those in memory, with or without a socket."""
+        return [] if self._registry is None else self._registry.live()
+
     def state(self) -> State:
         """For the probes."""
         link, beat = self._link, self._link.heartbeat
@@ -136,8 +141,7 @@ class Service:
     async def drain(self) -> None:
         """Take no new work and give replies that run some time to end."""
         self._draining = True
-        live = self._registry.live() if self._registry is not None else []
-        ending = [asyncio.ensure_future(session.drain()) for session in live]
+        ending = [asyncio.ensure_future(session.drain()) for session in self.sessions()]
         if ending:
             _, late = await asyncio.wait(ending, timeout=self.settings.drain_seconds)
             for task in late:

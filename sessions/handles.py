@@ -1,7 +1,8 @@
 """Handles: secrets with which a client comes back to its session.
 
-A new one is issued on use, and the one used stays valid until the new one has been used: an answer that was
-lost on the way locks nobody out. Only digests are kept anywhere but in memory. Knows nothing of sockets.
+A new one is issued on use, and the one used stays valid until a newer one has been used: an answer that was
+lost on the way, or came to the wrong one of two sockets, locks nobody out. Only digests are kept anywhere but
+in memory. Knows nothing of sockets.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from .journal.log import SessionLog
 from .journal.records import Keyring
 
 HANDLE_BYTES = 24  # 192 random bits
+MAX_FRESH = 4  # issued, and perhaps lost on the way
 
 
 def digest_of(handle: str) -> bytes:
@@ -28,14 +30,13 @@ class SessionHandles:
         self.owner = owner
         self.current = ""
         self._log = log
-        self._keyring = keyring
+        self._keyring = keyring or Keyring(fresh=())
         if keyring is None:
-            self._issue(None, None)
+            self._issue(Keyring(fresh=()))
 
     def digests(self) -> tuple[bytes, ...]:
         """Of the handles that are valid."""
-        ring = self._keyring
-        return () if ring is None else tuple(filter(None, (ring.current, ring.previous)))
+        return self._keyring.digests()
 
     def opens(self, digest: bytes, owner: bytes) -> bool:
         """Whether this is one of them, in the hands of whose key made it."""
@@ -43,13 +44,17 @@ class SessionHandles:
         return hmac.compare_digest(owner, self.owner) and known
 
     def use(self, digest: bytes) -> str:
-        """One of them was used: issue the next. The other one is valid no longer."""
+        """One of them was used: issue the next. With the first use of one, all older ones are used up."""
         ring = self._keyring
-        assert ring is not None
-        self._issue(digest, ring.previous if digest == ring.current else ring.current)
+        if digest in ring.fresh:
+            ring = Keyring(fresh=(), used=digest)
+        self._issue(ring)
         return self.current
 
-    def _issue(self, previous: bytes | None, dropped: bytes | None) -> None:
+    def _issue(self, ring: Keyring) -> None:
         self.current = f"hold_{secrets.token_urlsafe(HANDLE_BYTES)}"
-        self._keyring = Keyring(current=digest_of(self.current), previous=previous)
+        fresh = (*ring.fresh, digest_of(self.current))[-MAX_FRESH:]
+        before = self.digests()
+        self._keyring = Keyring(fresh=fresh, used=ring.used)
+        dropped = [digest for digest in before if digest not in self.digests()]
         self._log.keep_handles(self._keyring, self.owner, dropped)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from ..errors import StorageUnavailable
@@ -23,8 +23,8 @@ class SessionLog(Protocol):
     def append(self, operation: AnyOperation) -> None:
         """Remember this next."""
 
-    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: bytes | None) -> None:
-        """These handles are valid from now on, and ``dropped`` no longer."""
+    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
+        """These handles are valid from now on, the last of the fresh ones is new, ``dropped`` are no more."""
 
     def sync(self) -> asyncio.Future[None] | None:
         """Done when all so far is durable; None where it never waits."""
@@ -45,7 +45,7 @@ class EphemeralLog:
     def append(self, operation: AnyOperation) -> None:
         """Nothing."""
 
-    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: bytes | None) -> None:
+    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
         """Nothing."""
 
     def sync(self) -> asyncio.Future[None] | None:
@@ -88,11 +88,12 @@ class JournaledLog:
             self._operations.append(operation)
             self._schedule(urgent=not isinstance(operation, Said | Heard))
 
-    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: bytes | None) -> None:
+    def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
         """Write the keyring and the newest handle's record."""
-        if dropped is not None:
-            self._queue(Put(Table.HANDLES, dropped, None))
-        self._queue(Put(Table.HANDLES, keyring.current, HandleRecord(session=self.number, owner=owner)))
+        for digest in dropped:
+            self._queue(Put(Table.HANDLES, digest, None))
+        newest = HandleRecord(session=self.number, owner=owner)
+        self._queue(Put(Table.HANDLES, keyring.fresh[-1], newest))
         self._queue(Put(Table.KEYRINGS, key_of(self.number), keyring))
 
     def sync(self) -> asyncio.Future[None]:

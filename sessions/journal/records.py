@@ -138,10 +138,14 @@ class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keyring(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests of the handles that are valid: the newest, and the one used last."""
+    """Digests of the handles that are valid: those issued and not used yet, and the one used last."""
 
-    current: bytes
-    previous: bytes | None = None
+    fresh: tuple[bytes, ...]
+    used: bytes | None = None
+
+    def digests(self) -> tuple[bytes, ...]:
+        """All of them."""
+        return self.fresh if self.used is None else (*self.fresh, self.used)
 
 
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -274,7 +274,7 @@ class JournalStore:
         if ring is not None:
             try:
                 keyring: Keyring = unseal(key, bytes(ring), Keyring)
-                for digest in filter(None, (keyring.current, keyring.previous)):
+                for digest in keyring.digests():
                     transaction.delete(digest, db=self._tables[Table.HANDLES])
             except RecordDamaged:
                 self.damaged += 1

@@ -45,7 +45,7 @@ def birth(number: int, owner: bytes = b"me") -> list[Change]:
     return [
         Put(Table.SESSIONS, key_of(number), record_of(number)),
         Put(Table.HANDLES, digest, HandleRecord(session=number, owner=owner)),
-        Put(Table.KEYRINGS, key_of(number), Keyring(current=digest)),
+        Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(digest,))),
     ]
 
 

@@ -77,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.shadow and digest not in self._handles():
             number = data.draw(st.sampled_from(sorted(self.shadow)))
             kept, *dropped = self.shadow[number].handles
-            ring = Keyring(current=digest, previous=kept)
+            ring = Keyring(fresh=(digest,), used=kept)
             group: list[Change] = [Put(Table.HANDLES, old, None) for old in dropped]
             group.append(Put(Table.HANDLES, digest, HandleRecord(session=number, owner=b"me")))
             self.store.write([*group, Put(Table.KEYRINGS, key_of(number), ring)])
@@ -122,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
             stored = self.store.session(number)
             assert list(stored.operations) == wanted.operations
             ring = stored.keyring
-            assert tuple(filter(None, (ring.current, ring.previous))) == wanted.handles
+            assert ring.digests() == wanted.handles
             assert all(self.store.handle(digest).session == number for digest in wanted.handles)
         for number in set(range(1, self.next)) - set(self.shadow):
             with pytest.raises(RecordDamaged, match="missing"):

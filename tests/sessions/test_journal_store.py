@@ -38,7 +38,7 @@ def test_what_is_written_is_there_after_a_restart() -> None:
         with store_in(path) as store:
             stored = store.session(1)
             assert stored.record == record_of(1) and stored.operations == (HELLO, Heard(event="e"))
-            found = store.handle(stored.keyring.current)
+            found = store.handle(stored.keyring.fresh[0])
             assert found is not None and found.session == 1
             assert store.next_number() == 2 and store.handle(b"x" * 32) is None
 
@@ -81,7 +81,7 @@ def test_a_flipped_handle_opens_nothing() -> None:
     with folder() as path:
         with store_in(path) as store:
             store.write(birth(1))
-            digest = store.session(1).keyring.current
+            digest = store.session(1).keyring.fresh[0]
         spoilt = bytearray(value_of(path, Table.HANDLES, digest))
         spoilt[-1] ^= 1
         put(path, Table.HANDLES, digest, bytes(spoilt))
@@ -111,7 +111,7 @@ def test_retention_lets_the_oldest_go_and_keeps_the_live() -> None:
     with folder() as path, store_in(path, replace(SMALL, max_sessions=3)) as store:
         for number in range(1, 7):
             store.write([*birth(number), Append(number, 0, HELLO)])
-        digest = store.session(2).keyring.current
+        digest = store.session(2).keyring.fresh[0]
         assert store.sweep(frozenset({1})) == 2
         assert store.session(1).operations == (HELLO,)
         assert store.statistics()["journal_sessions"] == 4
@@ -174,7 +174,7 @@ def test_the_first_formats_store_opens(tmp_path: Path) -> None:
         stored = store.session(1)
         kinds = [type(operation).__name__ for operation in stored.operations]
         assert kinds == ["Heard", "Inserted", "Heard", "Begun", "Said", "Ended", "Configured", "Deleted"]
-        assert stored.record.id == "sess_1" and store.handle(stored.keyring.current) is not None
+        assert stored.record.id == "sess_1" and store.handle(stored.keyring.fresh[0]) is not None
         store.write([Append(1, len(stored.operations), HELLO)])
         assert store.session(1).operations[-1] == HELLO
 
