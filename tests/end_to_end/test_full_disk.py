@@ -1,0 +1,137 @@
+"""The journal's disk is full: new turns are refused by name, nothing is acknowledged, and it heals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from conftest import POCKET
+from websockets.asyncio.client import connect as dial
+from wires import Json, Wire, text_of, wire
+
+from holdfast.gateway.serve import Serving, serving
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.sessions.journal.settings import JournalSettings
+
+pytestmark = pytest.mark.anyio
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mount.returncode:
+        pytest.skip("this user may not mount")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@asynccontextmanager
+async def server_on(disk: Path, reserve: int) -> AsyncIterator[Serving]:
+    journal = JournalSettings(map_bytes=MIB, reserve_bytes=reserve, retry_seconds=0.02)
+    settings = GatewaySettings(port=0, store=disk / "store", journal=journal)
+    async with serving(settings, POCKET) as running:
+        yield running
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """A file that takes all but ``leave`` bytes."""
+    ballast = disk / "ballast"
+    found = os.statvfs(disk)
+    ballast.write_bytes(bytes(max(0, found.f_bavail * found.f_frsize - leave)))
+    return ballast
+
+
+async def available(running: Serving) -> None:
+    while (await running.service.snapshot()).gateway["journal_unavailable"]:
+        pass
+
+
+def message(text: str, **fields: str) -> Json:
+    part = {"type": "input_text", "text": text}
+    item = {"type": "message", "role": "user", "content": [part]}
+    return {"type": "conversation.item.create", "item": item, **fields}
+
+
+async def test_with_the_reserve_touched_new_turns_are_refused_and_the_running_one_ends(
+    small_disk: Path,
+) -> None:
+    async with server_on(small_disk, 2 * MIB) as running, wire(running.url) as one:
+        await one.say("My name is Marisol.")
+        await one.send(message("Tell me the story of the fox."))
+        await one.send({"type": "response.create"})
+        await one.until("response.output_text.delta")
+        ballast = fill(small_disk, MIB)
+        assert (await one.until("response.done"))[-1]["response"]["status"] == "completed"
+        while not (await running.service.snapshot()).gateway["journal_unavailable"]:
+            pass
+        for event in (message("Hello", event_id="a"), {"type": "response.create", "event_id": "a"}):
+            await one.send(event)
+            refused = await one.receive()
+            assert refused["type"] == "error" and refused["error"]["event_id"] == "a"
+            assert refused["error"]["code"] == "storage_unavailable"
+        ballast.unlink()
+        await available(running)
+        assert "Marisol" in text_of(await one.say("What is my name?"))
+
+
+async def test_a_full_disk_acknowledges_nothing_and_heals(small_disk: Path) -> None:
+    async with server_on(small_disk, 0) as running:
+        async with wire(running.url) as one, wire(running.url) as other:
+            await one.say("My name is Marisol.")
+            await other.say("My locker code is 4821.")
+            ballast = fill(small_disk, 0)
+            await one.send(message("x" * 40_000, event_id="a"))
+            refused = await one.receive()
+            assert refused["type"] == "error", "the acknowledgement of `a` must not come"
+            assert refused["error"]["code"] == "storage_unavailable"
+            await other.send({"type": "response.create", "event_id": "b"})
+            refused = await other.receive()
+            assert refused["error"]["code"] == "storage_unavailable" and refused["error"]["event_id"] == "b"
+            address = running.url.replace("http", "ws", 1) + "/v1/realtime"
+            async with dial(address, compression=None, proxy=None) as nobody:
+                await nobody.wait_closed()
+                assert nobody.close_reason == "storage_unavailable"
+            ballast.unlink()
+            late = await one.until("conversation.item.done")
+            assert [event["type"] for event in late] == ["conversation.item.added", "conversation.item.done"]
+            await available(running)
+            assert "4821" in text_of(await other.say("What is my locker code?"))
+            async with wire(running.url):
+                pass
+        figures = (await running.service.snapshot()).gateway
+        assert figures["journal_failures"] > 0 and not figures["journal_queued"]
+
+
+async def test_what_was_acknowledged_before_and_after_a_full_disk_is_there(small_disk: Path) -> None:
+    async with server_on(small_disk, 0) as running:
+        address = running.url.replace("http", "ws", 1) + "/v1/realtime?resumable=true"
+        async with dial(address, compression=None, proxy=None) as socket:
+            one = Wire(socket)
+            handle = (await one.until("conversation.created"))[0]["handle"]
+            await one.say("My name is Marisol.")
+            ballast = fill(small_disk, 0)
+            await one.send(message("x" * 40_000, event_id="a"))
+            assert (await one.receive())["error"]["code"] == "storage_unavailable"
+            ballast.unlink()
+            big = (await one.until("conversation.item.done"))[-1]["item"]["id"]
+            await one.send({"type": "conversation.item.delete", "item_id": big})
+            await one.until("conversation.item.deleted")
+            await one.say("My locker code is 4821.")
+    async with server_on(small_disk, 0) as running:
+        address = running.url.replace("http", "ws", 1) + "/v1/realtime?resume=true"
+        async with dial(address, compression=None, proxy=None) as socket:
+            one = Wire(socket)
+            await one.send({"type": "session.resume", "handle": handle})
+            assert (await one.receive())["reopened"]
+            assert "4821" in text_of(await one.say("What is my locker code?"))
+            assert "Marisol" in text_of(await one.say("What is my name?"))
