@@ -113,6 +113,7 @@ class Feed:
     def begin_reply(self) -> None:
         """What is posted to the writer's lane from now on is of the next reply."""
         self._reply, self._told = self._reply + 1, 0
+        self._forget_before(self._reply - 1)
 
     def post(self, events: Iterable[ServerEvent], lane: str = ANSWERS, ticket: Ticket | None = None) -> None:
         """Let events leave in order of their lane, with ``ticket`` not before it is done."""
@@ -135,21 +136,24 @@ class Feed:
     def attach(
         self,
         outbox: Outbox,
-        greeting: Callable[[str], ServerEvent],
+        greeting: Callable[[str, bool], ServerEvent],
         after: str | None,
         *,
         running: bool = False,
     ) -> None:
         """Tell ``outbox`` the greeting, what was told after the event ``after``, and all from now on.
 
-        Without ``after``: the whole of a reply that is ``running``. The greeting's event id stands for the
-        place before what is told again. Raises ``EventsExpired``.
+        Without ``after``: the whole of a reply that is ``running``. The greeting is made of its event id, which
+        stands for the place before what is told again, and of whether ``after`` is of another opening. Raises
+        ``EventsExpired``.
         """
         kept = [self._shown(t.done) if t.done else t.frame for t in self._since(after, running)]
         self.detach()
         self._outbox = outbox
         place = Place(self._opening, self._number - len(kept), *max(self._read, _NOWHERE))
-        outbox.post([codec.encode(greeting(f"{place}-{secrets.token_hex(2)}")), *kept])
+        known = None if after is None else Place.parse(after)
+        other = known is None or known.opening != self._opening
+        outbox.post([codec.encode(greeting(f"{place}-{secrets.token_hex(2)}", other)), *kept])
         self._unread = 0
         self._changed.set()
 
@@ -216,6 +220,12 @@ class Feed:
         self._log.append(told)
         self._log_bytes += len(told.frame)
         while self._log_bytes > self._limits.log_bytes:
+            self._log_bytes -= len(self._log.popleft().frame)
+
+    def _forget_before(self, reply: int) -> None:
+        """Who asks for a reply has read the one before the last: nobody comes back to it."""
+        first = next((told.number for told in self._log if told.reply >= reply), 0)
+        while self._log and self._log[0].number < first:
             self._log_bytes -= len(self._log.popleft().frame)
 
     def _since(self, after: str | None, running: bool) -> list[_Told]:

@@ -83,6 +83,7 @@ class LiveSession:
         self.feed = Feed(limits, replies, lambda: session.handles.current)
         self.resumable = False
         self.reopened = False
+        self._from_journal = False
         self.heard: deque[str] = deque(maxlen=limits.client_events)
         self._responses: dict[str, Response] = {}
         self._waiting_cancels: set[str] = set()
@@ -107,7 +108,7 @@ class LiveSession:
         last = replayed.last
         made = cls(session, birth, limits, replayed.responses - (last is not None))
         made.heard.extend(replayed.heard)
-        made.reopened = True
+        made._from_journal = True
         if replayed.config is not None:
             made.conversation.configure(msgspec.msgpack.decode(replayed.config, type=SessionResource))
         if last is not None:
@@ -136,8 +137,9 @@ class LiveSession:
         writing = any(response.writes for response in self._responses.values())
         self.feed.attach(outbox, self._resumed, after, running=writing)
 
-    def _resumed(self, event_id: str) -> server.SessionResumed:
-        """The answer to a client that comes back."""
+    def _resumed(self, event_id: str, other_opening: bool) -> server.SessionResumed:
+        """The answer to a client that comes back. What answers were on their way then may be lost."""
+        self.reopened = self._from_journal and other_opening
         return server.SessionResumed(
             event_id=event_id,
             session=self.conversation.session,

@@ -140,7 +140,10 @@ class Journal:
 
     async def statistics(self) -> dict[str, float]:
         """Queue and store."""
-        stored = {} if self._fault else await self.read(lambda store: store.statistics())
+        stored: dict[str, float] = {}
+        if self._fault is None:
+            with suppress(StorageUnavailable):
+                stored = await self.read(lambda store: store.statistics())
         return {
             **stored,
             "journal_queued": float(self._queued - self._durable),

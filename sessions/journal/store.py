@@ -160,8 +160,11 @@ class JournalStore:
                 raise StorageUnavailable(f"the journal cannot be written: {fault}") from None
 
     def free_bytes(self) -> int:
-        """What the disk has left for us."""
-        found = os.statvfs(self._folder)
+        """What the disk has left for us; nothing where it is gone."""
+        try:
+            found = os.statvfs(self._folder)
+        except OSError:
+            return 0
         return found.f_bavail * found.f_frsize
 
     def sweep(self, keep: frozenset[int]) -> int:

@@ -209,6 +209,18 @@ async def test_a_resumable_clients_reply_goes_on_while_it_is_away(kept: Serving)
         assert (await new.receive())["error"]["event_id"] == "c3", "what is sent twice is served once"
 
 
+async def test_another_process_may_take_a_session_over_in_mid_reply(kept: Serving) -> None:
+    async with greeted(kept) as (one, handle):
+        await one.say("My name is Marisol.")
+        part = {"type": "input_text", "text": STORY}
+        item = {"type": "message", "role": "user", "content": [part]}
+        await one.send({"type": "conversation.item.create", "item": item})
+        await one.send({"type": "response.create"})
+        await one.until("response.output_text.delta")
+        async with connect(kept.url) as client, client.resume(handle) as chat:
+            assert "Marisol" in await chat.say("What is my name?").text()
+
+
 async def test_a_plain_clients_reply_is_cancelled_when_it_leaves(kept: Serving) -> None:
     async with greeted(kept, "") as (one, handle):
         part = {"type": "input_text", "text": STORY}

@@ -34,9 +34,9 @@ def done() -> server.ResponseDone:
     return server.ResponseDone(event_id="", response=response)
 
 
-def greeting(event_id: str) -> server.SessionResumed:
+def greeting(event_id: str, other: bool) -> server.SessionResumed:
     session = SessionResource(id="s", model="m")
-    return server.SessionResumed(event_id=event_id, session=session, handle="h")
+    return server.SessionResumed(event_id=event_id, session=session, handle="h", reopened=other)
 
 
 class Reader:
@@ -135,7 +135,7 @@ async def test_after_a_servers_death_a_reply_that_is_told_again_goes_on_where_it
     said(feed, *"456")
     feed.post([done()], WRITER)
     assert await again.read() == ["session.resumed", *"123456"[read:], "response.done"]
-    assert not feed.behind
+    assert not feed.behind and again.events[0]["reopened"]
 
 
 async def test_a_reply_that_ends_sooner_when_told_again_still_ends() -> None:
@@ -164,6 +164,38 @@ async def test_an_end_that_was_read_is_not_told_again() -> None:
     said(feed, "1")
     feed.post([done()], WRITER)
     assert await Reader(feed, client.last).read() == ["session.resumed"]
+
+
+async def test_no_more_than_two_replies_are_kept() -> None:
+    feed = Feed(Limits())
+    client = Reader(feed, resumes=False)
+    places = []
+    for text in ("one", "two", "three"):
+        feed.begin_reply()
+        said(feed, text)
+        await client.read()
+        places.append(client.last)
+    assert await Reader(feed, places[0]).read() == ["session.resumed", "two", "three"]
+    feed.begin_reply()
+    said(feed, "four")
+    with pytest.raises(EventsExpired):
+        Reader(feed, places[0])
+    assert await Reader(feed, places[1]).read() == ["session.resumed", "three", "four"]
+
+
+async def test_a_done_response_shows_the_handle_of_the_day() -> None:
+    handles = ["first"]
+    feed = Feed(Limits(), handle=lambda: handles[-1])
+    client = Reader(feed, resumes=False)
+    feed.begin_reply()
+    said(feed, "1")
+    feed.post([done()], WRITER)
+    await client.read()
+    assert client.events[-1]["handle"] == "first"
+    handles.append("second")
+    again = Reader(feed, client.events[0]["event_id"])
+    await again.read()
+    assert again.events[-1]["handle"] == "second" and not again.events[0]["reopened"]
 
 
 async def test_events_nobody_has_any_more_are_not_passed_over() -> None:
