@@ -103,7 +103,8 @@ class Conversation:
         self._numbers = itertools.count(1)
         self._live: dict[str, LiveResponse] = {}
         self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
-        self._buffer = TextBuffer()
+        self.typed = TextBuffer()
+        """What has come of the text that is on its way."""
         self.conversation_id = conversation_id or ids("conv")
         history.preamble = preamble_of(session)
 
@@ -174,13 +175,13 @@ class Conversation:
                 self._delete_item(item_id)
                 return [Send(server.ItemDeleted(event_id=self._event_id(), item_id=item_id))]
             case client.TextAppend(text=text, role=role):
-                self._buffer.append(text, role)
-                return [Expect(self._buffer.message())]
+                self.typed.append(text, role)
+                return [Expect(self.typed.message())]
             case client.TextReplace(start=start, text=text):
-                self._buffer.replace(start, text)
-                return [Expect(self._buffer.message())]
+                self.typed.replace(start, text)
+                return [Expect(self.typed.message())]
             case client.TextClear():
-                self._buffer.clear()
+                self.typed.clear()
                 return [Expect(None), Send(server.TextCleared(event_id=self._event_id()))]
             case client.TextCommit():
                 return self._commit_text()
@@ -197,10 +198,10 @@ class Conversation:
         return list(self._insert(item_of(event.item, self._ids), event.previous_item_id))
 
     def _commit_text(self) -> list[Effect]:
-        message = self._buffer.message()
+        message = self.typed.message()
         if message is not None:
             checked_item(message)
-        item = self._buffer.commit()
+        item = msgspec.structs.replace(self.typed.commit(), id=self._ids("item"))
         return [Expect(None), CountArrival(self._insert(item, None), item.id)]
 
     def committed(self, arrival: Arrival, count: CountArrival) -> list[server.ServerEvent]:
@@ -262,9 +263,7 @@ class Conversation:
         if len(self._live) >= self._parallel_responses:
             raise TooManyResponses(f"At most {self._parallel_responses} responses run at once")
         response_id = self._ids("resp")
-        request = request_of(
-            params, self._session, self._resolved, self._vocab_size, seed_of(response_id)
-        )
+        request = request_of(params, self._session, self._resolved, self._vocab_size, seed_of(response_id))
         live = LiveResponse(
             response_id,
             self._event_id,
@@ -319,17 +318,30 @@ class Conversation:
             case client.SessionUpdate():
                 return [server.SessionUpdated(event_id=self._event_id(), session=self._session)]
             case client.ItemCreate():
-                item_id = item_of(event.item, self._ids).id
-                before = [item.id for item in self._history.items()]
-                item = frame_of(self._history.get(item_id))
-                at = before.index(item_id)
-                return self._shown(item, before[at - 1] if at else None)
+                return self._shown_again(item_of(event.item, self._ids).id)
             case client.ItemDelete(item_id=item_id):
                 return [server.ItemDeleted(event_id=self._event_id(), item_id=item_id)]
             case client.ItemRetrieve(item_id=item_id):
                 found = frame_of(self._history.get(item_id))
                 return [server.ItemRetrieved(event_id=self._event_id(), item=found)]
+            case client.TextClear():
+                return [server.TextCleared(event_id=self._event_id())]
+            case client.TextCommit():
+                return self._committed_before(self._ids("item"))
         return []
+
+    def _committed_before(self, item_id: str) -> list[server.ServerEvent]:
+        """Nobody knows any more how much of it was prefilled."""
+        told = server.TextCommitted(
+            event_id=self._event_id(), item_id=item_id, prefilled_tokens=0, left_tokens=0
+        )
+        return [told, *self._shown_again(item_id)]
+
+    def _shown_again(self, item_id: str) -> list[server.ServerEvent]:
+        item = frame_of(self._history.get(item_id))
+        order = [known.id for known in self._history.items()]
+        at = order.index(item_id)
+        return self._shown(item, order[at - 1] if at else None)
 
     def _cancel(self, response_id: str | None) -> list[Effect]:
         live = self._writer() if response_id is None else self._live.get(response_id)

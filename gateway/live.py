@@ -10,20 +10,31 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 
 from ..sdk.frames import client, server
 from ..sdk.frames.session import SessionResource
+from ..sessions.anticipation import Arrival
 from ..sessions.book import Reopened
 from ..sessions.errors import SessionError, StorageUnavailable
 from ..sessions.events import ReplyDone, ReplyStarted
 from ..sessions.items import derived_id, new_id
-from ..sessions.journal.records import Begun, Configured, Heard
+from ..sessions.journal.records import Begun, Configured, Heard, Typed
 from ..sessions.journal.replay import Past, error_of
 from ..sessions.response import Response
 from ..sessions.session import Session
-from .conversation import CancelResponse, Conversation, Send, StartResponse
+from ..sessions.textbuffer import TextBuffer
+from .conversation import (
+    CancelResponse,
+    Conversation,
+    CountArrival,
+    Effect,
+    Expect,
+    Send,
+    StartResponse,
+)
 from .errors import INTERNAL, Draining, wire_error
 from .feed import WRITER, Feed
 from .outbox import Outbox
@@ -32,7 +43,13 @@ from .translate import preamble_of
 
 log = logging.getLogger(__name__)
 
-CHANGES = (client.SessionUpdate, client.ItemCreate, client.ItemDelete, client.ResponseCreate)
+CHANGES = (
+    client.SessionUpdate,
+    client.ItemCreate,
+    client.ItemDelete,
+    client.TextCommit,
+    client.ResponseCreate,
+)
 """Client events whose effects must be kept."""
 HELD = (server.ItemDone, server.ResponseDone)
 """Of a reply's events, those that acknowledge."""
@@ -43,6 +60,21 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
 
     session: SessionResource
     conversation: str
+
+
+def _typed(before: TextBuffer, after: TextBuffer) -> Typed:
+    """What has to be written down for the text that is on its way now."""
+    start = _shared(before.text, after.text)
+    return Typed(start=start, text=after.text[start:], role=after.role, item=after.id)
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters both begin with, by halving: no loop over characters."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 class _Ids:
@@ -70,7 +102,9 @@ class LiveSession:
     ``resumable``: its client can come back, so replies go on without it.
     """
 
-    def __init__(self, session: Session, birth: Birth, limits: Limits, replies: int = 0) -> None:
+    def __init__(
+        self, session: Session, birth: Birth, limits: Limits, vocab_size: int, replies: int = 0
+    ) -> None:
         self._ids = _Ids(session.id)
         self.session = session
         self.conversation = Conversation(
@@ -78,6 +112,7 @@ class LiveSession:
             session.history,
             ids=self._ids,
             parallel_responses=limits.parallel_responses,
+            vocab_size=vocab_size,
             conversation_id=birth.conversation,
         )
         self.feed = Feed(limits, replies, lambda: session.handles.current)
@@ -93,20 +128,20 @@ class LiveSession:
         self._draining = False
 
     @classmethod
-    def begin(cls, session: Session, birth: Birth, limits: Limits) -> LiveSession:
+    def begin(cls, session: Session, birth: Birth, limits: Limits, vocab_size: int) -> LiveSession:
         """A new session's; its greeting is the first it tells."""
-        made = cls(session, birth, limits)
+        made = cls(session, birth, limits, vocab_size)
         handle = session.handles.current
         made.feed.post(made.conversation.greet(handle), ticket=session.log.sync())
         return made
 
     @classmethod
-    def again(cls, reopened: Reopened, limits: Limits) -> LiveSession:
+    def again(cls, reopened: Reopened, limits: Limits, vocab_size: int) -> LiveSession:
         """A session from the journal; what was interrupted goes on."""
         session, replayed = reopened.session, reopened.replayed
         birth = msgspec.msgpack.decode(reopened.record.config, type=Birth)
         last = replayed.last
-        made = cls(session, birth, limits, replayed.responses - (last is not None))
+        made = cls(session, birth, limits, vocab_size, replayed.responses - (last is not None))
         made.heard.extend(replayed.heard)
         made._from_journal = True
         if replayed.config is not None:
@@ -115,6 +150,8 @@ class LiveSession:
             made._bring_back(last, replayed.after_reply)
         for orphan in replayed.orphans.values():
             made._lose(orphan)
+        made.conversation.typed = replayed.typed
+        session.expect(replayed.typed.message())
         return made
 
     @property
@@ -160,9 +197,12 @@ class LiveSession:
         if refusal is not None:
             self.feed.post([self.conversation.refusal(refusal, event.event_id)])
             return
-        cancels = self._serve(event)
-        for response_id in cancels:
-            await self._cancel(response_id)
+        for effect in self._serve(event):
+            match effect:
+                case CancelResponse(response_id=response_id):
+                    await self._cancel(response_id)
+                case CountArrival():
+                    await self._arrived(effect)
 
     def refuse(self, error: Exception, event_id: str | None = None) -> None:
         """Tell of a frame that was no event, or of an event out of place."""
@@ -173,36 +213,48 @@ class LiveSession:
             return Draining("The server is going away")
         return self.session.log.fault if isinstance(event, CHANGES) else None
 
-    def _serve(self, event: client.ClientEvent) -> list[str]:
-        """All that the event changes reaches the journal in one commit: no await in here."""
+    def _serve(self, event: client.ClientEvent) -> list[Effect]:
+        """All that the event changes reaches the journal in one commit: no await in here.
+
+        Gives back the effects that have to be awaited.
+        """
         conversation, journal = self.conversation, self.session.log
-        before = conversation.session
+        before, typed = conversation.session, replace(conversation.typed)
         if event.event_id is not None:
             self.heard.append(event.event_id)
             journal.append(Heard(event=event.event_id))
         self._ids.of(event.event_id if self.resumable else None)
         answers: list[server.ServerEvent] = []
-        cancels: list[str] = []
+        rest: list[Effect] = []
         for effect in conversation.receive(event):
             match effect:
                 case Send():
                     answers.append(effect.event)
                 case StartResponse():
                     self._start(effect)
-                case CancelResponse(response_id=response_id):
-                    cancels.append(response_id)
+                case Expect(message=message):
+                    self.session.expect(message)
+                case CancelResponse() | CountArrival():
+                    rest.append(effect)
+        if conversation.typed != typed:
+            journal.append(_typed(typed, conversation.typed))
         if conversation.session is not before:
             config = msgspec.msgpack.encode(conversation.session)
             journal.append(Configured(preamble=preamble_of(conversation.session), config=config))
         if answers:
             self.feed.post(answers, ticket=journal.sync() if isinstance(event, CHANGES) else None)
-        return cancels
+        return rest
+
+    async def _arrived(self, count: CountArrival) -> None:
+        try:
+            arrival = await self.session.arrival()
+        except SessionError:  # the template will say so again at the next turn, which the client can mend
+            arrival = Arrival(0, 0)
+        self.feed.post(self.conversation.committed(arrival, count), ticket=self.session.log.sync())
 
     def _answer_again(self, event: client.ClientEvent) -> None:
         """The acknowledgement of an event that was served may have been lost with the server it was on."""
-        if self.reopened and isinstance(
-            event, client.SessionUpdate | client.ItemCreate | client.ItemDelete | client.ItemRetrieve
-        ):
+        if self.reopened:
             self._ids.of(event.event_id)
             self.feed.post(self.conversation.answered(event), ticket=self.session.log.sync())
 

@@ -13,8 +13,11 @@ from typing import Protocol
 
 from ..errors import StorageUnavailable
 from .journal import Journal
-from .records import AnyOperation, HandleRecord, Heard, Keyring, Said, SessionRecord, merged
+from .records import AnyOperation, HandleRecord, Heard, Keyring, Said, SessionRecord, Typed, merged
 from .store import Append, Change, Put, Table, key_of
+
+LAZY = Said | Heard | Typed
+"""Operations that nobody is told of: they may wait for company."""
 
 
 class SessionLog(Protocol):
@@ -86,7 +89,7 @@ class JournaledLog:
         """Queue it for the journal, together with all of this stretch of the loop."""
         if not self._closed:
             self._operations.append(operation)
-            self._schedule(urgent=not isinstance(operation, Said | Heard))
+            self._schedule(urgent=not isinstance(operation, LAZY))
 
     def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
         """Write the keyring and the newest handle's record."""

@@ -15,7 +15,7 @@ import xxhash
 from ...runtime.link.messages import Sampling
 from ..errors import RecordDamaged
 from ..events import EndReason, ReplyStatus, TurnUsage
-from ..items import Item, Preamble
+from ..items import Item, Preamble, Role
 from ..requests import TurnRequest
 
 FORMAT = 1
@@ -44,6 +44,15 @@ class Deleted(Operation, frozen=True, tag="deleted"):
     """An item was taken out."""
 
     item: str
+
+
+class Typed(Operation, frozen=True, tag="typed"):
+    """Text on its way that is no item yet: from character ``start`` on it is ``text`` now."""
+
+    start: int
+    text: str = ""
+    role: Role | None = None
+    item: str = ""
 
 
 class Configured(Operation, frozen=True, tag="configured"):
@@ -104,7 +113,7 @@ class Ended(Operation, frozen=True, tag="ended"):
     error: Fault | None = None
 
 
-AnyOperation: TypeAlias = Heard | Inserted | Deleted | Configured | Begun | Said | Ended
+AnyOperation: TypeAlias = Heard | Inserted | Deleted | Typed | Configured | Begun | Said | Ended
 Record: TypeAlias = Callable[[AnyOperation], None]
 """Where a session's parts put what must be remembered."""
 

@@ -19,6 +19,7 @@ from ..items import derived_id
 from ..language import Language
 from ..reply import ReplyReader
 from ..requests import TurnRequest
+from ..textbuffer import TextBuffer
 from ..tree import Reply, TurnNode
 from .records import (
     AnyOperation,
@@ -31,6 +32,7 @@ from .records import (
     Inserted,
     Said,
     Span,
+    Typed,
     request_from,
 )
 
@@ -58,7 +60,7 @@ class Replayed:
 
     ``orphans``: responses out of band that were interrupted. ``heard``: ids of the latest client events, the
     last one last. ``after_reply``: ids of the items that were appended while ``last`` ran. ``config``: the
-    gateway's latest, None where it was never changed.
+    gateway's latest, None where it was never changed. ``typed``: text on its way.
     """
 
     history: History
@@ -68,6 +70,7 @@ class Replayed:
     orphans: dict[str, Begun] = field(default_factory=dict)
     after_reply: set[str] = field(default_factory=set)
     config: bytes | None = None
+    typed: TextBuffer = field(default_factory=TextBuffer)
 
 
 def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: int = 1024) -> Replayed:
@@ -93,6 +96,8 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
         case Deleted(item=item_id):
             history.delete(item_id)
             replayed.after_reply.discard(item_id)
+        case Typed(start=start, text=text, role=role, item=item_id):
+            replayed.typed = TextBuffer(replayed.typed.text[:start] + text, role, item_id)
         case Configured(preamble=preamble, config=config):
             history.preamble = preamble
             replayed.config = config

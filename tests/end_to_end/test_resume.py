@@ -371,3 +371,25 @@ async def test_a_server_that_leaves_in_mid_reply_keeps_the_reply_for_the_next(tm
         assert resumed["reopened"] and len(resumed["running"]) == 1
         deltas = [event["delta"] for event in rest if event["type"] == "response.output_text.delta"]
         assert last["delta"] + "".join(deltas) == wanted
+
+
+async def test_text_on_its_way_and_edits_come_back_with_the_session(tmp_path: Path) -> None:
+    settings = GatewaySettings(port=0, store=tmp_path)
+    async with serving(settings, POCKET) as running, greeted(running) as (one, handle):
+        await one.send({"type": "input_text_buffer.append", "text": "My name is Maria", "event_id": "1"})
+        await one.send({"type": "input_text_buffer.replace", "from": 15, "text": "isol", "event_id": "2"})
+        fields = {"temperature": 0.0, "seed": 3}
+        await one.send({"type": "session.update", "session": fields, "event_id": "3"})
+        await one.until("session.updated")
+        await running.service.close()
+    async with serving(settings, POCKET) as running, returning(running) as new:
+        await new.send({"type": "session.resume", "handle": handle})
+        resumed = await new.receive()
+        assert resumed["last_client_event"] == "3" and resumed["session"]["seed"] == 3
+        await new.send({"type": "input_text_buffer.append", "text": ".", "event_id": "4"})
+        await new.send({"type": "input_text_buffer.commit", "event_id": "5"})
+        item = (await new.until("conversation.item.done"))[-1]["item"]
+        assert item["content"][0]["text"] == "My name is Marisol."
+        await new.send({"type": "response.create"})
+        await new.until("response.done")
+        assert "Marisol" in text_of(await new.say("What is my name?"))
