@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from conftest import POCKET
 from websockets.asyncio.client import connect as dial
 from wires import Json, Wire, text_of, wire
 
 from holdfast.gateway.serve import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
+from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.journal.settings import JournalSettings
 
 pytestmark = pytest.mark.anyio
@@ -36,10 +36,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def server_on(disk: Path, reserve: int) -> AsyncIterator[Serving]:
+async def server_on(disk: Path, reserve: int, pocket: EngineSettings) -> AsyncIterator[Serving]:
     journal = JournalSettings(map_bytes=MIB, reserve_bytes=reserve, retry_seconds=0.02)
     settings = GatewaySettings(port=0, store=disk / "store", journal=journal)
-    async with serving(settings, POCKET) as running:
+    async with serving(settings, pocket) as running:
         yield running
 
 
@@ -63,9 +63,9 @@ def message(text: str, **fields: str) -> Json:
 
 
 async def test_with_the_reserve_touched_new_turns_are_refused_and_the_running_one_ends(
-    small_disk: Path,
+    small_disk: Path, pocket: EngineSettings
 ) -> None:
-    async with server_on(small_disk, 2 * MIB) as running, wire(running.url) as one:
+    async with server_on(small_disk, 2 * MIB, pocket) as running, wire(running.url) as one:
         await one.say("My name is Marisol.")
         await one.send(message("Tell me the story of the fox."))
         await one.send({"type": "response.create"})
@@ -84,8 +84,8 @@ async def test_with_the_reserve_touched_new_turns_are_refused_and_the_running_on
         assert "Marisol" in text_of(await one.say("What is my name?"))
 
 
-async def test_a_full_disk_acknowledges_nothing_and_heals(small_disk: Path) -> None:
-    async with server_on(small_disk, 0) as running:
+async def test_a_full_disk_acknowledges_nothing_and_heals(small_disk: Path, pocket: EngineSettings) -> None:
+    async with server_on(small_disk, 0, pocket) as running:
         async with wire(running.url) as one, wire(running.url) as other:
             await one.say("My name is Marisol.")
             await other.say("My locker code is 4821.")
@@ -112,8 +112,10 @@ async def test_a_full_disk_acknowledges_nothing_and_heals(small_disk: Path) -> N
         assert figures["journal_failures"] > 0 and not figures["journal_queued"]
 
 
-async def test_what_was_acknowledged_before_and_after_a_full_disk_is_there(small_disk: Path) -> None:
-    async with server_on(small_disk, 0) as running:
+async def test_what_was_acknowledged_before_and_after_a_full_disk_is_there(
+    small_disk: Path, pocket: EngineSettings
+) -> None:
+    async with server_on(small_disk, 0, pocket) as running:
         address = running.url.replace("http", "ws", 1) + "/v1/realtime?resumable=true"
         async with dial(address, compression=None, proxy=None) as socket:
             one = Wire(socket)
@@ -127,7 +129,7 @@ async def test_what_was_acknowledged_before_and_after_a_full_disk_is_there(small
             await one.send({"type": "conversation.item.delete", "item_id": big})
             await one.until("conversation.item.deleted")
             await one.say("My locker code is 4821.")
-    async with server_on(small_disk, 0) as running:
+    async with server_on(small_disk, 0, pocket) as running:
         address = running.url.replace("http", "ws", 1) + "/v1/realtime?resume=true"
         async with dial(address, compression=None, proxy=None) as socket:
             one = Wire(socket)

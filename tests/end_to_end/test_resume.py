@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import POCKET
 from cuts import proxy
 from wires import Wire, text_of
 
 from holdfast.gateway.serve import Serving, serving
 from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, SDKError, SessionLost, connect
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.resume import Patience
@@ -30,10 +30,10 @@ SAMPLED = {"temperature": 0.9, "seed": 11, "max_output_tokens": 60}
 
 
 @pytest.fixture(scope="module")
-async def kept(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+async def kept(tmp_path_factory: pytest.TempPathFactory, pocket: EngineSettings) -> AsyncIterator[Serving]:
     """A server with a journal."""
     store = tmp_path_factory.mktemp("store")
-    async with serving(GatewaySettings(port=0, store=store), POCKET) as running:
+    async with serving(GatewaySettings(port=0, store=store), pocket) as running:
         yield running
 
 
@@ -237,9 +237,9 @@ async def test_a_plain_clients_reply_is_cancelled_when_it_leaves(kept: Serving) 
         await new.until("response.done")
 
 
-async def test_a_lease_that_ends_puts_the_session_away(tmp_path: Path) -> None:
+async def test_a_lease_that_ends_puts_the_session_away(tmp_path: Path, pocket: EngineSettings) -> None:
     limits = replace(Limits(), resume_seconds=0.01)
-    async with serving(GatewaySettings(port=0, store=tmp_path, limits=limits), POCKET) as running:
+    async with serving(GatewaySettings(port=0, store=tmp_path, limits=limits), pocket) as running:
         async with greeted(running) as (one, handle):
             await one.say("My name is Marisol.")
         while (await running.service.snapshot()).gateway["sessions_live"]:
@@ -352,9 +352,11 @@ async def test_the_second_server_on_a_store_names_the_first(tmp_path: Path) -> N
         assert line == f"holdfast: the store {tmp_path} is held by process {server.process.pid}"
 
 
-async def test_a_server_that_leaves_in_mid_reply_keeps_the_reply_for_the_next(tmp_path: Path) -> None:
+async def test_a_server_that_leaves_in_mid_reply_keeps_the_reply_for_the_next(
+    tmp_path: Path, pocket: EngineSettings
+) -> None:
     settings = GatewaySettings(port=0, store=tmp_path, drain_seconds=0.0)
-    async with serving(settings, POCKET) as running:
+    async with serving(settings, pocket) as running:
         (wanted,) = await undisturbed(running.url, STORY)
         async with greeted(running) as (one, handle):
             part = {"type": "input_text", "text": STORY}
@@ -365,7 +367,7 @@ async def test_a_server_that_leaves_in_mid_reply_keeps_the_reply_for_the_next(tm
             await running.service.close()
             await one.socket.wait_closed()
             assert one.socket.close_code == 1012
-    async with serving(settings, POCKET) as running, returning(running) as new:
+    async with serving(settings, pocket) as running, returning(running) as new:
         await new.send({"type": "session.resume", "handle": handle, "last_event": last["event_id"]})
         resumed, *rest = await new.until("response.done")
         assert resumed["reopened"] and len(resumed["running"]) == 1
@@ -373,16 +375,18 @@ async def test_a_server_that_leaves_in_mid_reply_keeps_the_reply_for_the_next(tm
         assert last["delta"] + "".join(deltas) == wanted
 
 
-async def test_text_on_its_way_and_edits_come_back_with_the_session(tmp_path: Path) -> None:
+async def test_text_on_its_way_and_edits_come_back_with_the_session(
+    tmp_path: Path, pocket: EngineSettings
+) -> None:
     settings = GatewaySettings(port=0, store=tmp_path)
-    async with serving(settings, POCKET) as running, greeted(running) as (one, handle):
+    async with serving(settings, pocket) as running, greeted(running) as (one, handle):
         await one.send({"type": "input_text_buffer.append", "text": "My name is Maria", "event_id": "1"})
         await one.send({"type": "input_text_buffer.replace", "from": 15, "text": "isol", "event_id": "2"})
         fields = {"temperature": 0.0, "seed": 3}
         await one.send({"type": "session.update", "session": fields, "event_id": "3"})
         await one.until("session.updated")
         await running.service.close()
-    async with serving(settings, POCKET) as running, returning(running) as new:
+    async with serving(settings, pocket) as running, returning(running) as new:
         await new.send({"type": "session.resume", "handle": handle})
         resumed = await new.receive()
         assert resumed["last_client_event"] == "3" and resumed["session"]["seed"] == 3
