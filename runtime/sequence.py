@@ -71,6 +71,7 @@ class Sequence:
     ``shared_tail``: the partial last block is not ours to write; copy it first.
     ``unmatched``: the prefix cache has not been asked since tokens came or KV went.
     ``frontier``: tokens that have had KV at some time; computing below it is work done again.
+    ``alone``: suspected of having killed an engine; shares no step until it has sampled a token.
     """
 
     id: int
@@ -90,6 +91,7 @@ class Sequence:
     frontier: int = 0
     prefilled: int = 0
     recomputed: int = 0
+    alone: bool = False
 
     @property
     def total(self) -> int:
@@ -149,6 +151,7 @@ class Sequence:
         """A promised token is known."""
         assert self.promised and self.turn
         self.promised -= 1
+        self.alone = False
         self.tokens.append(token)
         self.turn.sampled += 1
 
