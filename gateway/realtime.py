@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 from ..sdk.errors import FrameError
@@ -18,6 +19,7 @@ from ..sdk.frames.client import ClientEvent, ResponseCreate
 from ..sdk.frames.server import ServerEvent
 from ..sessions.anticipation import Arrival
 from ..sessions.errors import SessionError
+from ..sessions.events import EndReason
 from ..sessions.response import Response
 from ..sessions.session import Session
 from .channel import Channel, ChannelClosed
@@ -60,9 +62,22 @@ class Realtime:
         """Responses that run."""
         return len(self._responses)
 
-    async def drain(self) -> None:
-        """Refuse new responses; wait until none runs and all that was said has left."""
+    def recovered(self, lost_seconds: float) -> None:
+        """Tell the client that its session has another engine."""
+        self._post([self._conversation.recovered(round(lost_seconds * 1000, 1))])
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new responses; wait until none runs and all that was said has left.
+
+        After ``seconds`` what still runs is cut: it ends as incomplete, naming the reason.
+        """
         self._draining = True
+        self._post([self._conversation.going_away(seconds)])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        for response in list(self._responses.values()):
+            await response.cancel(EndReason.SERVER_LEAVING)
         await self._idle.wait()
         await self.outbox.emptied()
 

@@ -210,6 +210,29 @@ class ErrorEvent(ServerFrame, frozen=True, tag="error"):
     error: ErrorDetails
 
 
+# --- our own: no standard has them ---
+
+
+class OwnFrame(ServerFrame, frozen=True):
+    """What a client of the standard passes over."""
+
+
+class SessionRecovered(OwnFrame, frozen=True, tag="session.recovered"):
+    """The engine was restarted under the session, which goes on; `lost_ms` passed without one."""
+
+    lost_ms: float
+
+
+class ServerGoingAway(OwnFrame, frozen=True, tag="server.going_away", omit_defaults=True):
+    """The server takes no new work; replies have `seconds` to end, then the socket closes with 1012.
+
+    `handle`: to come back with, where the session can be resumed.
+    """
+
+    seconds: float
+    handle: str | None = None
+
+
 ServerEvent: TypeAlias = (
     SessionCreated
     | SessionUpdated
@@ -231,4 +254,6 @@ ServerEvent: TypeAlias = (
     | ArgumentsDelta
     | ArgumentsDone
     | ErrorEvent
+    | SessionRecovered
+    | ServerGoingAway
 )
