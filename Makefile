@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: demo test slow check bench gpu clients clean
+.PHONY: demo test slow check bench faults gpu clients clean
 
 demo: .venv/ready
 	$(BIN)/holdfast demo
@@ -25,6 +25,10 @@ check: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/holdfast bench pocket
+
+# Long. A short cut of it runs in `make test` (tests/benchmarks/test_faults.py).
+faults: .venv/ready
+	$(BIN)/holdfast bench faults
 
 # One command on a machine with a GPU; there torch is the machine's own, so no environment is made.
 gpu:
