@@ -32,7 +32,7 @@ ROWS: dict[str, tuple[int, Row]] = {
         20,
         lambda tries, seed: engine_faults.disturbed("engine stopped", engine_faults.stopped, tries, seed),
     ),
-    "hang": (5, lambda tries, seed: engine_faults.hung(tries)),
+    "hang": (5, engine_faults.hung),
     "poison": (10, lambda tries, seed: engine_faults.poisoned(tries)),
     "orphans": (20, server_faults.orphaned),
     "drain": (20, server_faults.drained),

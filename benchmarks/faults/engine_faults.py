@@ -80,21 +80,23 @@ async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> Tally:
     return tally
 
 
-async def hung(tries: int) -> Tally:
-    """A step that never ends, met once by one of the crowd: the reply goes on with the next engine."""
-    tally = Tally("engine hangs in a step")
+async def hung(tries: int, seed: int) -> Tally:
+    """A step that never ends at a random moment: its stacks are saved, replies go on with the next engine."""
+    tally, rng = Tally("engine hangs in a step"), random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "met"
         flag.touch()
-        async with server(marked_child.program("hang", marked(), flag)) as running:
+        async with server(marked_child.program("hang", flag=flag)) as running:
             async with connect(running.url) as client:
-                crowd = Crowd(client, (Talk((STORY,)), Talk((f"{MARK} {STORY}",))))
+                crowd = Crowd(client)
                 await crowd.rehearse()
                 for _ in range(tries):
+                    talking = asyncio.create_task(crowd.talk(tally))
+                    await asyncio.sleep(rng.uniform(0.0, 0.8 * crowd.seconds))
                     flag.unlink()
-                    await crowd.talk(tally)
+                    await talking
                     tally.tries += 1
-            saved = [death for death in running.engine.link.deaths if "meet_the_mark" in death.stacks]
+            saved = [death for death in running.engine.link.deaths if "hang_for_ever" in death.stacks]
             if len(saved) != tries:
                 tally.wrong += 1
                 tally.notes.append(f"{len(saved)} stacks of {tries} name the line that hangs")

@@ -1,7 +1,8 @@
-"""An engine's process that does something terrible when it computes a marked token.
+"""An engine's process that does something terrible in a step, when it is told to.
 
 ``python -m holdfast.benchmarks.faults.marked_child WHAT TOKEN FLAG --fd N --box M``. WHAT: ``exit`` ends the
-process in the step; ``hang`` waits in it for ever, but only if the file FLAG does not exist, and then makes it.
+process in each step that computes TOKEN; ``hang`` waits for ever in the first step that finds no file FLAG, and
+makes that first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ EXIT_CODE = 9
 MODULE = "holdfast.benchmarks.faults.marked_child"
 
 
-def program(what: str, token: int, flag: str | Path = "none") -> Sequence[str]:
+def program(what: str, token: int = -1, flag: str | Path = "none") -> Sequence[str]:
     """The command line for ``ChildEngine``."""
     return (sys.executable, "-m", MODULE, what, str(token), str(flag))
 
@@ -31,16 +32,15 @@ def main(what: str, token: int, flag: Path) -> int:
         """Computes as ever, until it sees the token."""
 
         def launch(self, plan: Plan) -> TorchHandle:
-            if any(token in row.tokens for row in plan.rows):
-                self.meet_the_mark()
+            if what == "exit" and any(token in row.tokens for row in plan.rows):
+                os._exit(EXIT_CODE)
+            if what == "hang" and not flag.exists():
+                self.hang_for_ever()
             return super().launch(plan)
 
-        def meet_the_mark(self) -> None:
-            if what == "exit":
-                os._exit(EXIT_CODE)
-            if not flag.exists():
-                flag.touch()
-                threading.Event().wait()
+        def hang_for_ever(self) -> None:
+            flag.touch()
+            threading.Event().wait()
 
     vars(build)["TorchRunner"] = MarkedRunner
     del sys.argv[1:4]
