@@ -26,11 +26,12 @@ class Talk:
 
 TALKS = (
     Talk(("My name is Marisol.", STORY, "What is my name?")),
-    Talk((STORY, "What is my locker code?"), {"temperature": 2, "seed": 11, "max_output_tokens": 90}),
+    Talk((STORY, "What is my locker code?"), {"temperature": 1, "seed": 11, "max_output_tokens": 90}),
     Talk(("My locker code is 4821.", STORY, "What is my locker code?")),
-    Talk((STORY, "Why?"), {"temperature": 1.3, "top_p": 0.98, "seed": 5, "max_output_tokens": 120}),
+    Talk((STORY, "Why?"), {"temperature": 0.8, "seed": 5, "max_output_tokens": 120}),
 )
-"""Greedy and seeded ones, with something to remember."""
+"""Greedy and seeded ones, with something to remember. Not hotter: where hundreds of tokens are about as likely, a
+draw can fall between two of them by the rounding of logits that were computed again."""
 
 
 @dataclass
