@@ -30,8 +30,8 @@ TALKS = (
     Talk(("My locker code is 4821.", STORY, "What is my locker code?")),
     Talk((STORY, "Why?"), {"temperature": 0.8, "seed": 5, "max_output_tokens": 120}),
 )
-"""Greedy and seeded ones, with something to remember. Not hotter: where hundreds of tokens are about as likely, a
-draw can fall between two of them by the rounding of logits that were computed again."""
+"""Greedy and seeded ones, with something to remember. Not hotter: where hundreds of tokens are about as
+likely, a draw can fall between two of them by the rounding of logits that were computed again."""
 
 
 @dataclass

@@ -67,10 +67,10 @@ async def test_a_second_signal_leaves_at_once_and_leaves_no_child() -> None:
             os.kill(int(child), signal.SIGSTOP)  # so that the reply cannot end
             process.send_signal(signal.SIGTERM)
             await connection.until("server.going_away")
+            pidfd = os.pidfd_open(int(child))
             process.send_signal(signal.SIGTERM)
+            os.kill(int(child), signal.SIGCONT)  # it holds the pipe that `wait` waits for
             assert await process.wait() == 1
-        pidfd = os.pidfd_open(int(child))
-        os.kill(int(child), signal.SIGCONT)
         ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(pidfd, ended.set)
         await ended.wait()
