@@ -75,15 +75,11 @@ class Worker:
         self.name = command.name
         self.told: Json = {}
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
-        self._process = subprocess.Popen(
-            command.words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            env=environment(threads, ours=command.name in OURS),
-            text=True,
-            bufsize=1,
-        )
+        try:
+            self._process = self._start(command, environment(threads, ours=command.name in OURS))
+        except OSError:
+            self._complaints.close()
+            raise
 
     def ask(self, op: str, **fields: Any) -> Json:
         """One request and its answer. Raises ``CannotMeasure`` where it failed or the process ended."""
@@ -115,6 +111,17 @@ class Worker:
             self._process.wait()
         self._process.stdout.close()
         self._complaints.close()
+
+    def _start(self, command: Command, environ: dict[str, str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command.words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            env=environ,
+            text=True,
+            bufsize=1,
+        )
 
     def _last_words(self) -> str:
         self._complaints.seek(0)

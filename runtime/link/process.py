@@ -113,7 +113,11 @@ class ChildEngine:
         """One incarnation: spawn, hand over the settings, wait until it is loaded."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = _spawn(theirs)
+            try:
+                self._process = _spawn(theirs)
+            except OSError:
+                ours.close()
+                raise
         wire = Wire(self._heard)
         self.link.attach(wire)
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=ours)
