@@ -137,15 +137,18 @@ class Sequence:
             assert flight.end == self.total
             self.promised += 1
 
-    def land(self, flight: Flight) -> None:
-        """The step is done: its KV counts."""
+    def land(self, flight: Flight) -> tuple[int, int]:
+        """The step is done: its KV counts. Gives its tokens prefilled for the first time, and recomputed."""
         assert self.computed == flight.first
         start, frontier, end = flight.first, self.frontier, flight.end
         self.computed = end
-        self.recomputed += max(0, min(end, frontier) - start)
         prompt_end = end if self.turn is None else min(end, self.turn.prompt)
-        self.prefilled += max(0, prompt_end - max(start, frontier))
+        prefilled = max(0, prompt_end - max(start, frontier))
+        recomputed = max(0, min(end, frontier) - start)
+        self.prefilled += prefilled
+        self.recomputed += recomputed
         self.frontier = max(frontier, end)
+        return prefilled, recomputed
 
     def keep(self, token: int) -> None:
         """A promised token is known."""
