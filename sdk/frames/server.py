@@ -24,6 +24,10 @@ class ServerFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
         return str(self.__struct_config__.tag)
 
 
+class OwnFrame(ServerFrame, frozen=True):
+    """An event that no standard has; a client of the standard passes it over."""
+
+
 # --- session and conversation ---
 
 
@@ -81,7 +85,7 @@ class ItemDeleted(ServerFrame, frozen=True, tag="conversation.item.deleted"):
 # --- text on its way: ours, no standard has it ---
 
 
-class TextCommitted(ServerFrame, frozen=True, tag="input_text_buffer.committed"):
+class TextCommitted(OwnFrame, frozen=True, tag="input_text_buffer.committed"):
     """Answers `input_text_buffer.commit`; the item follows as `conversation.item.added` and `.done`.
 
     `prefilled_tokens`: tokens of it that were computed, or handed over to be, while it came. `left_tokens`: the
@@ -93,7 +97,7 @@ class TextCommitted(ServerFrame, frozen=True, tag="input_text_buffer.committed")
     left_tokens: int
 
 
-class TextCleared(ServerFrame, frozen=True, tag="input_text_buffer.cleared"):
+class TextCleared(OwnFrame, frozen=True, tag="input_text_buffer.cleared"):
     """Answers `input_text_buffer.clear`."""
 
 
@@ -211,10 +215,6 @@ class ErrorEvent(ServerFrame, frozen=True, tag="error"):
 
 
 # --- our own: no standard has them ---
-
-
-class OwnFrame(ServerFrame, frozen=True):
-    """What a client of the standard passes over."""
 
 
 class SessionRecovered(OwnFrame, frozen=True, tag="session.recovered"):

@@ -116,7 +116,8 @@ def test_every_field_of_the_standard_is_served_or_named(client_script: Callable[
 def test_every_client_event_of_the_standard_is_served_or_named(client_script: Callable[..., Any]) -> None:
     events = set(client_script("openai_types.py", "fields")["events"])
     served = {kind.__struct_config__.tag for kind in get_args(client.ClientEvent)}
-    assert events == served | unserved.REFUSED_EVENTS
+    ours = {tag for tag in served if str(tag).startswith("input_text_buffer.")}  # no standard has it
+    assert events == (served - ours) | unserved.REFUSED_EVENTS
 
 
 def test_every_value_of_the_standard_is_served_or_named(client_script: Callable[..., Any]) -> None:
