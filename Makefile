@@ -4,9 +4,10 @@ export GOMP_SPINCOUNT := 20000
 
 PYTHON ?= python3
 BIN := .venv/bin
+PEERS := transformers openvino-genai
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: demo test slow check bench gpu clients clean
+.PHONY: demo test slow check bench peers faults gpu clients clean
 
 demo: .venv/ready
 	$(BIN)/holdfast demo
@@ -23,8 +24,19 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	MYPYPATH=.venv/types $(BIN)/mypy $(foreach room,$(ROOMS),-p holdfast.$(room))
 
-bench: .venv/ready
+# About half an hour on two quiet cores. Results go to benchmarks/results/, with those of earlier runs replaced.
+bench: .venv/ready peers
 	$(BIN)/holdfast bench pocket
+	$(BIN)/holdfast bench turns
+	$(BIN)/holdfast bench decode --profile
+	$(BIN)/holdfast bench prefill
+
+# Other engines, for the same benchmark run; each lives apart, as they pin what they need.
+peers: $(PEERS:%=.venv-peers/%/ready)
+
+# Long. A short cut of it runs in `make test` (tests/benchmarks/test_faults.py).
+faults: .venv/ready
+	$(BIN)/holdfast bench faults
 
 # One command on a machine with a GPU; there torch is the machine's own, so no environment is made.
 gpu:
@@ -46,6 +58,11 @@ clients: .venv-clients/ready
 	.venv-clients/bin/pip install --quiet --disable-pip-version-check 'openai[realtime]>=2'
 	touch $@
 
+.venv-peers/%/ready: benchmarks/peers/%.txt
+	test -x .venv-peers/$*/bin/python || $(PYTHON) -m venv .venv-peers/$*
+	.venv-peers/$*/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
+	touch $@
+
 clean:
-	rm -rf .venv .venv-clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-clients .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,5 @@
 """What every benchmark prints: the machine, the versions, the figures and their goals; a short table, then
-JSON.
+JSON; and where that JSON is kept.
 
 Knows nothing of what was measured.
 """
@@ -13,8 +13,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
+from rich.console import Console
+from rich.table import Table
+
+TABLE_WIDTH = 132
 LIBRARIES = ("holdfast", "torch", "transformers", "numpy", "msgspec", "uvicorn", "websockets")
 
 
@@ -44,6 +50,13 @@ def percentile(values: Iterable[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
+def summary(values: Iterable[float], digits: int = 3) -> dict[str, Any]:
+    """A figure: its median, percentiles (nearest rank) and all runs."""
+    runs = [round(value, digits) for value in values]
+    ranks = {f"p{round(100 * share)}": percentile(runs, share) for share in (0.5, 0.9, 0.99)}
+    return {"median": round(median(runs), digits), **ranks, "runs": runs}
+
+
 def machine() -> dict[str, Any]:
     """The machine and the versions of what runs on it."""
     return {
@@ -57,8 +70,20 @@ def machine() -> dict[str, Any]:
     }
 
 
-def show(name: str, seed: int, figures: Mapping[str, Any], goals: Sequence[Goal]) -> None:
-    """Print the table of goals and the whole as JSON, to stdout."""
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a short table, to stdout: the first column is text, the others are figures."""
+    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        shown.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
+    Console(width=TABLE_WIDTH, highlight=False).print(shown, "")
+
+
+def show(
+    name: str, seed: int, figures: Mapping[str, Any], goals: Sequence[Goal], out: Path | None = None
+) -> None:
+    """Print the table of goals and the whole as JSON, to stdout; keep the JSON in folder ``out``."""
     width = max((len(goal.name) for goal in goals), default=0)
     for goal in goals:
         sign = "≥" if goal.better == "higher" else "≤"
@@ -73,8 +98,11 @@ def show(name: str, seed: int, figures: Mapping[str, Any], goals: Sequence[Goal]
         **figures,
         "goals": [goal.told() for goal in goals],
     }
-    json.dump(whole, sys.stdout, indent=1, ensure_ascii=False)
-    print()
+    text = json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    sys.stdout.write(text)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def _processor() -> str:

@@ -1,11 +1,14 @@
 """Toy models: real Hugging Face folders with random weights, for parity tests and benchmarks.
 
 Random weights of the usual scale only repeat the last token, so that everything "agrees"; with the
-projections scaled up the output varies. They have no tokenizer: they speak in token ids.
+projections scaled up the output varies. By themselves they speak in token ids; `teach` gives them a language
+of one character per token, for what goes through text.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Model type to fields that make its differences tell on a small model."""
 
 
+USER, ASSISTANT = 0, 1
+"""The tokens with which the toys' chat template begins a message of either."""
+
+FIRST_CHARACTER = 0x4E00
+"""Token 0's character; the others follow it. All are plain letters to every tokenizer."""
+
+
 def make_toy(
     name: str,
     folder: Path,
@@ -104,3 +114,35 @@ def make_toy(
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
     return folder
+
+
+def teach(folder: Path) -> Path:
+    """Write tokenizer and chat template of a toy's language into its folder, and return it.
+
+    One character is one token, whatever stands beside it; there are no special tokens. A message is its role's
+    mark and its text: a user's turn of n characters is n + 2 tokens, the mark of the reply included.
+    """
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import BPE
+
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer = Tokenizer(BPE(vocab={text_of([token]): token for token in range(size)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    user, assistant = text_of([USER]), text_of([ASSISTANT])
+    template = (
+        f"{{% for message in messages %}}{{{{ '{assistant}' if message.role == 'assistant' else '{user}' }}}}"
+        f"{{{{ message.content }}}}{{% endfor %}}{{% if add_generation_prompt %}}{assistant}{{% endif %}}"
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    """Tokens in the toys' language."""
+    return "".join(chr(FIRST_CHARACTER + token) for token in tokens)
+
+
+def ids_of(text: str) -> list[int]:
+    """The tokens of a text in the toys' language."""
+    return [ord(character) - FIRST_CHARACTER for character in text]

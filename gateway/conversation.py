@@ -133,6 +133,14 @@ class Conversation:
             server.ConversationCreated(event_id=self._event_id(), conversation=conversation),
         ]
 
+    def recovered(self, lost_ms: float) -> server.SessionRecovered:
+        """The engine was restarted under the session."""
+        return server.SessionRecovered(event_id=self._event_id(), lost_ms=lost_ms)
+
+    def going_away(self, seconds: float, handle: str | None = None) -> server.ServerGoingAway:
+        """The server will close the socket in so many seconds, or earlier if nothing runs."""
+        return server.ServerGoingAway(event_id=self._event_id(), seconds=seconds, handle=handle)
+
     def receive(self, event: client.ClientEvent) -> list[Effect]:
         """Take one client event in. What may not come now becomes an `error` event and changes nothing."""
         try:

@@ -145,6 +145,7 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.StoreNewer: _server("store_unusable", 503, close=1011),
     sessions.TurnFailed: _server("turn_failed"),
     sessions.EngineUnavailable: _server("engine_unavailable", 503),
+    sessions.SequencePoisoned: _server("sequence_poisoned", 500),
     sessions.EngineFull: _busy("engine_overloaded", 503),
     # what the engine or its link refuses
     runtime.RuntimeFault: INTERNAL,

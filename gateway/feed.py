@@ -32,6 +32,8 @@ from .settings import Limits
 Ticket: TypeAlias = asyncio.Future[None]
 ANSWERS = "answers"
 """The lane of what answers client events."""
+NEWS = "news"
+"""The lane of what nobody asked for, and nothing is held in."""
 WRITER = "writer"
 """The lane of the replies that write the conversation."""
 

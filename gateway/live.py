@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -19,7 +20,7 @@ from ..sdk.frames.session import SessionResource
 from ..sessions.anticipation import Arrival
 from ..sessions.book import Reopened
 from ..sessions.errors import SessionError, StorageUnavailable
-from ..sessions.events import ReplyDone, ReplyStarted
+from ..sessions.events import EndReason, ReplyDone, ReplyStarted
 from ..sessions.items import derived_id, new_id
 from ..sessions.journal.records import Begun, Configured, Heard, Typed
 from ..sessions.journal.replay import Past, error_of
@@ -36,7 +37,7 @@ from .conversation import (
     StartResponse,
 )
 from .errors import INTERNAL, Draining, wire_error
-from .feed import WRITER, Feed
+from .feed import NEWS, WRITER, Feed
 from .outbox import Outbox
 from .settings import Limits
 from .translate import preamble_of
@@ -337,12 +338,27 @@ class LiveSession:
     def alarm(self, fault: StorageUnavailable) -> None:
         """The journal cannot write: who waits for an acknowledgement is told so."""
         if self.feed.holding:
-            self.feed.post([self.conversation.refusal(fault)], "alarm")
+            self.feed.post([self.conversation.refusal(fault)], NEWS)
 
-    async def drain(self) -> None:
-        """Refuse new responses; wait until none runs and all that was said has left."""
+    def recovered(self, lost_seconds: float) -> None:
+        """Tell that the session has another engine."""
+        self.feed.post([self.conversation.recovered(round(lost_seconds * 1000, 1))], NEWS)
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new responses; wait until none runs and all that was said has left.
+
+        What still runs after ``seconds`` is kept for the next server where it can be resumed there; else it is
+        cut: it ends as incomplete, naming the reason.
+        """
         self._draining = True
-        await self.idle()
+        self.feed.post([self.conversation.going_away(seconds, self.session.handles.current or None)], NEWS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.idle()
+        if not (self.resumable and self.session.log.durable):
+            for response in list(self._responses.values()):
+                await response.cancel(EndReason.SERVER_LEAVING)
+            await self.idle()
         await self.feed.settled()
 
     async def idle(self) -> None:

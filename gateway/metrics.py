@@ -16,6 +16,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 COUNTED = frozenset(
     {"steps", "rows", "discarded", "faults", "turns", "preempted", "taken", "stalls", "copies", "isolations"}
+    | {"prefilled", "recomputed", "t_plan", "t_launch", "t_device", "t_commit", "t_gap"}
 )
 """Engine statistics that only rise; the others are lengths and levels."""
 

@@ -37,7 +37,7 @@ from ..sessions.events import (
     TurnUsage,
 )
 from ..sessions.items import FunctionCall, Item, Message
-from .errors import error_details
+from .errors import Draining, error_details
 from .translate import frame_of, logprobs_of, receipt_of, usage_of
 
 EventIds: TypeAlias = Callable[[], str]
@@ -247,12 +247,16 @@ def _details(event: ReplyDone) -> StatusDetails | None:
             return _failure(event.error or TurnFailed("The turn failed"))
         case ReplyStatus.CANCELLED:
             return StatusDetails(type="cancelled", reason=_REASONS.get(event.reason))
+        case ReplyStatus.INCOMPLETE if event.reason is EndReason.SERVER_LEAVING:
+            return StatusDetails(type="incomplete", error=_error(Draining("The server is going away")))
         case ReplyStatus.INCOMPLETE:
             return StatusDetails(type="incomplete", reason=_REASONS.get(event.reason))
 
 
 def _failure(error: Exception) -> StatusDetails:
+    return StatusDetails(type="failed", error=_error(error))
+
+
+def _error(error: Exception) -> StatusError:
     told = error_details(error)
-    return StatusDetails(
-        type="failed", error=StatusError(type=told.type, code=told.code, message=told.message)
-    )
+    return StatusError(type=told.type, code=told.code, message=told.message)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
@@ -31,6 +32,8 @@ from .progress import Loading
 from .protocols import DroppableWebSocket, http_protocol, listen
 from .service import Service
 from .settings import GatewaySettings
+
+EXIT_AT_ONCE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,16 @@ async def serving(
     settings: GatewaySettings,
     engine_settings: EngineSettings,
     heard: Callable[[Heartbeat], None] = lambda beat: None,
+    engine: ChildEngine | None = None,
 ) -> AsyncIterator[Serving]:
     """A server that listens; entered when a turn could run, left when engine and sockets are gone.
 
-    ``heard`` gets the engine's heartbeats, while it loads too. Raises ``PortTaken``, ``OSError`` for an
+    ``heard`` gets the engine's heartbeats, while it loads too. ``engine``: one of these settings, where it is
+    not to be made by default. Raises ``PortTaken``, ``OSError`` for an
     address that is not ours, and what loading raises (`compose.opened`).
     """
     with _listen(settings) as sock:
-        engine = ChildEngine(engine_settings, heard=heard)
+        engine = engine or ChildEngine(engine_settings, heard=heard)
         service = Service(settings, model_name(engine_settings.model), engine.link)
         async with _listening(service, sock) as url, opened(service, engine_settings.model, engine):
             yield Serving(url, service, engine)
@@ -92,12 +97,18 @@ def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
 
 
 async def _until_signal(settings: GatewaySettings, engine_settings: EngineSettings) -> None:
-    """The first signal lets running replies end; a second one, or one during loading, does not wait."""
+    """The first signal drains, one during loading leaves; after a second one nothing is waited for.
+
+    Children end by themselves when their sockets do.
+    """
     up, leave = asyncio.Event(), asyncio.Event()
     holding = asyncio.create_task(_hold(settings, engine_settings, up, leave))
 
     def signalled() -> None:
-        if leave.is_set() or not up.is_set():
+        if leave.is_set():
+            print("holdfast: left at once", file=sys.stderr, flush=True)
+            os._exit(EXIT_AT_ONCE)
+        if not up.is_set():
             holding.cancel()
         leave.set()
 

@@ -57,6 +57,7 @@ class Service:
         self._running: dict[asyncio.Task[None], Realtime] = {}
         self._draining = False
         self._slow_readers = 0
+        link.on_recovery(self._recovered)
 
     def open(self, book: SessionBook, journal: Journal | None = None) -> None:
         """Sessions may be made from now on; ``journal`` is the book's, where it has one."""
@@ -139,13 +140,19 @@ class Service:
             del self._running[task]
 
     async def drain(self) -> None:
-        """Take no new work and give replies that run some time to end."""
+        """Take no new work, tell all clients, give replies that run ``drain_seconds`` to end; cut the rest."""
         self._draining = True
-        ending = [asyncio.ensure_future(session.drain()) for session in self.sessions()]
+        seconds = self.settings.drain_seconds
+        ending = [asyncio.ensure_future(session.drain(seconds)) for session in self.sessions()]
         if ending:
-            _, late = await asyncio.wait(ending, timeout=self.settings.drain_seconds)
+            _, late = await asyncio.wait(ending, timeout=seconds + self.settings.limits.close_seconds)
             for task in late:
                 task.cancel()
+
+    def _recovered(self, lost_seconds: float) -> None:
+        """Another engine has taken over: all sessions are told, idle ones too."""
+        for session in self.sessions():
+            session.recovered(lost_seconds)
 
     async def snapshot(self) -> Snapshot:
         """Everybody's statistics now."""

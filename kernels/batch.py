@@ -122,7 +122,7 @@ def _grouped(count: Ints, widths: Ints) -> Iterator[Ints]:
     """
     single = np.flatnonzero(count == 1)
     scale = np.frexp(widths[single])[1]
-    yield from (single[scale == size] for size in np.unique(scale))
+    yield from (single[scale == size] for size in sorted(set(scale.tolist())))
     yield from np.flatnonzero(count > 1)[:, None]
 
 
@@ -156,7 +156,7 @@ def gathers_of(batch: PagedBatch, arena: Tensor, window: int | None) -> tuple[Ga
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A gather still on the host; ``starts``: ``[rows]``, the position of each row's first gathered slot."""
+    """A gather still on the host; ``starts``: ``[rows]``, each row's first gathered position; empty: all 0."""
 
     tiles: Ints
     blank: Ints
@@ -166,20 +166,28 @@ class _Draft:
 
 def _draft(group: RowGroup, arena: Tensor, window: int | None) -> _Draft:
     _, layers, _, heads, slots_per_block, _ = arena.shape
-    contexts = group.firsts + group.count
-    hidden = np.zeros_like(contexts) if window is None else np.maximum(group.firsts + 1 - window, 0)
-    skipped = hidden // slots_per_block
-    width = int((-(-contexts // slots_per_block) - skipped).max())
-    columns = np.minimum(skipped[:, None] + np.arange(width), group.blocks.shape[1] - 1)
-    blocks = np.take_along_axis(group.blocks, columns, axis=1)
-    starts, span = skipped * slots_per_block, width * slots_per_block
-    side, head = np.arange(2).reshape(2, 1, 1, 1), np.arange(heads).reshape(1, 1, heads, 1)
-    tiles = (blocks.reshape(1, group.rows, 1, width) * layers * 2 + side) * heads + head
-    hollow = np.broadcast_to(
-        (np.arange(span) >= (contexts - starts)[:, None]).reshape(1, group.rows, 1, span),
-        (2, group.rows, heads, span),
-    )
+    blocks, starts, ends = group.blocks, _FROM_THE_BEGINNING, group.firsts + group.count
+    if window is not None:
+        blocks, starts = _behind(group, window, slots_per_block)
+        ends = ends - starts
+    rows, width = blocks.shape
+    span = width * slots_per_block
+    sides_and_heads = np.arange(2 * heads).reshape(2, 1, heads, 1)
+    tiles = (blocks * (layers * 2 * heads)).reshape(1, rows, 1, width) + sides_and_heads
+    hollow = np.empty((2, rows, heads, span), dtype=bool)
+    hollow[:] = (np.arange(span) >= ends[:, None])[:, None]
     return _Draft(tiles.reshape(-1), np.flatnonzero(hollow), starts, span)
+
+
+def _behind(group: RowGroup, window: int, slots_per_block: int) -> tuple[Ints, Ints]:
+    """The blocks from the window of each row's first token on, and where they start."""
+    skipped = np.maximum(group.firsts + 1 - window, 0) // slots_per_block
+    ends = -(-(group.firsts + group.count) // slots_per_block)
+    columns = np.minimum(skipped[:, None] + np.arange((ends - skipped).max()), group.blocks.shape[1] - 1)
+    return np.take_along_axis(group.blocks, columns, axis=1), skipped * slots_per_block
+
+
+_FROM_THE_BEGINNING = np.zeros(0, dtype=np.int64)
 
 
 def _mask(

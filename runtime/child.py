@@ -1,8 +1,9 @@
-"""The engine's process: ``python -m holdfast.runtime.child --fd N``, started by ``link.process``.
+"""The engine's process: ``python -m holdfast.runtime.child --fd N --box M``, started by ``link.process``.
 
 The first frame on the socket is the settings; then the engine loads, says ``Hello`` and serves until the
-socket ends. Exit codes: 0 the other end closed, 1 a fault of ours (its traceback stands on stderr), 2 a fault
-the operator can mend (``Fatal`` names it), 3 the other end closed while a step hung.
+socket ends. The box takes what is to outlive a death: who was in the step, and the stacks. Exit codes: 0 the
+other end closed, 1 a fault of ours (its traceback stands on stderr), 2 a fault the operator can mend (``Fatal``
+names it), 3 the other end closed while a step hung.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import threading
 
 from .errors import LinkClosed, RuntimeFault
+from .link.blackbox import BlackBox
 from .link.codec import frame, receive_one
 from .link.messages import Fatal
 from .link.pulse import Pulse
@@ -31,18 +33,23 @@ def main() -> int:
     """Serve on the socket that ``--fd`` names."""
     parser = argparse.ArgumentParser(description="The engine's process; started by holdfast itself.")
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
-    sock = socket.socket(fileno=parser.parse_args().fd)
+    parser.add_argument("--box", type=int, help="a black box's descriptor")
+    given = parser.parse_args()
+    sock = socket.socket(fileno=given.fd)
     sock.set_inheritable(False)  # its end must be ours alone, or nobody would see it
     for number in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole group: the parent decides
         signal.signal(number, signal.SIG_IGN)
+    box = None if given.box is None else BlackBox(given.box)
+    if box is not None:
+        box.take_stacks()
     logging.basicConfig(format="holdfast engine: %(levelname)s: %(message)s")
     try:
-        return _serve(sock)
+        return _serve(sock, Pulse(record=box.record) if box is not None else Pulse())
     except RuntimeFault:  # `Fatal` has told it: the parent says it, once
         return EXIT_UNSERVABLE
 
 
-def _serve(sock: socket.socket) -> int:
+def _serve(sock: socket.socket, pulse: Pulse) -> int:
     try:
         settings = receive_one(sock, EngineSettings)
     except LinkClosed:
@@ -57,7 +64,7 @@ def _serve(sock: socket.socket) -> int:
 
         return load_engine(settings, progress, pulse)
 
-    serve(sock, load, _leave_soon)
+    serve(sock, load, _leave_soon, pulse)
     return 0
 
 

@@ -69,8 +69,10 @@ class Committer:
     def _land(self, sequence: Sequence, flight: Flight, outcome: Outcome) -> Row | None:
         if isinstance(outcome, RowFault):
             return self._fail(sequence, outcome)
-        sequence.land(flight)
+        prefilled, recomputed = sequence.land(flight)
         self._counters.computed += flight.end - flight.first
+        self._counters.prefilled += prefilled
+        self._counters.recomputed += recomputed
         self._paging.seal(sequence)
         if not flight.samples:
             return None

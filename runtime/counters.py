@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Tokens: ``computed`` by all rows, ``adopted`` from the prefix cache, ``sampled``.
+    """Tokens: ``computed`` by all rows; of these ``prefilled`` for the first time and ``recomputed``, the rest
+    decoded; ``adopted`` from the prefix cache, ``sampled``.
 
     Rows: ``rows``, ``discarded`` (their sequence had moved on), ``faults``. Sequences: ``turns`` ended,
     ``preempted`` (running), ``taken`` (idle or waiting ones that lost their KV). ``stalls``: rows left out
@@ -20,6 +21,8 @@ class Counters:
     discarded: int = 0
     faults: int = 0
     computed: int = 0
+    prefilled: int = 0
+    recomputed: int = 0
     adopted: int = 0
     sampled: int = 0
     turns: int = 0

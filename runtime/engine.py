@@ -15,6 +15,7 @@ from .errors import EngineDied, VerbRefused
 from .link.messages import AnyVerb, Refusal, Reply, Row, Statistics, Step
 from .plan import Handle, Outcome, Plan, RowFault, Runner
 from .scheduler import Scheduler
+from .steplog import StepLog, Timing
 
 MOST_LOST_STEPS = 16
 """Steps in a row of which no sequence could be computed, not even alone, before the device is given up."""
@@ -43,7 +44,8 @@ class Engine:
         self.scheduler = scheduler
         self._runner = runner
         self._debug = debug
-        self._in_flight: deque[tuple[Plan, Handle]] = deque()
+        self.log = StepLog(scheduler.counters)
+        self._in_flight: deque[tuple[Plan, Handle, Timing]] = deque()
         self._idle = True
         self._lost_steps = 0
         self._audit_in = 1
@@ -72,15 +74,20 @@ class Engine:
             LeakFound: only in debug.
         """
         while len(self._in_flight) < self.scheduler.settings.depth and not self._broken:
+            timing = self.log.begin()
             plan = self.scheduler.plan()
             if plan is None:
                 break
-            self._in_flight.append((plan, self._launch(plan)))
+            self.log.planned(timing)
+            self._in_flight.append((plan, self._launch(plan), timing))
+            self.log.launched(timing)
         self._idle = not self._in_flight
         if self._idle:
+            self.log.rest()
             self._audit()
             return None
-        plan, handle = self._in_flight.popleft()
+        plan, handle, timing = self._in_flight.popleft()
+        self.log.waits(timing)
         try:
             outcomes = handle.tokens()
         except EngineDied:
@@ -88,11 +95,15 @@ class Engine:
         except Exception as error:  # whatever it is, one sequence may be the cause of it
             return Step(plan.step, self._isolate(plan, error))
         self._lost_steps = 0
-        return Step(plan.step, self.scheduler.commit(plan, outcomes))
+        self.log.landed(timing)
+        rows = self.scheduler.commit(plan, outcomes)
+        self.log.committed(timing, plan.step, len(plan.rows))
+        return Step(plan.step, rows)
 
     def statistics(self) -> dict[str, float]:
-        """The scheduler's, and steps in flight and leaks found by audits."""
-        return {**self.scheduler.statistics(), "in_flight": len(self._in_flight), "leaks": self._leaks}
+        """The scheduler's, seconds by part of the step, steps in flight and leaks found by audits."""
+        lengths = {"in_flight": len(self._in_flight), "leaks": self._leaks}
+        return {**self.scheduler.statistics(), **self.log.statistics(), **lengths}
 
     @property
     def _broken(self) -> bool:
@@ -109,9 +120,10 @@ class Engine:
 
     def _isolate(self, failed: Plan, error: Exception) -> list[Row]:
         """Run the failed step's sequences, and those of steps launched behind it, one at a time."""
+        self.log.rest()
         plans = [failed]
         while self._in_flight:
-            plan, handle = self._in_flight.popleft()
+            plan, handle, _ = self._in_flight.popleft()
             self._settle(handle)
             plans.append(plan)
         suspects = self.scheduler.revoke(plans)

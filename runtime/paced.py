@@ -1,4 +1,5 @@
-"""A runner that says how long its steps may take, so that a heartbeat can tell a slow step from a hung one.
+"""A runner that says how long its steps may take and whom they compute, so that a heartbeat can tell a slow
+step from a hung one, and a dead engine's parent whom to suspect.
 
 Wraps any runner; learns from the steps it sees. Knows token counts and the clock, not what is computed.
 """
@@ -19,10 +20,14 @@ class _PacedHandle:
     runner: PacedRunner
     tokens_planned: int
     began: float
+    sequences: frozenset[int]
 
     def tokens(self) -> list[Outcome]:
         self.runner.expect(self.tokens_planned)
-        outcomes = self.handle.tokens()
+        try:
+            outcomes = self.handle.tokens()
+        finally:
+            self.runner.landed(self.sequences)
         self.runner.observe(self.tokens_planned, self.began)
         return outcomes
 
@@ -35,12 +40,25 @@ class PacedRunner:
         self._pulse = pulse
         self._clock = clock
         self._pace = Pace()
+        self._flying: list[frozenset[int]] = []  # of each step in flight, its sequences
 
     def launch(self, plan: Plan) -> Handle:
         """As the wrapped runner's."""
         began = self._clock()
         self.expect(plan.tokens)
-        return _PacedHandle(self._runner.launch(plan), self, plan.tokens, began)
+        sequences = frozenset([row.seq for row in plan.rows])
+        self._flying.append(sequences)
+        self._pulse.engage(sequences if len(self._flying) == 1 else frozenset().union(*self._flying))
+        try:
+            handle = self._runner.launch(plan)
+        except BaseException:
+            self.landed(sequences)
+            raise
+        return _PacedHandle(handle, self, plan.tokens, began, sequences)
+
+    def landed(self, sequences: frozenset[int]) -> None:
+        """A step of these is over."""
+        self._flying.remove(sequences)
 
     def expect(self, tokens: int) -> None:
         """The device thread is about to wait for a step of ``tokens`` tokens."""

@@ -3,7 +3,9 @@
 Every running turn that decodes keeps its one token of the budget; what is left goes to prompts in chunks, the
 oldest turn first; what is left then goes to idle sequences, but only while no turn waits.
 A turn may find no block because those taken for it still lie behind the step fence: it stands still for one
-step, and in the next, where it comes before all younger ones, they are there. No tensors, no clock, no I/O.
+step, and in the next, where it comes before all younger ones, they are there.
+A turn that is suspected of killing engines comes before all others and shares no step until it has sampled a
+token: if the engine dies again, it was the only one there. No tensors, no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -56,7 +58,14 @@ class Planner:
         """The next step; None if nothing can be computed before a commit or a verb."""
         roster = self._roster
         self._pressure.admit()
-        running = list(roster.running.values())
+        suspect = next((sequence for sequence in roster.running.values() if sequence.alone), None)
+        if suspect is not None:
+            if any(other.in_flight for other in roster.sequences.values() if other is not suspect):
+                return None  # what is in flight lands first: its step is to hold nobody else
+            plan = self.plan_alone(suspect)
+            if plan is not None or suspect.in_flight:
+                return plan
+        running = [sequence for sequence in roster.running.values() if not sequence.alone]
         for sequence in running:
             self._adopt(sequence)
         to_do = [sequence.to_do for sequence in running]
@@ -97,7 +106,8 @@ class Planner:
         for sequence in list(islice(self._roster.prefill.values(), self._settings.max_sequences)):
             if draft.chunk <= 0 or len(draft.rows) >= self._settings.max_sequences:
                 return
-            if sequence.id in self._roster.prefill:  # else its KV was taken for one used after it
+            # else its KV was taken for one used after it; a suspect is not computed before its turn
+            if sequence.id in self._roster.prefill and not sequence.alone:
                 self._adopt(sequence)
                 self._add(draft, sequence, sequence.to_do, reserved=False)
                 if not sequence.to_do:

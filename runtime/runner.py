@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..kernels.batch import PagedBatch, upload
 from ..kvstore.arena import DeviceArena
+from .device import device_watched
 from .drawing import draw, outcome
 from .model.decoder import Decoder
 from .plan import Outcome, Plan, PlanRow
@@ -40,9 +41,9 @@ class TorchRunner:
     def launch(self, plan: Plan) -> TorchHandle:
         """Start a step. Plans with the same step number (parts of one, run again) read the same earlier step.
 
-        Raises whatever torch does: then no row of this plan has an outcome.
+        Raises whatever torch does: then no row of this plan has an outcome. ``EngineDied``: the device is lost.
         """
-        with torch.inference_mode():
+        with device_watched(), torch.inference_mode():
             kernels = self._decoder.kernels
             for arena in self._arenas if plan.copies else ():
                 kernels.copy_blocks(arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
@@ -104,7 +105,8 @@ class TorchHandle:
     def tokens(self) -> list[Outcome]:
         """Wait for the step; outcomes aligned with the plan's rows."""
         if self._done is not None:
-            self._done.synchronize()
+            with device_watched():
+                self._done.synchronize()
         if self._outcomes is None:
             return []
         return [outcome(row, line) for row, line in zip(self._rows, self._outcomes.tolist(), strict=True)]

@@ -71,6 +71,7 @@ class Sequence:
     ``shared_tail``: the partial last block is not ours to write; copy it first.
     ``unmatched``: the prefix cache has not been asked since tokens came or KV went.
     ``frontier``: tokens that have had KV at some time; computing below it is work done again.
+    ``alone``: suspected of having killed an engine; shares no step until it has sampled a token.
     """
 
     id: int
@@ -90,6 +91,7 @@ class Sequence:
     frontier: int = 0
     prefilled: int = 0
     recomputed: int = 0
+    alone: bool = False
 
     @property
     def total(self) -> int:
@@ -135,20 +137,24 @@ class Sequence:
             assert flight.end == self.total
             self.promised += 1
 
-    def land(self, flight: Flight) -> None:
-        """The step is done: its KV counts."""
+    def land(self, flight: Flight) -> tuple[int, int]:
+        """The step is done: its KV counts. Gives its tokens prefilled for the first time, and recomputed."""
         assert self.computed == flight.first
         start, frontier, end = flight.first, self.frontier, flight.end
         self.computed = end
-        self.recomputed += max(0, min(end, frontier) - start)
         prompt_end = end if self.turn is None else min(end, self.turn.prompt)
-        self.prefilled += max(0, prompt_end - max(start, frontier))
+        prefilled = max(0, prompt_end - max(start, frontier))
+        recomputed = max(0, min(end, frontier) - start)
+        self.prefilled += prefilled
+        self.recomputed += recomputed
         self.frontier = max(frontier, end)
+        return prefilled, recomputed
 
     def keep(self, token: int) -> None:
         """A promised token is known."""
         assert self.promised and self.turn
         self.promised -= 1
+        self.alone = False
         self.tokens.append(token)
         self.turn.sampled += 1
 

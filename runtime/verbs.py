@@ -59,7 +59,7 @@ class Verbs:
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         self._check_context(len(tokens))
-        sequence = Sequence(verb.seq, self._paging.root(verb.salt), TokenList(tokens))
+        sequence = Sequence(verb.seq, self._paging.root(verb.salt), TokenList(tokens), alone=verb.alone)
         self._counters.adopted += self._paging.adopt(sequence)
         self._roster.touch(sequence)
         return sequence.state

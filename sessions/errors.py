@@ -25,7 +25,8 @@ SessionError
 │   └── StoreNewer            it was written by a later version
 └── TurnFailed                a turn that had begun could not end; it was rolled back
     ├── EngineUnavailable     because the engine died or does not answer
-    └── EngineFull            because the engine holds as many sequences as it may
+    ├── EngineFull            because the engine holds as many sequences as it may
+    └── SequencePoisoned      because engines die of it
 
 Knows nothing of wire errors or close codes: the gateway has that table.
 """
@@ -185,7 +186,7 @@ class TurnFailed(SessionError):
 
 
 class EngineUnavailable(TurnFailed):
-    """The engine died or does not answer; the next turn opens the session again from its tokens."""
+    """No engine came back in time; the next turn opens the session again from its tokens."""
 
     code = "engine_unavailable"
 
@@ -194,3 +195,9 @@ class EngineFull(TurnFailed):
     """The engine holds as many sequences as it may; come back later."""
 
     code = "engine_full"
+
+
+class SequencePoisoned(TurnFailed):
+    """Engines die of computing this conversation: it was alone in the step that killed one."""
+
+    code = "sequence_poisoned"

@@ -32,6 +32,8 @@ class EndReason(StrEnum):
     CLIENT_CANCELLED = "client_cancelled"
     MAX_OUTPUT_TOKENS = "max_output_tokens"
     """The turn's limit, or the end of the model's context."""
+    SERVER_LEAVING = "server_leaving"
+    """The server goes away and could not wait any longer."""
     ERROR = "error"
 
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from ..runtime.errors import EngineGone
 from ..runtime.link.client import EngineLink
 from .errors import EngineUnavailable, PromptTooLong
-from .events import MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
+from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
 from .history import Draft, History, Placed, Script
 from .ids import NONE, Ids, bytes_of, ids_of
 from .items import new_id
@@ -83,7 +83,7 @@ class Response:
         self._run: Run | None = None
         self._prompt_tokens = self._new_tokens = 0
         self._restarted = False
-        self._cancelled = False
+        self._cancelled: EndReason | None = None
         self._events: deque[ReplyEvent] = deque()
         self._over = False
         self._leaving: asyncio.Task[None] | None = None
@@ -98,11 +98,11 @@ class Response:
         """Whether the turn is committed or rolled back; events may still wait to be read."""
         return self._over
 
-    async def cancel(self) -> None:
+    async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
         """End the reply as soon as possible; what was said stays, KV and all. The reader gets the rest."""
-        self._cancelled = True
+        self._cancelled = self._cancelled or reason
         if self._run is not None:
-            await self._run.cancel()
+            await self._run.cancel(reason)
 
     async def aclose(self) -> None:
         """Leave: what runs is cancelled and settled, what was not read is dropped."""
@@ -173,9 +173,18 @@ class Response:
         end_ids = branch.language.end_ids(hello.eos_ids)
         reader = reader_of(self.id, self._request, branch.language, end_ids)
         stop_ids = tuple(sorted(end_ids.union(self._request.stop_ids)))
-        run = Run(self._sequence, reader, self._request, prompt, hello.max_context, stop_ids, self._said)
+        run = Run(
+            self._sequence,
+            reader,
+            self._request,
+            prompt,
+            hello.max_context,
+            stop_ids,
+            branch.settings.recovery_seconds,
+            self._said,
+        )
         if self._cancelled:
-            await run.cancel()
+            await run.cancel(self._cancelled)
         return run
 
     def _pending(self, draft: Draft) -> int:
@@ -191,6 +200,7 @@ class Response:
         self._record_said(run)
         reply = Reply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
         spans = self._commit(ending, reply)
+        self._restarted |= run.recovered
         usage = self._usage(ending, len(reply.ids))
         done = ReplyDone(ending.status, ending.reason, reply.items, usage, ending.error)
         self._branch.history.record(ended(self.id, done, spans, run.reader.ended))

@@ -1,4 +1,7 @@
-"""One generation for one turn: the prompt's ids down, events up, and how it ended.
+"""One reply for one turn: the prompt's ids down, events up, and how it ended; over as many engines as it takes.
+
+When the engine dies the run waits for the next one, opens its sequence there with the prompt and all that was
+said, and goes on: same sampling, same seed, the position decides the draw, so nothing is repeated or missing.
 
 Driven step by step from outside (``advance``), so that whoever drives may leave at any point and still
 settle it by ``cancel``. Knows nothing of the history.
@@ -6,15 +9,17 @@ settle it by ``cancel``. Knows nothing of the history.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ..runtime.errors import EngineGone, EngineOverloaded, RuntimeFault
 from ..runtime.link.generation import Generation
 from ..runtime.link.messages import Finish, Limits, Row, Work
-from .errors import EngineFull, EngineUnavailable, TurnFailed
+from .errors import EngineFull, EngineUnavailable, SequencePoisoned, TurnFailed
 from .events import EndReason, ReplyEvent, ReplyStatus
 from .ids import NONE, Ids, frozen, ids_of
 from .reply import ReplyReader
@@ -47,6 +52,7 @@ class Run:
         prompt: Ids,
         max_context: int,
         stop_ids: tuple[int, ...],
+        recovery_seconds: float = 0.0,
         said: Ids = NONE,
     ) -> None:
         room = max_context - len(prompt)
@@ -61,7 +67,15 @@ class Run:
         self._retold = not len(said)
         self._generation: Generation | None = None
         self._resident = 0
-        self._cancelled = False
+        self._recovery_seconds = recovery_seconds
+        self._lost: Work | None = None  # what engines that died had done for the reply
+        self._leaving = asyncio.Event()
+        self._cut_for = EndReason.CLIENT_CANCELLED
+
+    @property
+    def recovered(self) -> bool:
+        """Whether an engine died under it."""
+        return self._lost is not None
 
     async def advance(self) -> list[ReplyEvent]:
         """The next events, possibly none; once ``ending`` is set there are no more."""
@@ -73,18 +87,27 @@ class Run:
                 return []
             return await self._read()
         except RuntimeFault as fault:
-            return await self._fail(_failure(fault))
+            if not isinstance(fault, EngineGone) and not self._sequence.lost:
+                return await self._fail(_failure(fault))
+            return await self._outlive(fault)
 
-    async def cancel(self) -> None:
+    async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
         """End it as soon as possible; what was said stays. The next ``advance`` settles it."""
-        self._cancelled = True
+        if not self._cancelled:
+            self._cut_for = reason
+        self._leaving.set()
         if self._generation is not None and self.ending is None:
             with suppress(RuntimeFault):
                 await self._generation.aclose()
 
+    @property
+    def _cancelled(self) -> bool:
+        return self._leaving.is_set()
+
     def _retell(self) -> list[ReplyEvent]:
         """What was said already; it may have been the whole reply."""
         self._retold = True
+        self._lost = Work(0, 0, 0, len(self._said))
         events = self.reader.feed(self._said.tolist())
         over = self.reader.ended or self.reader.matched or self.reader.halted
         if over:
@@ -95,18 +118,44 @@ class Run:
 
     async def _start(self) -> None:
         state = await self._sequence.bring(self._all())
-        self._resident = min(state.computed, len(self._prompt))
+        self._resident = state.computed
         if not self._cancelled:
-            self._generation = await self._sequence.generate(self._sampling, self._limits, len(self._said))
+            said = len(self.reader.ids)
+            self._generation = await self._sequence.generate(self._sampling, self._limits, said)
+
+    async def _outlive(self, fault: RuntimeFault) -> list[ReplyEvent]:
+        """The engine is gone: go on with the next one, unless none comes in time or nobody waits."""
+        self._generation = None
+        self._lost = self._work()
+        waiting = asyncio.ensure_future(self._sequence.recover())
+        leaving = asyncio.ensure_future(self._leaving.wait())
+        try:
+            await asyncio.wait(
+                {waiting, leaving}, timeout=self._recovery_seconds, return_when="FIRST_COMPLETED"
+            )
+            if waiting.done():
+                waiting.result()
+            elif not self._cancelled:
+                return await self._fail(_failure(fault))
+        except EngineGone as final:
+            return await self._fail(_failure(final))
+        except SequencePoisoned as poisoned:
+            return await self._fail(poisoned)
+        finally:
+            waiting.cancel()
+            leaving.cancel()
+        return []
 
     async def _read(self) -> list[ReplyEvent]:
         row = None
         if self._generation is not None and not self._cancelled:
             row = await anext(self._generation, None)
         if row is None or self._cancelled:
-            return await self._cut(ReplyStatus.CANCELLED, EndReason.CLIENT_CANCELLED)
+            return await self._cut(_STATUS[self._cut_for], self._cut_for)
         if row.finish is Finish.ERROR:
             return await self._fail(TurnFailed(row.error or "the engine gave up this sequence"))
+        if row.tokens:
+            self._sequence.suspicion.progressed()
         events = self.reader.feed(row.tokens, row.logprobs)
         if self.reader.matched:
             return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
@@ -127,7 +176,8 @@ class Run:
     ) -> list[ReplyEvent]:
         """End the generation where the reader stands: the engine keeps what was read, no more."""
         if self._generation is not None:
-            await self._sequence.stop(self._all())
+            with suppress(EngineGone):  # then the next turn finds the sequence lost; this one has all it said
+                await self._sequence.stop(self._all())
         self._end(status, reason, work)
         return self.reader.finish(cut=status is not ReplyStatus.COMPLETED)
 
@@ -140,14 +190,38 @@ class Run:
     def _end(
         self, status: ReplyStatus, reason: EndReason, work: Work | None, error: TurnFailed | None = None
     ) -> None:
-        if work is None:  # nobody counted: what was not resident was computed if anything was sampled
-            said = len(self.reader.ids)
-            prefilled = len(self._prompt) - self._resident if said else 0
-            work = Work(prefilled, 0, self._resident, said)
-        self.ending = Ending(status, reason, work, error)
+        self.ending = Ending(status, reason, self._work(work), error)
+
+    def _work(self, work: Work | None = None) -> Work:
+        """What the reply cost on all engines; ``work`` is what the last one says, if it does.
+
+        Of one that says nothing: what was not resident was computed, if anything was sampled. Prompt tokens
+        computed on a later engine were computed again, but for the last one said, which had no KV before.
+        """
+        said, lost = len(self.reader.ids), self._lost
+        fresh = said - (lost.decoded if lost else 0)
+        if work is None:
+            length = len(self._prompt) + said - fresh
+            work = Work(length - self._resident if fresh else 0, 0, self._resident if fresh else 0, fresh)
+        if lost is None or not lost.decoded:
+            return work
+        again = work.recomputed + max(0, work.prefilled - 1)
+        return msgspec.structs.replace(
+            work,
+            prefilled=lost.prefilled,
+            recomputed=lost.recomputed + again,
+            resident=lost.resident,
+            decoded=said,
+        )
 
     def _all(self) -> Ids:
         return frozen(np.concatenate([self._prompt, ids_of(self.reader.ids)]))
+
+
+_STATUS = {
+    EndReason.CLIENT_CANCELLED: ReplyStatus.CANCELLED,
+    EndReason.SERVER_LEAVING: ReplyStatus.INCOMPLETE,
+}
 
 
 def _failure(fault: RuntimeFault) -> TurnFailed:

@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..runtime.errors import EngineGone, SequenceUnknown, VerbRefused
+from ..runtime.errors import EngineDied, EngineGone, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
 from ..runtime.link.generation import Generation
 from ..runtime.link.messages import Limits, Sampling, State
 from .ids import NONE, Ids, common_prefix
+from .suspicion import Suspicion
 
 
 class LiveSequence:
@@ -43,6 +44,8 @@ class LiveSequence:
         self._ahead = False  # what is held was anticipated
         self._computed_before = 0  # KV there was before anything was
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
+        self._alone = False  # opened so that it shares no step
+        self.suspicion = Suspicion()
 
     @property
     def lost(self) -> bool:
@@ -89,22 +92,23 @@ class LiveSequence:
 
     async def _bring(self, ids: Ids) -> State:
         assert len(ids) > 0, "a prompt has at least one token"
-        state = self._state if self._certain and not self.lost else None
+        alone = self.suspicion.alone
+        state = self._state if self._certain and not self.lost and not alone else None
         if state is None:
             await self.close()
-            state = await self._forked(ids)
+            state = None if alone else await self._forked(ids)
         if state is not None:
             try:
                 return await self._mend(state, ids)
             except VerbRefused:  # it is not as we thought: begin again
                 await self.close()
-        self._certain = False
-        return self._settle(await self._link.open(ids.tolist(), self._salt), ids)
+        self._certain, self._alone, self._incarnation = False, alone, self._link.incarnation
+        return self._settle(await self._link.open(ids.tolist(), self._salt, alone), ids)
 
     async def generate(self, sampling: Sampling, limits: Limits, generated_from: int = 0) -> Generation:
-        """Begin a generation on what is held; ``stop`` or ``finished`` tells how it ended.
+        """Begin a generation on what is held, the last ``generated_from`` tokens of which are of the reply.
 
-        ``generated_from``: how many of the last tokens held were generated before.
+        ``stop`` or ``finished`` tells how it ended.
         """
         self._certain = False
         generation = await self._link.generate(self._open.seq, sampling, limits, generated_from)
@@ -121,6 +125,20 @@ class LiveSequence:
     def finished(self, ids: Ids) -> None:
         """The generation ended by itself; ``ids`` is all the sequence holds, the last of them without KV."""
         self._settle(State(self._open.seq, len(ids), len(ids) - 1, self._open.epoch), ids)
+
+    async def recover(self) -> None:
+        """The engine that held it is gone: wait for the next one, and weigh how that one died.
+
+        Raises ``EngineGone`` where none will come, ``SequencePoisoned`` where it died of this sequence.
+        """
+        state, held_by = self._state, self._incarnation
+        await self._link.wait_ready()
+        if not self.lost:
+            raise EngineDied("the engine answers what its link does not know")
+        death = self._link.death_of(held_by)
+        if state is not None and death is not None:
+            await self.close()
+            self.suspicion.weigh(death, state.seq, self._alone)
 
     async def close(self, *, keep_kv: bool = True) -> None:
         """Let go of the engine's sequence, if there is one; it may be gone already."""

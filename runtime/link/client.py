@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
+from .blackbox import Death
 from .generation import Generation
 from .messages import (
     Close,
@@ -33,7 +35,7 @@ from .messages import (
 )
 from .wire import Wire
 
-FIRST_HEARTBEAT = 20.0  # seconds a new engine has to be heard of; its process starts in them
+KEPT_DEATHS = 16
 
 
 class EngineLink:
@@ -44,6 +46,8 @@ class EngineLink:
 
     def __init__(self) -> None:
         self.incarnation = 0
+        self.deaths: deque[Death] = deque(maxlen=KEPT_DEATHS)  # of engines that were ready, the latest last
+        self._recovered: list[Callable[[float], None]] = []
         self._wire: Wire | None = None
         self._hello: Hello | None = None
         self._ended: EngineGone | None = None
@@ -80,14 +84,11 @@ class EngineLink:
     def overdue(self) -> float:
         """Seconds since the engine should have been heard of again; 0.0 while in time, or about to restart.
 
-        Infinite where none will come again. By arrival here: a blocked loop must read before it judges.
+        Infinite where none will come again.
         """
         if self._ended is not None:
             return math.inf
-        if self._wire is None or self._wire.gone is not None:
-            return 0.0
-        allowed = self.heartbeat.deadline if self.heartbeat else FIRST_HEARTBEAT
-        return max(0.0, time.monotonic() - self.last_heartbeat - allowed)
+        return self._wire.overdue if self._wire is not None else 0.0
 
     @property
     def ready(self) -> bool:
@@ -103,13 +104,24 @@ class EngineLink:
             await self._settled.wait()
         return self.hello
 
+    def death_of(self, incarnation: int) -> Death | None:
+        """How that engine ended, if it did and is remembered."""
+        return next((death for death in self.deaths if death.incarnation == incarnation), None)
+
+    def on_recovery(self, told: Callable[[float], None]) -> None:
+        """Call ``told`` with the seconds without an engine whenever another one has taken over."""
+        self._recovered.append(told)
+
     # --- verbs ----------------------------------------------------------------------------------------------
 
-    async def open(self, tokens: Sequence[int], salt: bytes = b"") -> State:
-        """Begin a sequence; its id is in the state. ``salt`` separates tenants' cached blocks."""
+    async def open(self, tokens: Sequence[int], salt: bytes = b"", alone: bool = False) -> State:
+        """Begin a sequence; its id is in the state. ``salt`` separates tenants' cached blocks.
+
+        ``alone``: it is computed in steps of its own until it has sampled a token.
+        """
         wire = self._there()
         seq = self._new_id()
-        return _state(await wire.call(Open(wire.next_request(), seq, salt, list(tokens))))
+        return _state(await wire.call(Open(wire.next_request(), seq, salt, list(tokens), alone)))
 
     async def extend(self, seq: int, tokens: Sequence[int]) -> State:
         """Append tokens; refused while the sequence generates."""
@@ -167,6 +179,14 @@ class EngineLink:
         self._loaded = True
         self._gone_below = self._next_id
         self._settled.set()
+        death = self.death_of(self.incarnation - 1)
+        if death is not None:
+            for told in self._recovered:
+                told(time.monotonic() - death.lost_at)
+
+    def bury(self, death: Death) -> None:
+        """An engine that was ready is gone, and this is how; before the next is welcomed."""
+        self.deaths.append(death)
 
     def end(self, fault: EngineGone) -> None:
         """None will ever be there again; the first reason stays."""

@@ -79,11 +79,15 @@ class Verb(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(Verb, frozen=True, tag="open"):
-    """Begin a sequence with ``tokens``. ``salt`` separates tenants' cached blocks."""
+    """Begin a sequence with ``tokens``. ``salt`` separates tenants' cached blocks.
+
+    ``alone``: it may be what killed the engine before, so its steps hold nobody else until it has sampled.
+    """
 
     seq: int
     salt: bytes
     tokens: list[int]
+    alone: bool = False
 
 
 class Extend(Verb, frozen=True, tag="extend"):

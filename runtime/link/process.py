@@ -1,7 +1,8 @@
 """The engine in a child process, watched and started again: the form behind ``holdfast serve``.
 
-The child gets one socket and its settings as the first frame, and exits when the socket ends: a killed parent
-leaves no orphan. Its stderr is the parent's. Knows processes and back-off; nothing of what crosses the link.
+The child gets one socket, a black box, and its settings as the first frame; it exits when the socket ends: a
+killed parent leaves no orphan. Its stderr is the parent's. One that hangs is killed, and its stacks go to the
+log. Knows restarts and back-off; nothing of what crosses the link.
 """
 
 from __future__ import annotations
@@ -9,26 +10,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 import anyio
-import anyio.to_thread
 
 from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
 from ..settings import EngineSettings
+from .blackbox import BlackBox, Death
 from .client import EngineLink
 from .codec import frame
+from .incarnation import Incarnation
 from .messages import Heartbeat
 from .wire import Wire
 
-GRACE = 2.0  # seconds a child has to leave after its socket ended
+PROGRAM = (sys.executable, "-m", "holdfast.runtime.child")
 ENVIRONMENT = {"PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "20000"}
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ class ChildEngine:
 
     Entering raises the fault that the child named (``ModelUnreadable``, ``SettingsInvalid``…), or
     ``EngineDied`` where it ended without one. Later deaths restart it behind the same link until it names a
-    fault. ``heard`` gets every heartbeat, for a progress bar.
+    fault. ``heard`` gets every heartbeat, for a progress bar. ``program``: the child's command line, to which
+    the descriptors are added.
     """
 
     def __init__(
@@ -68,32 +70,35 @@ class ChildEngine:
         *,
         backoff: Backoff | None = None,
         heard: Callable[[Heartbeat], None] = lambda beat: None,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
         self.link = EngineLink()
         self._settings = settings
         self._backoff = backoff or Backoff()
         self._heard = heard
-        self._process: subprocess.Popen[bytes] | None = None
+        self._program = program
+        self._child: Incarnation | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._leaving = False
 
     @property
     def pid(self) -> int | None:
         """The child's process id, while there is one."""
-        return self._process.pid if self._process else None
+        return self._child.pid if self._child else None
 
     def kill(self) -> None:
         """End the child at once, as for one that hangs; it is started again."""
-        if self._process is not None:
-            self._process.kill()
+        if self._child is not None:
+            self._child.kill()
 
     async def __aenter__(self) -> EngineLink:
         try:
-            wire = await self._start()
+            child = await self._start()
         except BaseException:
             await self._leave()
             raise
         # A task, not a task group: a fixture may leave on another path of cancel scopes than it entered.
-        self._watch = asyncio.create_task(self._supervise(wire), name="holdfast-engine")
+        self._watch = asyncio.create_task(self._supervise(child), name="holdfast-engine")
         return self.link
 
     async def __aexit__(
@@ -102,74 +107,82 @@ class ChildEngine:
         await self._leave()
 
     async def _leave(self) -> None:
+        self._leaving = True
         with anyio.CancelScope(shield=True):
             if self._watch is not None:
                 self._watch.cancel()
                 await asyncio.wait([self._watch])
             self.link.end(LinkClosed("this end closed the link"))
-            await self._reap()
+            await self._bury()
 
-    async def _start(self) -> Wire:
-        """One incarnation: spawn, hand over the settings, wait until it is loaded."""
+    async def _start(self) -> Incarnation:
+        """One incarnation: spawn, hand over the settings, wait until it is loaded or has hung in it."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = _spawn(theirs)
-        wire = Wire(self._heard)
+        box, wire = BlackBox.new(), Wire(self._heard)
+        try:
+            with theirs:
+                process = _spawn(self._program, theirs, box)
+        except OSError:
+            box.close()
+            ours.close()
+            raise
+        self._child = child = Incarnation(process, box, wire)
         self.link.attach(wire)
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=ours)
         transport.write(frame(self._settings))
-        self.link.welcome(await wire.hello)
-        return wire
+        watching = asyncio.create_task(child.watch())
+        try:
+            self.link.welcome(await wire.hello)
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+        return child
 
-    async def _supervise(self, wire: Wire) -> None:
+    async def _supervise(self, child: Incarnation) -> None:
         delays = self._backoff.delays()
         while True:
             began = time.monotonic()
-            await wire.lost.wait()
-            log.warning("engine %d died: %s; %s", self.link.incarnation, wire.gone, await self._reap())
+            await child.watch()
+            death = await self._bury()
+            assert death is not None, "what was watched can be buried"
+            self.link.bury(death)
             if time.monotonic() - began > self._backoff.steady:
                 delays = self._backoff.delays()
             restarted = await self._restart(delays)
             if restarted is None:
                 return
-            wire = restarted
+            child = restarted
 
-    async def _restart(self, delays: Iterator[float]) -> Wire | None:
+    async def _restart(self, delays: Iterator[float]) -> Incarnation | None:
         while True:
             await anyio.sleep(next(delays))
             try:
                 return await self._start()
-            except EngineGone as fault:
-                log.warning("engine did not start again: %s; %s", fault, await self._reap())
+            except EngineGone:
+                await self._bury()
             except (RuntimeFault, OSError) as fault:
                 log.error("engine cannot start again: %s", fault)
                 self.link.end(EngineDied(f"the engine cannot start again: {fault}"))
                 return None
 
-    async def _reap(self) -> str:
-        """Wait for a child whose socket has ended, by force if need be; says how it ended."""
-        process, self._process = self._process, None
-        ending = "no process"
-        if process is not None:
-            with anyio.CancelScope(shield=True):
-                ending = await anyio.to_thread.run_sync(_ended, process)
-        return ending
+    async def _bury(self) -> Death | None:
+        """The account of the child whose socket has ended, which the log gets too; None if there is none."""
+        child, self._child = self._child, None
+        if child is None:
+            return None
+        death = await child.bury(self.link.incarnation)
+        if not self._leaving:
+            log.warning("engine %d died: %s", death.incarnation, death.cause)
+        if death.stacks:
+            log.error("stacks of engine %d:\n%s", death.incarnation, death.stacks)
+        return death
 
 
-def _spawn(sock: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(program: Sequence[str], sock: socket.socket, box: BlackBox) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "holdfast.runtime.child", "--fd", str(sock.fileno())],
-        pass_fds=[sock.fileno()],
+        [*program, "--fd", str(sock.fileno()), "--box", str(box.fd)],
+        pass_fds=[sock.fileno(), box.fd],
         stdin=subprocess.DEVNULL,
         stdout=2,  # what a library prints there is for the operator, too
         env={**os.environ, **ENVIRONMENT},
     )
-
-
-def _ended(process: subprocess.Popen[bytes]) -> str:
-    try:
-        code = process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        code = process.wait()
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

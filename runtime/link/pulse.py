@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from .messages import Heartbeat, Phase
@@ -36,10 +36,19 @@ class _Entered:
 
 
 class Pulse:
-    """The phase of one engine. ``enter`` is for the device thread, ``due`` and ``beat`` for the link's."""
+    """The phase of one engine. ``enter`` and ``engage`` are for the device thread, the others for the link's.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    ``record`` keeps the ids of the sequences on the device where they outlive the process (``blackbox``).
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        record: Callable[[Collection[int]], None] = lambda sequences: None,
+    ) -> None:
         self._clock = clock
+        self._record = record
+        self._engaged: frozenset[int] = frozenset()
         self._now = _Entered(Phase.LOADING, clock(), LOAD_STALL)
         self._told: _Entered | None = None
         self._next = clock()
@@ -47,6 +56,14 @@ class Pulse:
     def enter(self, phase: Phase, limit: float = math.inf, detail: str = "", fraction: float = 0.0) -> None:
         """From now on the device thread is in ``phase``, for at most ``limit`` seconds."""
         self._now = _Entered(phase, self._clock(), limit, detail, fraction)
+        if phase is Phase.IDLE:
+            self.engage(frozenset())
+
+    def engage(self, sequences: frozenset[int]) -> None:
+        """These are about to be in steps in flight; recorded only where they are others than before."""
+        if sequences != self._engaged:
+            self._engaged = sequences
+            self._record(sequences)
 
     def due(self) -> float:
         """Seconds until ``beat`` should be asked again."""

@@ -51,13 +51,14 @@ def serve(
     sock: socket.socket,
     load: Load,
     orphaned: Callable[[], None] = lambda: None,
+    pulse: Pulse | None = None,
 ) -> None:
     """Load an engine and serve it on ``sock``, which it closes, until the other end closes.
 
     Raises what ``load`` or the engine raised, after a ``Fatal`` that names it. ``orphaned`` is called on the
     link thread when the other end closes; this returns after the step in flight, unless that hangs.
     """
-    pulse = Pulse()
+    pulse = pulse or Pulse()
     uplink = Uplink(sock, pulse, orphaned)
     uplink.start()
     try:

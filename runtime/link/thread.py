@@ -18,7 +18,7 @@ from types import TracebackType
 import anyio
 import anyio.to_thread
 
-from ..errors import LinkClosed
+from ..errors import EngineDied, LinkClosed
 from ..settings import EngineSettings
 from .client import EngineLink
 from .messages import Heartbeat
@@ -57,6 +57,7 @@ class ThreadEngine:
         self._load = load
         self._heard = heard
         self._thread: threading.Thread | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EngineLink:
         ours, theirs = socket.socketpair()
@@ -69,6 +70,7 @@ class ThreadEngine:
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=ours)
             self.link.welcome(await wire.hello)
+            self._watch = asyncio.create_task(self._until_lost(wire), name="holdfast-engine")
         except BaseException:
             await self._leave()
             raise
@@ -85,7 +87,14 @@ class ThreadEngine:
         except Exception:
             log.exception("the engine's thread ended")
 
+    async def _until_lost(self, wire: Wire) -> None:
+        """Nothing starts a thread again: whoever waits for an engine is told."""
+        await wire.lost.wait()
+        self.link.end(wire.gone or EngineDied("the engine's thread ended"))
+
     async def _leave(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         self.link.end(LinkClosed("this end closed the link"))
         with anyio.CancelScope(shield=True):
             thread = self._thread

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -43,6 +44,9 @@ class _Call:
     generation: Generation | None = None
 
 
+FIRST_HEARTBEAT = 20.0  # seconds a new engine has to be heard of; its process starts in them
+
+
 class Wire(asyncio.Protocol):
     """Made on the event loop that it is used on; ``heard`` is told of each heartbeat."""
 
@@ -52,6 +56,7 @@ class Wire(asyncio.Protocol):
         self.lost = asyncio.Event()
         self.heartbeat: Heartbeat | None = None
         self.last_heartbeat = time.monotonic()
+        self.gone_at = math.inf  # when nothing came any more, by ``time.monotonic()``
         self.stale_rows = 0
         self._heard = heard
         self._reader = report_reader()
@@ -69,6 +74,17 @@ class Wire(asyncio.Protocol):
     def gone(self) -> EngineGone | None:
         """Why nothing will come any more; None while the engine is there."""
         return self._gone
+
+    @property
+    def overdue(self) -> float:
+        """Seconds since the engine should have been heard of again; 0.0 while in time, or gone.
+
+        By arrival here: a blocked loop must read before it judges.
+        """
+        if self._gone is not None:
+            return 0.0
+        allowed = self.heartbeat.deadline if self.heartbeat else FIRST_HEARTBEAT
+        return max(0.0, time.monotonic() - self.last_heartbeat - allowed)
 
     def next_request(self) -> int:
         """The id for the next verb."""
@@ -97,6 +113,10 @@ class Wire(asyncio.Protocol):
     def close(self) -> None:
         """Close this end: whoever waits gets ``LinkClosed``."""
         self._end(LinkClosed("this end closed the link"))
+
+    def give_up(self, fault: EngineGone) -> None:
+        """The engine is there, but of no use: whoever waits gets ``fault``."""
+        self._end(fault)
 
     def lengths(self) -> dict[str, float]:
         """Calls without reply, running generations, rows nobody has read, rows dropped for an old epoch."""
@@ -213,6 +233,7 @@ class Wire(asyncio.Protocol):
         if self._gone is not None:
             return
         self._gone = fault
+        self.gone_at = time.monotonic()
         if not self.hello.done():
             early = self._fatal
             self.hello.set_exception(fault_of(early.code, early.message) if early else _anew(fault))

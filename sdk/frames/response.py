@@ -103,7 +103,9 @@ class StatusError(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StatusDetails(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """How a response ended, when it was not simply completed."""
+    """How a response ended, when it was not simply completed. An incomplete one has an `error` where the server
+    cut it.
+    """
 
     type: Literal["cancelled", "incomplete", "failed"]
     reason: Reason | None = None

@@ -24,6 +24,10 @@ class ServerFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
         return str(self.__struct_config__.tag)
 
 
+class OwnFrame(ServerFrame, frozen=True):
+    """An event that no standard has; a client of the standard passes it over."""
+
+
 # --- session and conversation ---
 
 
@@ -34,7 +38,7 @@ class SessionCreated(ServerFrame, frozen=True, tag="session.created"):
     handle: str | UnsetType = UNSET
 
 
-class SessionResumed(ServerFrame, frozen=True, tag="session.resumed"):
+class SessionResumed(OwnFrame, frozen=True, tag="session.resumed"):
     """Answers `session.resume` (ours): the session as it is, and a new handle for the next time.
 
     `last_client_event` is the `event_id` of the last client event that was received: what was sent after it
@@ -98,7 +102,7 @@ class ItemDeleted(ServerFrame, frozen=True, tag="conversation.item.deleted"):
 # --- text on its way: ours, no standard has it ---
 
 
-class TextCommitted(ServerFrame, frozen=True, tag="input_text_buffer.committed"):
+class TextCommitted(OwnFrame, frozen=True, tag="input_text_buffer.committed"):
     """Answers `input_text_buffer.commit`; the item follows as `conversation.item.added` and `.done`.
 
     `prefilled_tokens`: tokens of it that were computed, or handed over to be, while it came. `left_tokens`: the
@@ -110,7 +114,7 @@ class TextCommitted(ServerFrame, frozen=True, tag="input_text_buffer.committed")
     left_tokens: int
 
 
-class TextCleared(ServerFrame, frozen=True, tag="input_text_buffer.cleared"):
+class TextCleared(OwnFrame, frozen=True, tag="input_text_buffer.cleared"):
     """Answers `input_text_buffer.clear`."""
 
 
@@ -231,6 +235,25 @@ class ErrorEvent(ServerFrame, frozen=True, tag="error"):
     error: ErrorDetails
 
 
+# --- our own: no standard has them ---
+
+
+class SessionRecovered(OwnFrame, frozen=True, tag="session.recovered"):
+    """The engine was restarted under the session, which goes on; `lost_ms` passed without one."""
+
+    lost_ms: float
+
+
+class ServerGoingAway(OwnFrame, frozen=True, tag="server.going_away", omit_defaults=True):
+    """The server takes no new work; replies have `seconds` to end, then the socket closes with 1012.
+
+    `handle`: to come back with, where the session can be resumed.
+    """
+
+    seconds: float
+    handle: str | None = None
+
+
 ServerEvent: TypeAlias = (
     SessionCreated
     | SessionResumed
@@ -253,4 +276,6 @@ ServerEvent: TypeAlias = (
     | ArgumentsDelta
     | ArgumentsDone
     | ErrorEvent
+    | SessionRecovered
+    | ServerGoingAway
 )

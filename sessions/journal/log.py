@@ -21,7 +21,9 @@ LAZY = Said | Heard | Typed
 
 
 class SessionLog(Protocol):
-    """Where a session's operations go."""
+    """Where a session's operations go. ``durable``: they outlive the process."""
+
+    durable: bool
 
     def append(self, operation: AnyOperation) -> None:
         """Remember this next."""
@@ -41,8 +43,9 @@ class SessionLog(Protocol):
 
 
 class EphemeralLog:
-    """Remembers nothing, and is always durable enough."""
+    """Remembers nothing, and nobody waits for it."""
 
+    durable = False
     fault: StorageUnavailable | None = None
 
     def append(self, operation: AnyOperation) -> None:
@@ -61,6 +64,8 @@ class EphemeralLog:
 
 class JournaledLog:
     """A session's operations in the journal; ``index`` is the next one's."""
+
+    durable = True
 
     def __init__(self, journal: Journal, number: int, index: int = 0) -> None:
         self.number = number

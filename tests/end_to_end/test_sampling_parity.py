@@ -92,11 +92,13 @@ def build(model: LoadedModel, depth: int, blocks: int = 256) -> Engine:
         max_step_tokens=128,
         depth=depth,
     )
-    group = model.kv_group(BLOCK)
-    arena = DeviceArena(group, blocks, "cpu", torch.float32)
+    groups = model.kv_groups(BLOCK)
+    arenas = [DeviceArena(group, blocks, "cpu", torch.float32) for group in groups]
+    for arena in arenas:
+        arena.poison(range(blocks))
     pool = BlockPool(blocks, BLOCK, debug=True)
-    scheduler = Scheduler(settings, pool, BlockHasher(b"0" * 32, BLOCK), model.namespace(group))
-    return Engine(scheduler, TorchRunner(model.decoder, arena), debug=True)
+    scheduler = Scheduler(settings, pool, BlockHasher(b"0" * 32, BLOCK), model.namespace(groups))
+    return Engine(scheduler, TorchRunner(model.decoder, *arenas), debug=True)
 
 
 def say(

@@ -85,3 +85,44 @@ def test_a_step_that_fails_is_not_learnt_from() -> None:
         runner.launch(plan_of(1)).tokens()
     runner.launch(plan_of(1, 2))
     assert pulse.entered[-1] == (Phase.COMPILING, FIRST_STEP)
+
+
+def plan_for(step: int, *sequences: int) -> Plan:
+    none = np.zeros(0, dtype=np.int64)
+    return Plan(step, tuple(PlanRow(seq, 1, 0, 1, none, none.astype(np.int32)) for seq in sequences))
+
+
+def test_who_is_on_the_device_is_known_before_each_launch_and_written_only_when_it_changes() -> None:
+    written: list[set[int]] = []
+    pulse = Pulse(record=lambda sequences: written.append(set(sequences)))
+    runner = PacedRunner(Slow(Clock()), pulse)
+    first = runner.launch(plan_for(1, 1, 2))
+    second = runner.launch(plan_for(2, 2, 3))  # overlapped: either may be what kills the device
+    assert written == [{1, 2}, {1, 2, 3}]
+    first.tokens()
+    second.tokens()
+    runner.launch(plan_for(3, 3)).tokens()
+    runner.launch(plan_for(4, 3)).tokens()
+    assert written[2:] == [{3}]
+    pulse.enter(Phase.IDLE)
+    assert written[3:] == [set()]
+
+
+def test_a_step_that_failed_is_on_the_device_no_more() -> None:
+    class Fails(Slow):
+        def launch(self, plan: Plan) -> Slow:
+            if plan.step == 1:
+                raise RuntimeError("at once")
+            return super().launch(plan)
+
+        def tokens(self) -> list[Outcome]:
+            raise RuntimeError("late")
+
+    written: list[set[int]] = []
+    runner = PacedRunner(Fails(Clock()), Pulse(record=lambda sequences: written.append(set(sequences))))
+    with pytest.raises(RuntimeError, match="at once"):
+        runner.launch(plan_for(1, 1))
+    with pytest.raises(RuntimeError, match="late"):
+        runner.launch(plan_for(2, 2)).tokens()
+    runner.launch(plan_for(3, 3))
+    assert written == [{1}, {2}, {3}]

@@ -227,3 +227,36 @@ def test_plans_are_numbered_in_order() -> None:
     here.open(0, STORY[:9])
     here.reply(0, 5)
     assert all(late.step == early.step + 1 for early, late in pairwise(here.device.plans))
+
+
+@DEPTHS
+def test_a_suspect_is_computed_alone_until_it_has_sampled(depth: int) -> None:
+    here = world(depth=depth, blocks=24)
+    here.device.keep_plans = True
+    here.open(0, STORY[:3])
+    here.generate(0, 12)
+    here.step()
+    here.open(1, STORY[20:36], alone=True)
+    here.step()  # not before its turn, though there is room for it
+    assert all(row.seq == 0 for plan in here.device.plans for row in plan.rows)
+    here.generate(1, 6)
+    here.open(2, STORY[5:9])
+    here.generate(2, 4)
+    here.run()
+    members = [{row.seq for row in plan.rows} for plan in here.device.plans]
+    lone = [place for place, seqs in enumerate(members) if seqs == {1}]
+    assert len(lone) >= 2 and lone == list(range(lone[0], lone[0] + len(lone))), "chunk by chunk, in a row"
+    first = next(place for place, seqs in enumerate(members) if 1 in seqs)
+    assert first == lone[0] and {0, 1, 2} in members[lone[-1] :], "then it runs with the others"
+    assert {seq: row.finish for seq, row in here.ended.items()} == dict.fromkeys((0, 1, 2), Finish.LENGTH)
+
+
+def test_a_suspect_without_room_does_not_hold_up_the_others() -> None:
+    here = world(depth=1, blocks=12, max_context=48)
+    here.open(0, STORY[:40])
+    here.generate(0, 8)
+    here.step()
+    here.open(1, STORY[:20], salt=b"other", alone=True)
+    here.generate(1, 3)
+    here.run()
+    assert {seq: row.finish for seq, row in here.ended.items()} == {0: Finish.LENGTH, 1: Finish.LENGTH}

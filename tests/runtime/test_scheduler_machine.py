@@ -75,7 +75,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(seq=SEQS, number=NUMBERS)
     def open(self, seq, number) -> None:
-        self.world.open(seq, self._tokens(self.longest, number), salt=b"tenant" if number % 7 == 0 else b"")
+        salt = b"tenant" if number % 7 == 0 else b""
+        self.world.open(seq, self._tokens(self.longest, number), salt, alone=number % 11 == 0)
 
     @rule(seq=SEQS, number=NUMBERS)
     def extend(self, seq, number) -> None:

@@ -51,12 +51,13 @@ class Turn:
 
 @dataclass
 class Being:
-    """What a sequence must be. ``salt``: its tenant. ``cut``: it was truncated since its last turn."""
+    """What a sequence must be. ``cut``: it was truncated since its last turn. ``alone``: until it samples."""
 
     shadow: Shadow
     epoch: int = 0
     turn: Turn | None = None
     cut: bool = False
+    alone: bool = False
 
     @property
     def cursed(self) -> bool:
@@ -104,14 +105,14 @@ class World:
 
     # --- verbs ------------------------------------------------------------------------------------------
 
-    def open(self, seq: int, tokens: list[int], salt: bytes = b"") -> None:
+    def open(self, seq: int, tokens: list[int], salt: bytes = b"", alone: bool = False) -> None:
         refusal = None
         if seq in self.beings:
             refusal = "sequence_exists"
         elif len(tokens) > self.settings.max_context:
             refusal = "context_exceeded"
-        if self._apply(Open(self._next(), seq, salt, tokens), refusal):
-            self.beings[seq] = Being(Shadow(tokens, DRAWN))
+        if self._apply(Open(self._next(), seq, salt, tokens, alone), refusal):
+            self.beings[seq] = Being(Shadow(tokens, DRAWN), alone=alone)
             self._check_state(seq)
 
     def extend(self, seq: int, tokens: list[int]) -> None:
@@ -168,6 +169,11 @@ class World:
             deadline = max([self.steps, *before]) + self.settings.most_steps(prompt, max_tokens)
             being.turn = Turn(sampling, limits, generated_from, prompt, deadline)
             self.turns.append(seq)
+            if being.alone:  # it goes before those that are older, and nobody beside it
+                for other in self.turns:
+                    delayed = self.beings[other].turn
+                    assert delayed is not None
+                    delayed.deadline += self.settings.most_steps(prompt, 1)
             self._check_state(seq)
 
     def stop(self, seq: int) -> None:
@@ -231,6 +237,8 @@ class World:
             turn.deadline += (
                 2 * isolated
             )  # its rows of steps in flight were taken back, one of them ran again
+        if not isolated and any(self.beings[row.seq].alone for row in step.rows):
+            assert len(step.rows) == 1, "a suspect shares its step"
         for row in step.rows:
             self._check_row(row)
         if oldest is not None and oldest in self.turns and not isolated:
@@ -274,6 +282,7 @@ class World:
         for token in row.tokens:
             assert token == being.shadow.next(turn.sampling), "a wrong token"
             being.shadow.extend([token])
+            being.alone = False
             turn.sampled += 1
         assert row.length == len(being.shadow.tokens)
         assert row.finish == self._finish(being, turn, row)

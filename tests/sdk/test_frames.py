@@ -80,6 +80,8 @@ SERVER_EVENTS: list[server.ServerEvent] = [
     server.ArgumentsDelta(**CALL, delta="{"),
     server.ArgumentsDone(**CALL, name="add", arguments="{}"),
     server.ErrorEvent(event_id="e", error=server.ErrorDetails(type="server_error", code=None, message="No")),
+    server.SessionRecovered(event_id="e", lost_ms=812.5),
+    server.ServerGoingAway(event_id="e", seconds=10.0, handle="h"),
 ]
 
 

@@ -19,6 +19,7 @@ from holdfast.runtime.errors import (
     SequenceBusy,
     SequenceUnknown,
 )
+from holdfast.runtime.link.blackbox import Death
 from holdfast.runtime.link.generation import Generation
 from holdfast.runtime.link.messages import Finish, Hello, Limits, Row, Sampling, State, Work
 
@@ -36,6 +37,7 @@ class Held:
     generation: Generation | None = None
     limits: Limits = Limits(0)
     sampled: int = 0
+    before: int = 0
     work: Work = Work(0, 0, 0, 0)
 
 
@@ -80,15 +82,21 @@ class ScriptedLink:
     cut_off: set[str] = field(default_factory=set)
     flowing: bool = True
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
+    deaths: list[Death] = field(default_factory=list)
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)
     _last: int = 0
+    _back: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def hello(self) -> Hello:
         return Hello("fake", "Fake", "cpu", "float32", 1000, (self.end,), self.max_context, 4, 100, 1, 1)
 
-    def die(self) -> None:
-        """All sequences are gone; readers and callers learn it."""
+    def die(self, outside: bool = False) -> None:
+        """All sequences are gone; readers and callers learn it. Those that generate were in the step."""
         self.alive = False
+        self._back.clear()
+        step = frozenset(seq for seq, held in self.held.items() if held.generation is not None)
+        self.deaths.append(Death(self.incarnation, "killed", outside, step, 0.0))
         for held in self.held.values():
             if held.generation is not None:
                 held.generation.fail(EngineDied("killed"))
@@ -97,6 +105,16 @@ class ScriptedLink:
     def restart(self) -> None:
         self.alive = True
         self.incarnation += 1
+        self._back.set()
+
+    async def wait_ready(self) -> Hello:
+        self.waiting.set()
+        if not self.alive:
+            await self._back.wait()
+        return self.hello
+
+    def death_of(self, incarnation: int) -> Death | None:
+        return next((death for death in self.deaths if death.incarnation == incarnation), None)
 
     def sent(self) -> int:
         """Tokens that crossed the link downwards since the last call."""
@@ -106,8 +124,8 @@ class ScriptedLink:
 
     # --- verbs ---
 
-    async def open(self, tokens: Sequence[int], salt: bytes = b"") -> State:
-        await self._verb("open", salt, list(tokens))
+    async def open(self, tokens: Sequence[int], salt: bytes = b"", alone: bool = False) -> State:
+        await self._verb("open", salt, list(tokens), *(["alone"] * alone))
         if self.full:
             raise EngineOverloaded("too many sequences")
         assert all(type(token) is int for token in tokens), "only plain ints cross the link"
@@ -138,10 +156,10 @@ class ScriptedLink:
     async def generate(
         self, seq: int, sampling: Sampling, limits: Limits, generated_from: int = 0
     ) -> Generation:
-        await self._verb("generate", seq, limits)
+        await self._verb("generate", seq, limits, *([generated_from] if generated_from else []))
         held = self._idle(seq)
         held.epoch += 1
-        held.limits, held.sampled = limits, 0
+        held.limits, held.sampled, held.before = limits, generated_from, generated_from
         resident = min(held.computed, len(held.tokens) - 1)
         held.work = Work(len(held.tokens) - resident, 0, resident, 0)
         held.generation = Pulled(self, seq)
@@ -200,7 +218,7 @@ class ScriptedLink:
                 finish = Finish.LENGTH
         work = None
         if finish is not None:
-            work = Work(held.work.prefilled, 0, held.work.resident, held.sampled)
+            work = Work(held.work.prefilled, 0, held.work.resident, held.sampled - held.before)
             held.generation = None
         generation.put(Row(seq, held.epoch, tokens, len(held.tokens), finish, work, error))
 

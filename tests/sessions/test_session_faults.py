@@ -22,7 +22,6 @@ from session_stage import (
 from holdfast.sessions.errors import (
     ConversationBusy,
     EngineFull,
-    EngineUnavailable,
     PromptTooLong,
     TemplateFailed,
     TurnFailed,
@@ -80,30 +79,6 @@ async def test_an_engine_error_rolls_the_turn_back() -> None:
     _, done = await read(session)
     assert done.items[0].text == "fine"
     assert prompts(link)[-1] == one_shot(("user", "Hi"))
-
-
-@run
-async def test_the_engine_dies_and_the_next_turn_opens_from_the_tree() -> None:
-    link = reciting("Hello", "lost words", "Back")
-    session = session_on(link)
-    await ask(session, "Hi")
-    say(session, "Are you there?")
-    response = session.respond(TurnRequest.checked())
-    events = [await anext(response) for _ in range(3)]
-    link.die()
-    events += [event async for event in response]
-    assert events[-1].status is ReplyStatus.FAILED
-    assert isinstance(events[-1].error, EngineUnavailable)
-    _, done = await read(session)
-    assert isinstance(done.error, EngineUnavailable)
-    assert done.items == ()
-    link.restart()
-    link.sent()
-    _, done = await read(session)
-    assert done.items[0].text == "Back"
-    assert prompts(link)[-1] == one_shot(("user", "Hi"), ("assistant", "Hello"), ("user", "Are you there?"))
-    assert link.sent() == len(prompts(link)[-1])
-    assert done.usage.miss_reason is MissReason.ENGINE_RESTARTED
 
 
 @run

@@ -9,9 +9,10 @@ import time
 import pytest
 
 from holdfast.runtime.errors import EngineDied, LinkClosed, SequenceUnknown
-from holdfast.runtime.link import client as client_module
-from holdfast.runtime.link.client import FIRST_HEARTBEAT, EngineLink
+from holdfast.runtime.link import wire as wire_module
+from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.messages import Heartbeat, Open, Phase, Reply, State
+from holdfast.runtime.link.wire import FIRST_HEARTBEAT
 from holdfast.tests.runtime.link.memory import Bench, settle
 from holdfast.tests.runtime.link.scripted import HELLO
 
@@ -21,7 +22,7 @@ IDLE = Heartbeat(Phase.IDLE, 2.0)
 
 
 class Clock:
-    """Stands in for the module ``time``; starts at the true one, for arrivals are stamped elsewhere."""
+    """Stands in for the module ``time``; can be set ahead of it."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -33,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(client_module, "time", clock)
+    monkeypatch.setattr(wire_module, "time", clock)
     return clock
 
 

@@ -135,6 +135,118 @@ async def test_cancelled_while_it_loads_leaves_no_process(tiny: Path) -> None:
     assert pid is not None and gone(pid) and form.pid is None
 
 
+MADE_UP = """
+import sys, threading, types
+from holdfast.runtime import child
+from holdfast.runtime.link.messages import Phase
+from holdfast.runtime.link.pulse import Pulse
+from holdfast.runtime.link.serve import Loaded
+from holdfast.tests.runtime.link.scripted import HELLO, Scripted
+
+class Engine(Scripted):
+    def __init__(self, pulse):
+        super().__init__()
+        self.pulse = pulse
+        self.gate.set()
+
+    def step(self):
+        running = frozenset(seq for seq, held in self.held.items() if held.until is not None)
+        if running:
+            self.pulse.enter(Phase.STEPPING, 0.5)
+            self.pulse.engage(running)
+            {act}
+        return super().step()
+
+    def hang_in_a_step(self):
+        threading.Event().wait()
+
+made_up = types.SimpleNamespace(load_engine=lambda settings, progress, pulse: Loaded(Engine(pulse), HELLO))
+sys.modules["holdfast.runtime.build"] = made_up  # no torch, no model
+raise SystemExit(child.main())
+"""
+
+
+def made_up(act: str, recovered: list[float] | None = None) -> ChildEngine:
+    """A child without a model, that does this in a step of turns."""
+    program = (sys.executable, "-c", MADE_UP.format(act=act))
+    form = ChildEngine(EngineSettings(model="none"), backoff=AT_ONCE, program=program)
+    form.link.on_recovery((recovered if recovered is not None else []).append)
+    return form
+
+
+async def test_an_engine_that_hangs_leaves_its_stacks_and_is_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recovered: list[float] = []
+    form = made_up("self.hang_in_a_step()", recovered)
+    async with form as link:
+        idle = await link.open([1])
+        turn = await link.open([1, 2])
+        generation = await link.generate(turn.seq, Sampling(), Limits(5))
+        with pytest.raises(EngineDied, match="hung while stepping"):
+            await anext(generation)
+        assert not link.ready
+        await link.wait_ready()
+        (death,) = link.deaths
+        assert death.incarnation == 1 and link.incarnation == 2
+        assert "hang_in_a_step" in death.stacks and "SIGKILL" in death.cause
+        assert death.step == {turn.seq} and idle.seq not in death.step
+        assert not death.outside, "nobody else did it"
+        assert "hang_in_a_step" in caplog.text, "the stacks are saved"
+        (seconds,) = recovered
+        assert seconds > 0
+
+
+async def test_a_stopped_engine_is_replaced_and_nobody_is_to_blame() -> None:
+    form = made_up("pass")
+    async with form as link:
+        seq = (await link.open([1])).seq
+        assert form.pid is not None
+        first = form.pid
+        os.kill(first, signal.SIGSTOP)
+        with pytest.raises(EngineDied, match="is stopped"):
+            await link.generate(seq, Sampling(), Limits(500))
+        await link.wait_ready()
+        (death,) = link.deaths
+        assert death.outside and death.stacks == "" and "process is stopped" in death.cause
+    assert gone(first)
+
+
+@pytest.mark.parametrize(
+    ("act", "outside", "told"),
+    [
+        ("import os; os._exit(7)", False, "exit code 7"),
+        ("import os; os.kill(os.getpid(), 11)", False, "SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 9)", True, "SIGKILL"),
+        ("raise ZeroDivisionError('by chance')", False, "by chance"),
+    ],
+    ids=["exit", "crash", "killed", "raises"],
+)
+async def test_a_death_names_its_step_and_whether_it_was_its_own(act: str, outside: bool, told: str) -> None:
+    form = made_up(act)
+    async with form as link:
+        first, second = (await link.open([1])).seq, (await link.open([2])).seq
+        generation = await link.generate(first, Sampling(), Limits(5))
+        with pytest.raises(EngineDied):
+            await anext(generation)
+        await link.wait_ready()
+        assert link.death_of(2) is None
+        death = link.death_of(1)
+        assert death is not None and death.outside is outside and told in death.cause
+        assert death.step == {first} and second not in death.step
+        assert ("Segmentation fault" in death.stacks) is (told == "SIGSEGV")
+
+
+async def test_one_stopped_while_it_loads_is_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.runtime.link.wire.FIRST_HEARTBEAT", 0.2)
+    program = (sys.executable, "-c", "import os; os.kill(os.getpid(), 19)")
+    form = ChildEngine(EngineSettings(model="none"), backoff=AT_ONCE, program=program)
+    with pytest.raises(EngineDied, match="hung while starting"):
+        async with form:
+            pass
+    assert form.pid is None
+
+
 PARENT = """
 import asyncio, sys
 from holdfast.runtime.link.process import ChildEngine

@@ -1,0 +1,136 @@
+"""``holdfast bench decode``: tokens per second at 1, 8 and 32 sequences, against peers in the same run.
+
+64 prompt and 128 generated tokens each, prompt included in the time: what a caller gets. With ``--profile``,
+where our own step's time goes: parts by the step log, operators by torch's profiler.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .harness.options import Options, options_of, parser_of, run
+from .harness.rounds import prompt, ratio, rotated, vocabulary
+from .harness.workers import Worker, commands, loaded
+from .report import Goal, show, summary, table
+from .toys import make_toy, teach
+
+ENGINES = ("holdfast", "transformers", "openvino-genai")
+OVER_TRANSFORMERS = {1: 3.0, 8: 2.0, 32: 2.0}
+OVER_OPENVINO = 0.6
+PROMPT, OUT = 64, 128
+
+Rates = dict[int, dict[str, list[float]]]
+"""Tokens per second: sequences, engine, rounds."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; 0 if it could measure, 1 if not."""
+    parser = parser_of("decode", __doc__, ("toy-9m",), rounds=5)
+    parser.add_argument("--sequences", type=int, nargs="+", default=tuple(OVER_TRANSFORMERS))
+    parser.add_argument("--profile", action="store_true", help="where the time of our own step goes")
+    chosen = parser.parse_args(words)
+    options = options_of(chosen)
+    sequences = (1, 2) if options.quick else tuple(chosen.sequences)
+    return run("decode", lambda: measure(options, sequences, profiled=chosen.profile))
+
+
+def measure(options: Options, sequences: Sequence[int], *, profiled: bool) -> None:
+    """Decode on every model, print and keep."""
+    found, left_out = commands(ENGINES, options)
+    figures: dict[str, Any] = {}
+    goals: list[Goal] = []
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            teach(make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype))
+            with loaded(found, Path(folder), options) as workers:
+                rates = _rates(workers, sequences, options, model)
+                figures[model] = {"engines": {worker.name: worker.told for worker in workers}}
+                steps = _steps(workers[0], sequences, options, model, profiled=profiled)
+        figures[model] |= {"tokens_per_second": _told(rates), "our_steps": steps}
+        goals += _goals(model, rates)
+        _tables(model, rates, steps)
+    for name, why in left_out.items():
+        print(f"left out: {name} ({why})")
+    whole = {**options.told(), "prompt": PROMPT, "out": _out(options), "left_out": left_out, "on": figures}
+    show("decode", options.seed, whole, goals, options.out)
+
+
+def _rates(workers: list[Worker], sequences: Sequence[int], options: Options, model: str) -> Rates:
+    rates: Rates = {}
+    rng = random.Random(options.seed)
+    for count in sequences:
+        rates[count] = {worker.name: [] for worker in workers}
+        for number in range(-1, options.rounds):  # the first round warms up
+            prompts = [prompt(rng, PROMPT, vocabulary(model)) for _ in range(count)]
+            for worker in rotated(workers, number):
+                answer = worker.ask("decode", prompts=prompts, out=_out(options))
+                if number >= 0:
+                    rates[count][worker.name].append(answer["tokens"] / answer["seconds"])
+    return rates
+
+
+def _steps(
+    ours: Worker, sequences: Sequence[int], options: Options, model: str, *, profiled: bool
+) -> dict[int, Any]:
+    """Means over the steps of one more run of ours for each number of sequences; its operators if asked."""
+    rng = random.Random(f"{options.seed} steps")
+    found: dict[int, Any] = {}
+    for count in sequences:
+        prompts = [prompt(rng, PROMPT, vocabulary(model)) for _ in range(count)]
+        ours.ask("log")
+        ours.ask("decode", prompts=prompts, out=_out(options))
+        found[count] = ours.ask("log")
+        if profiled:
+            found[count]["profile"] = ours.ask("profile", prompts=prompts, out=_out(options))
+    return found
+
+
+def _told(rates: Rates) -> dict[int, Any]:
+    return {
+        count: {name: summary(runs, 1) for name, runs in engines.items()} for count, engines in rates.items()
+    }
+
+
+def _goals(model: str, rates: Rates) -> list[Goal]:
+    goals = []
+    for count, engines in rates.items():
+        ours = engines["holdfast"]
+        for name, least in (
+            ("transformers", OVER_TRANSFORMERS.get(count)),
+            ("openvino-genai", OVER_OPENVINO),
+        ):
+            if name in engines and least is not None:
+                said = f"{model}, {count} sequences: tok/s ÷ {name}"
+                goals.append(Goal(said, ratio(ours, engines[name]), "x", least, "higher"))
+    return goals
+
+
+def _tables(model: str, rates: Rates, steps: dict[int, Any]) -> None:
+    names = list(next(iter(rates.values())))
+    rows = [[name, *(median(rates[count][name]) for count in rates)] for name in names]
+    columns = [f"{model}, tok/s at sequences", *map(str, rates)]
+    table(f"{PROMPT} prompt tokens, then generated ones, medians", columns, rows)
+    parts = [name for name in next(iter(steps.values())) if name.endswith("_ms")]
+    rows = [[name.removesuffix("_ms"), *(steps[count][name] for count in steps)] for name in parts]
+    table("our step, mean ms by part", ["part, at sequences", *map(str, steps)], rows)
+    for count, step in steps.items():
+        if "profile" in step:
+            _operators(count, step["profile"])
+
+
+def _operators(count: int, profile: dict[str, Any]) -> None:
+    rows: list[list[object]] = [
+        [one["name"][:48], float(one["calls_per_step"]), one["ms_per_step"], 100 * one["share"]]
+        for one in profile["operators"]
+    ]
+    rows.append(["outside of operators (Python, numba)", "", "", 100 * profile["outside_operators_share"]])
+    table(f"{count} sequences, the launch's operators", ["operator", "calls/step", "ms/step", "%"], rows)
+
+
+def _out(options: Options) -> int:
+    return 8 if options.quick else OUT

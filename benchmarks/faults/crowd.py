@@ -1,0 +1,113 @@
+"""Clients that talk while something breaks: what each ought to hear, what it heard, and its longest silence.
+
+Knows the SDK and words; nothing of what breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.sdk import Client, SDKError
+
+STORY = "Tell me the story of the fox."
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One session: its turns, and how its replies are drawn."""
+
+    lines: tuple[str, ...]
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+TALKS = (
+    Talk(("My name is Marisol.", STORY, "What is my name?")),
+    Talk((STORY, "What is my locker code?"), {"temperature": 1, "seed": 11, "max_output_tokens": 90}),
+    Talk(("My locker code is 4821.", STORY, "What is my locker code?")),
+    Talk((STORY, "Why?"), {"temperature": 0.8, "seed": 5, "max_output_tokens": 120}),
+)
+"""Greedy and seeded ones, with something to remember. Not hotter: where hundreds of tokens are about as
+likely, a draw can fall between two of them by the rounding of logits that were computed again."""
+
+
+@dataclass
+class Tally:
+    """What came of one kind of fault. ``gap``: the longest silence within a reply, in seconds."""
+
+    fault: str
+    tries: int = 0
+    replies: int = 0
+    lost: int = 0
+    wrong: int = 0
+    gap: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return dict(vars(self))
+
+
+@dataclass
+class Heard:
+    """One reply. ``error``: the code it failed with, if it did."""
+
+    text: str = ""
+    error: str | None = None
+    gap: float = 0.0
+
+
+async def listen(client: Client, talk: Talk) -> list[Heard]:
+    """A whole talk on a session of its own; it ends at the first reply that fails."""
+    heard: list[Heard] = []
+    try:
+        async with client.session(**talk.fields) as chat:
+            for line in talk.lines:
+                heard.append(Heard())
+                last = time.monotonic()
+                async for piece in chat.say(line):
+                    heard[-1].text += piece
+                    heard[-1].gap = max(heard[-1].gap, time.monotonic() - last)
+                    last = time.monotonic()
+    except SDKError as error:
+        (heard or [Heard()])[-1].error = error.code
+    return heard
+
+
+class Crowd:
+    """Talks that run at once, and what an undisturbed server says in each."""
+
+    def __init__(self, client: Client, talks: Iterable[Talk] = TALKS) -> None:
+        self._client = client
+        self.talks = tuple(talks)
+        self._expected: dict[int, list[str]] = {}
+        self.seconds = 0.0
+
+    async def rehearse(self) -> None:
+        """Hear every talk undisturbed, one after the other and then at once: how long that takes."""
+        for number, talk in enumerate(self.talks):
+            heard = await listen(self._client, talk)
+            if any(reply.error for reply in heard):
+                raise RuntimeError(f"an undisturbed server failed: {heard}")
+            self._expected[number] = [reply.text for reply in heard]
+        began = time.monotonic()
+        await asyncio.gather(*(listen(self._client, talk) for talk in self.talks))
+        self.seconds = time.monotonic() - began
+
+    async def talk(self, tally: Tally) -> None:
+        """All talks at once, each compared with what it ought to be."""
+        heard = await asyncio.gather(*(listen(self._client, talk) for talk in self.talks))
+        for number, replies in enumerate(heard):
+            expected = self._expected[number]
+            tally.replies += len(expected)
+            tally.lost += len(expected) - sum(reply.error is None for reply in replies)
+            for reply, text in zip(replies, expected, strict=False):
+                tally.gap = max(tally.gap, reply.gap)
+                if reply.error is not None:
+                    tally.notes.append(f"{reply.error} after {len(reply.text)} characters")
+                elif reply.text != text:
+                    tally.wrong += 1
+                    tally.notes.append(f"said {reply.text!r}, not {text!r}")

@@ -1,0 +1,128 @@
+"""Faults of the engine behind a server that stays: killed, stopped, killed while it loads, hung, poisoned.
+
+One function per row. Each runs a server of its own in this process, its engine in a child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from holdfast.gateway.serve import Serving, serving
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.runtime.errors import EngineGone
+from holdfast.runtime.link.process import PROGRAM, Backoff, ChildEngine
+from holdfast.runtime.model.folder import find_model
+from holdfast.runtime.settings import EngineSettings
+from holdfast.sdk import connect
+from holdfast.sessions.language import Language
+
+from . import marked_child
+from .crowd import STORY, Crowd, Heard, Talk, Tally, listen
+
+POCKET = EngineSettings(model="pocket", dtype="float32", blocks=2048, max_context=2048, debug=True)
+"""In float32, where recomputed tokens are owed to the letter."""
+
+SOON = Backoff(first=0.05, factor=1.0)
+MARK = "~"
+"""A word of one token that the pocket model never says by itself."""
+
+Strike = Callable[[ChildEngine, random.Random], Awaitable[None]]
+
+
+@asynccontextmanager
+async def server(program: Sequence[str] = PROGRAM) -> AsyncIterator[Serving]:
+    """A gateway on a free loopback port."""
+    engine = ChildEngine(POCKET, backoff=SOON, program=program)
+    async with serving(GatewaySettings(port=0), POCKET, engine=engine) as running:
+        yield running
+
+
+async def killed(engine: ChildEngine, rng: random.Random) -> None:
+    """``kill -9``."""
+    engine.kill()
+
+
+async def stopped(engine: ChildEngine, rng: random.Random) -> None:
+    """SIGSTOP: it is there, and says nothing any more."""
+    if engine.pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(engine.pid, signal.SIGSTOP)
+
+
+async def killed_twice(engine: ChildEngine, rng: random.Random) -> None:
+    """``kill -9``, and again while the next one loads."""
+    engine.kill()
+    await asyncio.sleep(rng.uniform(0.2, 1.5))
+    if not engine.link.ready:
+        engine.kill()
+
+
+async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> Tally:
+    """A crowd talks, again and again, and each time the engine is struck at a random moment."""
+    tally, rng = Tally(fault), random.Random(seed)
+    async with server() as running, connect(running.url) as client:
+        crowd = Crowd(client)
+        await crowd.rehearse()
+        for _ in range(tries):
+            talking = asyncio.create_task(crowd.talk(tally))
+            await asyncio.sleep(rng.uniform(0.0, crowd.seconds))
+            await strike(running.engine, rng)
+            await talking
+            await running.engine.link.wait_ready()
+            tally.tries += 1
+    return tally
+
+
+async def hung(tries: int, seed: int) -> Tally:
+    """A step that never ends at a random moment: its stacks are saved, replies go on with the next engine."""
+    tally, rng = Tally("engine hangs in a step"), random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        flag = Path(folder) / "met"
+        flag.touch()
+        async with server(marked_child.program("hang", flag=flag)) as running:
+            async with connect(running.url) as client:
+                crowd = Crowd(client)
+                await crowd.rehearse()
+                for _ in range(tries):
+                    talking = asyncio.create_task(crowd.talk(tally))
+                    await asyncio.sleep(rng.uniform(0.0, 0.8 * crowd.seconds))
+                    flag.unlink()
+                    await talking
+                    tally.tries += 1
+            saved = [death for death in running.engine.link.deaths if "hang_for_ever" in death.stacks]
+            if len(saved) != tries:
+                tally.wrong += 1
+                tally.notes.append(f"{len(saved)} stacks of {tries} name the line that hangs")
+    return tally
+
+
+async def poisoned(tries: int, others: int = 15) -> Tally:
+    """One of sixteen kills every engine that computes it: it fails by name, the others say their text."""
+    tally = Tally(f"one of {others + 1} kills the engine on every try")
+    async with server(marked_child.program("exit", marked())) as running, connect(running.url) as client:
+        crowd = Crowd(client, [Talk((STORY,), {"seed": n, "temperature": n % 3 / 2}) for n in range(others)])
+        await crowd.rehearse()
+        for _ in range(tries):
+            culprit = asyncio.create_task(listen(client, Talk((f"{MARK} {STORY}",))))
+            await crowd.talk(tally)
+            blamed: list[Heard] = await culprit
+            tally.tries += 1
+            if blamed[-1].error != "sequence_poisoned":
+                tally.wrong += 1
+                tally.notes.append(f"the culprit: {blamed[-1]}")
+            with suppress(EngineGone):
+                await running.engine.link.wait_ready()
+    return tally
+
+
+def marked() -> int:
+    """The token id of the mark."""
+    (token,) = Language.load(find_model("pocket")).tokenizer.encode(MARK, leads=False)
+    return int(token)

@@ -1,0 +1,51 @@
+"""An engine's process that does something terrible in a step, when it is told to.
+
+``python -m holdfast.benchmarks.faults.marked_child WHAT TOKEN FLAG --fd N --box M``. WHAT: ``exit`` ends the
+process in each step that computes TOKEN; ``hang`` waits for ever in the first step that finds no file FLAG, and
+makes that first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+EXIT_CODE = 9
+MODULE = "holdfast.benchmarks.faults.marked_child"
+
+
+def program(what: str, token: int = -1, flag: str | Path = "none") -> Sequence[str]:
+    """The command line for ``ChildEngine``."""
+    return (sys.executable, "-m", MODULE, what, str(token), str(flag))
+
+
+def main(what: str, token: int, flag: Path) -> int:
+    """Serve as the engine's process does, with a runner that knows the mark."""
+    from holdfast.runtime import build, child
+    from holdfast.runtime.plan import Plan
+    from holdfast.runtime.runner import TorchHandle, TorchRunner
+
+    class MarkedRunner(TorchRunner):
+        """Computes as ever, until it sees the token."""
+
+        def launch(self, plan: Plan) -> TorchHandle:
+            if what == "exit" and any(token in row.tokens for row in plan.rows):
+                os._exit(EXIT_CODE)
+            if what == "hang" and not flag.exists():
+                self.hang_for_ever()
+            return super().launch(plan)
+
+        def hang_for_ever(self) -> None:
+            flag.touch()
+            threading.Event().wait()
+
+    vars(build)["TorchRunner"] = MarkedRunner
+    del sys.argv[1:4]
+    return child.main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

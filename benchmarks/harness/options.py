@@ -1,0 +1,84 @@
+"""The options that all speed benchmarks have, and the one way they run: 0 measured, 1 could not."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime.errors import RuntimeFault
+from holdfast.sdk import SDKError
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+
+class CannotMeasure(Exception):
+    """Something that is measured did not run; its text says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Every benchmark's. ``models``: toys. ``peers``: the folder of their environments. ``out``: for files.
+
+    ``quick``: tiny settings and no peers, to see that it works; its figures mean nothing.
+    """
+
+    models: tuple[str, ...]
+    rounds: int
+    seed: int
+    dtype: str
+    threads: int
+    peers: Path
+    out: Path
+    quick: bool
+
+    def told(self) -> dict[str, object]:
+        """As the JSON has them."""
+        return {
+            "models": self.models,
+            "rounds": self.rounds,
+            "dtype": self.dtype,
+            "threads": self.threads,
+            "quick": self.quick,
+        }
+
+
+def parser_of(name: str, about: str | None, models: Iterable[str], rounds: int) -> argparse.ArgumentParser:
+    """A parser with the options of all."""
+    parser = argparse.ArgumentParser(prog=f"holdfast bench {name}", description=about)
+    parser.add_argument("--models", nargs="+", default=tuple(models), help="toys to measure on")
+    parser.add_argument("--rounds", type=int, default=rounds, help="interleaved rounds; five or more")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="weights and KV")
+    parser.add_argument("--threads", type=int, default=2, help="computing threads of each engine")
+    parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="made by `make peers`")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON and the plot")
+    parser.add_argument("--quick", action="store_true", help="tiny, without peers: does it work at all")
+    return parser
+
+
+def options_of(chosen: argparse.Namespace) -> Options:
+    """The parsed options of all benchmarks."""
+    quick = bool(chosen.quick)
+    return Options(
+        models=("tiny",) if quick else tuple(chosen.models),
+        rounds=2 if quick else chosen.rounds,
+        seed=chosen.seed,
+        dtype=chosen.dtype,
+        threads=chosen.threads,
+        peers=chosen.peers,
+        out=chosen.out,
+        quick=quick,
+    )
+
+
+def run(name: str, measure: Callable[[], None]) -> int:
+    """Measure; the exit code. What kept it from measuring is one line on stderr."""
+    try:
+        measure()
+    except (CannotMeasure, RuntimeFault, SDKError, OSError) as failed:
+        print(f"holdfast bench {name}: {failed}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,160 @@
+"""Our engine in a process of its own, driven without a link, as the peers are: ``python -m`` this.
+
+Besides the peers' requests it answers `log` (the step log since the last one) and `profile` (where a step's
+time goes, by torch's operators).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from holdfast.runtime.build import load_engine
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.link.messages import (
+    AnyVerb,
+    Close,
+    Extend,
+    Finish,
+    Generate,
+    Limits,
+    Open,
+    Refusal,
+    Row,
+    Sampling,
+)
+from holdfast.runtime.link.pulse import Pulse
+from holdfast.runtime.settings import EngineSettings
+
+from ..peers.worker import answer_all
+
+Json = dict[str, Any]
+KV_BYTES = 1 << 30
+LISTED_OPERATORS = 12
+
+
+class Ours:
+    """`peers.worker.Engine` over our own."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._engine: Engine
+        self._conversation: int | None = None
+
+    def load(self, folder: Path, dtype: str, threads: int) -> Json:
+        """Load with the settings a server has by default, but for the memory for KV."""
+        torch.set_num_threads(threads)
+        settings = EngineSettings(model=str(folder), device="cpu", dtype=dtype, kv_bytes=KV_BYTES)
+        engine = load_engine(settings, lambda done, what: None, Pulse()).engine
+        assert isinstance(engine, Engine)
+        self._engine = engine
+        return {
+            "versions": {name: version(name) for name in ("holdfast", "torch")},
+            "precision": {"weights": dtype, "kv": dtype},
+            "step_tokens": settings.max_step_tokens,
+        }
+
+    def begin(self) -> None:
+        """Forget the conversation and its KV."""
+        if self._conversation is not None:
+            self._apply(Close(0, self._conversation, keep_kv=False))
+            self._conversation = None
+
+    def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
+        """Append, generate; the history is the engine's."""
+        began = time.perf_counter()
+        if self._conversation is None:
+            self._conversation = self._open(tokens)
+        else:
+            self._apply(Extend(0, self._conversation, tokens))
+        self._generate(self._conversation, out)
+        said: list[int] = []
+        first = 0.0
+        for row in self._rows(1):
+            first = first or time.perf_counter()
+            said += row.tokens
+        return first - began, said
+
+    def decode(self, prompts: list[list[int]], out: int) -> int:
+        """All prompts at once, as sequences of their own."""
+        opened = [self._open(prompt) for prompt in prompts]
+        for seq in opened:
+            self._generate(seq, out)
+        tokens = sum(len(row.tokens) for row in self._rows(len(opened)))
+        for seq in opened:
+            self._apply(Close(0, seq, keep_kv=False))
+        self._rest()
+        return tokens
+
+    def log(self, request: Json) -> Json:
+        """Means over the steps in the log, which is emptied: milliseconds by part, tokens by class."""
+        records = list(self._engine.log.records)
+        self._engine.log.records.clear()
+        fields = [name for name in records[0]._fields if name != "step"] if records else []
+        means = {name: sum(getattr(one, name) for one in records) / len(records) for name in fields}
+        in_ms = {f"{name}_ms": 1000 * means.pop(name) for name in fields if name.startswith("t_")}
+        return {"steps": len(records), **in_ms, **means}
+
+    def profile(self, request: Json) -> Json:
+        """A `decode` under torch's profiler: the operators by their own time, and what is outside of them."""
+        self._engine.log.records.clear()
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            self.decode(request["prompts"], request["out"])
+        launched = sum(record.t_launch for record in self._engine.log.records) * 1000
+        events = sorted(profiler.key_averages(), key=lambda one: -one.self_cpu_time_total)
+        inside = sum(one.self_cpu_time_total for one in events) / 1000
+        steps = max(1, len(self._engine.log.records))
+        return {
+            "steps": steps,
+            "launch_ms_per_step": launched / steps,
+            "outside_operators_share": max(0.0, 1 - inside / launched) if launched else 0.0,
+            "operators": [
+                {
+                    "name": one.key,
+                    "calls_per_step": one.count / steps,
+                    "ms_per_step": one.self_cpu_time_total / 1000 / steps,
+                    "share": one.self_cpu_time_total / 1000 / launched if launched else 0.0,
+                }
+                for one in events[:LISTED_OPERATORS]
+            ],
+        }
+
+    def _open(self, tokens: list[int]) -> int:
+        seq = next(self._numbers)
+        self._apply(Open(0, seq, b"", tokens))
+        return seq
+
+    def _generate(self, seq: int, out: int) -> None:
+        self._apply(Generate(0, seq, Sampling(), Limits(out)))
+
+    def _apply(self, verb: AnyVerb) -> None:
+        answer = self._engine.apply(verb)
+        if isinstance(answer, Refusal):
+            raise RuntimeError(answer.message)
+
+    def _rest(self) -> None:
+        """Until there is nothing to do: so that the time until the next request is no gap between steps."""
+        while self._engine.step() is not None:
+            continue
+
+    def _rows(self, running: int) -> Iterable[Row]:
+        """Rows of all steps until so many generations have ended."""
+        while running:
+            step = self._engine.step()
+            for row in step.rows if step else ():
+                if row.finish is Finish.ERROR:
+                    raise RuntimeError(row.error or "the turn failed")
+                running -= row.finish is not None
+                yield row
+
+
+if __name__ == "__main__":
+    ours = Ours()
+    answer_all(ours, {"log": ours.log, "profile": ours.profile})

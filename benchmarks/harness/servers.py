@@ -1,0 +1,93 @@
+"""A real ``holdfast serve`` as a child process, as an operator starts it; what its processes cost.
+
+Knows /proc; nothing of what is said to the server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .options import CannotMeasure
+from .workers import environment
+
+_PROGRAM = "from holdfast.gateway.cli import main; main()"
+_TICK = os.sysconf("SC_CLK_TCK")
+LEAVE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that is ready: its address, and its two processes."""
+
+    url: str
+    gateway: int
+    engine: int
+
+
+@contextmanager
+def server(model: str, threads: int, *words: str) -> Iterator[Server]:
+    """Serves until the end of the block. Raises ``CannotMeasure`` with its last line if it does not start."""
+    command = (sys.executable, "-c", _PROGRAM, "serve", model, "--port", "0", *words)
+    environ = environment(threads, ours=True)
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=complaints, env=environ, text=True
+        ) as process,
+    ):
+        try:
+            yield Server(_address(process), process.pid, _child_of(process.pid))
+        finally:
+            _end(process)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def memory_bytes(pid: int) -> dict[str, int]:
+    """Resident memory of a process: ``now`` and ``peak``."""
+    found = dict(
+        re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    )
+    return {"now": int(found["VmRSS"]) * 1024, "peak": int(found["VmHWM"]) * 1024}
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        found = re.search(r" at (http://\S+)$", line.strip())
+        if found:
+            return found[1]
+        said = line.strip() or said
+    raise CannotMeasure(f"the server did not start: {said}")
+
+
+def _child_of(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        children += (thread / "children").read_text().split()
+    if not children:
+        raise CannotMeasure("the server has no engine process")
+    return int(children[0])
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=LEAVE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,139 @@
+"""Engines as processes that speak JSON lines (`peers.worker`): ours, and the peers that are installed.
+
+Every one of them gets the same environment: threads, and the OpenMP setting without which busy cores ruin
+every figure. Knows nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .options import CannotMeasure, Options
+
+Json = dict[str, Any]
+PEER_SCRIPT = Path(__file__).resolve().parent.parent / "peers" / "worker.py"
+OURS = {
+    "holdfast": "holdfast.benchmarks.harness.ours",
+    "holdfast-gateway": "holdfast.benchmarks.harness.gateway",
+}
+PEERS = {
+    "transformers": "transformers",
+    "transformers-resend": "transformers",
+    "transformers-kept": "transformers",
+    "openvino-genai": "openvino-genai",
+}
+"""A peer's name in figures, and the environment it runs in."""
+LEAVE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a worker is started."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+def commands(names: Iterable[str], options: Options) -> tuple[list[Command], dict[str, str]]:
+    """How to start the engines named, and why some are left out."""
+    found, left_out = [], {}
+    for name in names:
+        if name in OURS:
+            found.append(Command(name, (sys.executable, "-m", OURS[name])))
+            continue
+        python = options.peers / PEERS[name] / "bin" / "python"
+        if options.quick:
+            left_out[name] = "--quick runs no peers"
+        elif not (python.parent.parent / "ready").is_file():
+            left_out[name] = f"not installed in {options.peers}: `make peers`"
+        else:
+            found.append(Command(name, (str(python.absolute()), str(PEER_SCRIPT), name)))
+    return found, left_out
+
+
+def environment(threads: int, *, ours: bool) -> dict[str, str]:
+    """What an engine runs in. A peer does not see our package."""
+    kept = {name: value for name, value in os.environ.items() if ours or name != "PYTHONPATH"}
+    fixed = {"GOMP_SPINCOUNT": "20000", "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**kept, **fixed, "OMP_NUM_THREADS": str(threads)}
+
+
+class Worker:
+    """One engine's process. ``told``: what it answered to `load`. Leaving the block ends it."""
+
+    def __init__(self, command: Command, threads: int) -> None:
+        self.name = command.name
+        self.told: Json = {}
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        try:
+            self._process = self._start(command, environment(threads, ours=command.name in OURS))
+        except OSError:
+            self._complaints.close()
+            raise
+
+    def ask(self, op: str, **fields: Any) -> Json:
+        """One request and its answer. Raises ``CannotMeasure`` where it failed or the process ended."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise CannotMeasure(f"{self.name} ended: {self._last_words()}")
+        answer: Json = json.loads(line)
+        if "error" in answer:
+            raise CannotMeasure(f"{self.name} could not {op}: {answer['error']}")
+        return answer
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        try:
+            self._process.wait(LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._complaints.close()
+
+    def _start(self, command: Command, environ: dict[str, str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command.words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            env=environ,
+            text=True,
+            bufsize=1,
+        )
+
+    def _last_words(self) -> str:
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit code {self._process.poll()}"
+
+
+@contextmanager
+def loaded(found: Iterable[Command], folder: Path, options: Options) -> Iterator[list[Worker]]:
+    """Workers with the model in ``folder`` loaded, one after the other."""
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker(command, options.threads)) for command in found]
+        for worker in workers:
+            worker.told = worker.ask("load", folder=str(folder), dtype=options.dtype, threads=options.threads)
+        yield workers

@@ -1,0 +1,90 @@
+"""``holdfast bench memory``: the peak of an engine process that loads a model and fills all its KV.
+
+Against what it must hold: the weights, the pool, and 200 MB for everything else, interpreter and torch first.
+The peak is the kernel's own (``VmHWM``, what ``time -v`` calls maximum resident set size).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.link.messages import Limits, Sampling
+from holdfast.runtime.link.process import ChildEngine
+from holdfast.runtime.settings import EngineSettings
+
+from .harness.options import CannotMeasure, Options, options_of, parser_of, run
+from .harness.rounds import prompt, vocabulary
+from .harness.servers import memory_bytes
+from .report import Goal, show, table
+from .toys import make_toy
+
+REST_BYTES = 200_000_000
+MOST_TIMES = 1.3
+ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+LENGTH = 2048
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; 0 if it could measure, 1 if not."""
+    parser = parser_of("memory", __doc__, ("toy-50m",), rounds=1)
+    parser.add_argument("--kv-mib", type=int, default=128, help="the pool, which is filled")
+    chosen = parser.parse_args(words)
+    options = options_of(chosen)
+    return run("memory", lambda: measure(options, (1 if options.quick else chosen.kv_mib) << 20))
+
+
+def measure(options: Options, kv_bytes: int) -> None:
+    """Load, fill, read the peak; print and keep."""
+    figures = {}
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype)
+            figures[model] = asyncio.run(_peak(Path(folder), model, options, kv_bytes))
+    keys = ("weights_bytes", "pool_bytes", "loaded_bytes", "peak_bytes")
+    rows = [[model, *(f"{one[key] / 1e6:.1f}" for key in keys)] for model, one in figures.items()]
+    table("an engine process, MB", ["model", "weights", "pool", "loaded", "peak"], rows)
+    goals = [
+        Goal(
+            f"{model}: peak ÷ (weights + pool + 200 MB)",
+            one["peak_bytes"] / (one["weights_bytes"] + one["pool_bytes"] + REST_BYTES),
+            "x",
+            MOST_TIMES,
+            "lower",
+        )
+        for model, one in figures.items()
+    ]
+    show("memory", options.seed, {**options.told(), "on": figures}, goals, options.out)
+
+
+async def _peak(folder: Path, model: str, options: Options, kv_bytes: int) -> dict[str, Any]:
+    settings = EngineSettings(
+        model=str(folder), device="cpu", dtype=options.dtype, kv_bytes=kv_bytes, max_context=None
+    )
+    engine = ChildEngine(settings)
+    async with engine as link:
+        pid, hello = engine.pid, link.hello
+        if pid is None:
+            raise CannotMeasure("the engine has no process")
+        loaded = memory_bytes(pid)
+        rng = random.Random(options.seed)
+        room = hello.blocks * hello.block_tokens
+        while room >= hello.block_tokens:
+            length = min(LENGTH, hello.max_context - 1, room - 1)
+            state = await link.open(prompt(rng, length, vocabulary(model)))
+            async for row in await link.generate(state.seq, Sampling(), Limits(1)):
+                assert row.error is None
+            room -= -(-length // hello.block_tokens) * hello.block_tokens
+        filled = await link.statistics()
+        return {
+            "weights_bytes": hello.parameters * ITEM_BYTES[hello.dtype],
+            "pool_bytes": hello.blocks * hello.block_bytes,
+            "loaded_bytes": loaded["now"],
+            "peak_while_loading_bytes": loaded["peak"],
+            "peak_bytes": memory_bytes(pid)["peak"],
+            "pool": {name: value for name, value in filled.items() if name.startswith("pool_")},
+        }

@@ -1,0 +1,330 @@
+"""A peer engine as a worker: JSON lines in, JSON lines out. Runs as a file under the peer's own Python.
+
+It imports nothing of ours, so that it needs nothing but what its environment has. Ours is driven by the same
+lines (`benchmarks.harness.ours`), which takes `answer_all` from here.
+
+    {"op": "load", "folder": ..., "dtype": ..., "threads": 2}  -> {"versions": ..., "precision": ...}
+    {"op": "begin"}                                            -> {}      a new conversation
+    {"op": "turn", "tokens": [...], "out": 32}                 -> {"ttft_ms", "seconds", "tokens"}
+    {"op": "decode", "prompts": [[...]], "out": 128}           -> {"seconds", "tokens"}
+    {"op": "prefill", "tokens": [...]}                         -> {"seconds"}   to the first token
+
+A request that fails is answered {"error": text}; the worker ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+Json = dict[str, Any]
+
+
+class Engine(Protocol):
+    """What a worker drives. Token ids in and out; times in seconds."""
+
+    def load(self, folder: Path, dtype: str, threads: int) -> Json:
+        """Load the model; what it runs on, in which precision."""
+        ...
+
+    def begin(self) -> None:
+        """Forget the conversation."""
+        ...
+
+    def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
+        """Append tokens, generate exactly ``out``; seconds to the first, and all of them."""
+        ...
+
+    def decode(self, prompts: list[list[int]], out: int) -> int:
+        """Generate exactly ``out`` tokens after each prompt, all at once; how many there were."""
+        ...
+
+
+def answer_all(engine: Engine, more: dict[str, Callable[[Json], Json]] | None = None) -> None:
+    """Answer requests until standard input ends. What libraries print goes to standard error."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    operations = {**_operations(engine), **(more or {})}
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            reply = operations[request["op"]](request)
+        except Exception as fault:  # whatever a peer raises is what it answers
+            reply = {"error": f"{type(fault).__name__}: {fault}"}
+        replies.write(json.dumps(reply) + "\n")
+
+
+def _operations(engine: Engine) -> dict[str, Callable[[Json], Json]]:
+    def begin(request: Json) -> Json:
+        engine.begin()
+        return {}
+
+    def turn(request: Json) -> Json:
+        began = time.perf_counter()
+        first, tokens = engine.turn(request["tokens"], request["out"])
+        return {"ttft_ms": 1000 * first, "seconds": time.perf_counter() - began, "tokens": tokens}
+
+    def decode(request: Json) -> Json:
+        began = time.perf_counter()
+        tokens = engine.decode(request["prompts"], request["out"])
+        return {"seconds": time.perf_counter() - began, "tokens": tokens}
+
+    def prefill(request: Json) -> Json:
+        engine.begin()
+        first, _ = engine.turn(request["tokens"], 1)
+        return {"seconds": first}
+
+    return {
+        "load": lambda request: engine.load(Path(request["folder"]), request["dtype"], request["threads"]),
+        "begin": begin,
+        "turn": turn,
+        "decode": decode,
+        "prefill": prefill,
+    }
+
+
+class FirstToken:
+    """Notes when the first token came. ``skip``: calls before it that are not tokens."""
+
+    def __init__(self, skip: int) -> None:
+        self._skip = skip
+        self.at = 0.0
+
+    def put(self, value: Any) -> None:
+        """One more call with tokens."""
+        if self._skip:
+            self._skip -= 1
+        elif not self.at:
+            self.at = time.perf_counter()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+
+
+class Transformers:
+    """transformers' ``generate``. ``keep``: one DynamicCache for the conversation, else all is sent again."""
+
+    def __init__(self, keep: bool) -> None:
+        self._keep = keep
+        self._history: list[int] = []
+        self._cache: Any = None
+
+    def load(self, folder: Path, dtype: str, threads: int) -> Json:
+        """As transformers loads it, with its own attention over contiguous KV."""
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        torch.set_num_threads(threads)
+        self._torch = torch
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        versions = {name: version(name) for name in ("torch", "transformers")}
+        attention = self._model.config._attn_implementation
+        return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}, "attention": attention}
+
+    def begin(self) -> None:
+        """Forget history and cache."""
+        from transformers import DynamicCache
+
+        self._history = []
+        self._cache = DynamicCache(config=self._model.config) if self._keep else None
+
+    def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
+        """Generate with the whole history; the cache, where it is kept, spares what it holds."""
+        self._history += tokens
+        first = FirstToken(skip=1)  # the prompt is put first
+        began = time.perf_counter()
+        said = self._generate([self._history], out, streamer=first, past_key_values=self._cache)
+        self._history = said[0]
+        return first.at - began, self._history[-out:]
+
+    def decode(self, prompts: list[list[int]], out: int) -> int:
+        """One padded-free batch: prompts are of one length."""
+        return sum(map(len, self._generate(prompts, out))) - sum(map(len, prompts))
+
+    def _generate(self, rows: list[list[int]], out: int, **fields: Any) -> list[list[int]]:
+        ids = self._torch.tensor(rows)
+        with self._torch.inference_mode():
+            said = self._model.generate(
+                ids,
+                attention_mask=self._torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=out,
+                min_new_tokens=out,
+                pad_token_id=0,
+                **fields,
+            )
+        rows_said: list[list[int]] = said.tolist()
+        return rows_said
+
+
+OPENVINO_KINDS = {"float32": "f32", "bfloat16": "bf16"}
+OPENVINO_CACHE_GB = 2
+
+
+class OpenVINO:
+    """openvino-genai: continuous batching and its prefix cache, from an F16 GGUF written beside the model."""
+
+    def __init__(self) -> None:
+        self._history: list[int] = []
+
+    def load(self, folder: Path, dtype: str, threads: int) -> Json:
+        """Weights are F16; computing and KV are in ``dtype`` (by its own default KV would be 8-bit)."""
+        import numpy
+        import openvino
+        import openvino_genai
+
+        self._numpy, self._openvino, self._genai = numpy, openvino, openvino_genai
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.cache_size = OPENVINO_CACHE_GB
+        scheduler.enable_prefix_caching = True
+        properties = {
+            "INFERENCE_PRECISION_HINT": OPENVINO_KINDS[dtype],
+            "KV_CACHE_PRECISION": OPENVINO_KINDS[dtype],
+            "INFERENCE_NUM_THREADS": threads,
+        }
+        path = str(write_gguf(folder))
+        self._pipe = openvino_genai.ContinuousBatchingPipeline(path, scheduler, "CPU", properties=properties)
+        return {
+            "versions": {name: version(name) for name in ("openvino", "openvino-genai", "gguf")},
+            "precision": {"weights": "float16", "computing": dtype, "kv": dtype},
+            "step_tokens": scheduler.max_num_batched_tokens,
+        }
+
+    def begin(self) -> None:
+        """Forget the history; its blocks may stay in the prefix cache."""
+        self._history = []
+
+    def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
+        """Generate with the whole history, of which the prefix cache holds all full blocks."""
+        self._history += tokens
+        first, genai = FirstToken(skip=0), self._genai
+
+        class Streamer(genai.StreamerBase):  # type: ignore[misc, name-defined]
+            def write(self, token: Any) -> Any:
+                first.put(token)
+                return genai.StreamingStatus.RUNNING
+
+            def end(self) -> None:
+                return
+
+        began = time.perf_counter()
+        (said,) = self._generate([self._history], out, Streamer())
+        self._history += said
+        return first.at - began, said
+
+    def decode(self, prompts: list[list[int]], out: int) -> int:
+        """All prompts as requests of one batch."""
+        return sum(map(len, self._generate(prompts, out)))
+
+    def _generate(self, rows: list[list[int]], out: int, *streamer: Any) -> list[list[int]]:
+        config = self._genai.GenerationConfig(max_new_tokens=out, min_new_tokens=out, ignore_eos=True)
+        ids = [self._openvino.Tensor(self._numpy.array([row], dtype=self._numpy.int64)) for row in rows]
+        said = self._pipe.generate(ids, [config] * len(rows), *streamer)
+        return [list(one.m_generation_ids[0]) for one in said]
+
+
+def write_gguf(folder: Path) -> Path:
+    """The Qwen3 toy in ``folder`` as F16 GGUF, norms in F32; its vocabulary is one CJK character per id."""
+    import gguf
+    import numpy
+
+    config = json.loads((folder / "config.json").read_text())
+    path = folder / "model-f16.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    size = config["vocab_size"]
+    characters = [chr(0x4E00 + number) for number in range(size)]
+    characters[-2:] = characters[0] + characters[1], "<|end|>"  # readers want a merge and a special token
+    writer.add_token_list(characters)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (size - 1) + [gguf.TokenType.CONTROL])
+    writer.add_token_merges([f"{characters[0]} {characters[1]}"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_pad_token_id(0)
+    writer.add_chat_template("{{ messages }}")
+    for name, array in read_safetensors(folder / "model.safetensors"):
+        kind = numpy.float32 if "norm" in name else numpy.float16
+        writer.add_tensor(_gguf_name(name), array.astype(kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def read_safetensors(path: Path) -> list[tuple[str, Any]]:
+    """Names and float32 arrays of a safetensors file in BF16, F16 or F32 (numpy alone knows no BF16)."""
+    import numpy
+
+    raw = path.read_bytes()
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:begin])
+    header.pop("__metadata__", None)
+    found = []
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        data = raw[begin + first : begin + last]
+        if entry["dtype"] == "BF16":
+            array = (numpy.frombuffer(data, numpy.uint16).astype(numpy.uint32) << 16).view(numpy.float32)
+        else:
+            array = numpy.frombuffer(data, {"F16": numpy.float16, "F32": numpy.float32}[entry["dtype"]])
+        found.append((name, array.astype(numpy.float32).reshape(entry["shape"])))
+    return found
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def _gguf_name(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    if not stem.startswith("model.layers."):
+        return f"{_GGUF_NAMES[stem]}.weight"
+    number, _, part = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{number}.{_GGUF_NAMES[part]}.weight"
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "transformers": lambda: Transformers(keep=False),
+    "transformers-resend": lambda: Transformers(keep=False),
+    "transformers-kept": lambda: Transformers(keep=True),
+    "openvino-genai": OpenVINO,
+}
+
+if __name__ == "__main__":
+    answer_all(ENGINES[sys.argv[1]]())

@@ -1,0 +1,88 @@
+"""``holdfast bench prefill``: tokens per second of a prompt nobody has seen, against peers in the same run.
+
+512, 2,048 and 4,096 tokens, to the first generated token, with nothing cached.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .harness.options import Options, options_of, parser_of, run
+from .harness.rounds import prompt, ratio, rotated, vocabulary
+from .harness.workers import Worker, commands, loaded
+from .report import Goal, show, summary, table
+from .toys import make_toy, teach
+
+ENGINES = ("holdfast", "transformers", "openvino-genai")
+LENGTHS = (512, 2048, 4096)
+
+Rates = dict[int, dict[str, list[float]]]
+"""Tokens per second: length, engine, rounds."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; 0 if it could measure, 1 if not."""
+    parser = parser_of("prefill", __doc__, ("toy-9m",), rounds=5)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    chosen = parser.parse_args(words)
+    options = options_of(chosen)
+    lengths = (16, 40) if options.quick else tuple(chosen.lengths)
+    return run("prefill", lambda: measure(options, lengths))
+
+
+def measure(options: Options, lengths: Sequence[int]) -> None:
+    """Prefill on every model, print and keep."""
+    found, left_out = commands(ENGINES, options)
+    figures: dict[str, Any] = {}
+    goals: list[Goal] = []
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            teach(make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype))
+            with loaded(found, Path(folder), options) as workers:
+                rates = _rates(workers, lengths, options, model)
+                figures[model] = {"engines": {worker.name: worker.told for worker in workers}}
+        figures[model]["tokens_per_second"] = {
+            length: {name: summary(runs, 1) for name, runs in engines.items()}
+            for length, engines in rates.items()
+        }
+        goals += _goals(model, rates)
+        names = list(next(iter(rates.values())))
+        rows = [[name, *(median(rates[length][name]) for length in rates)] for name in names]
+        table("prompt to first token, medians", [f"{model}, tok/s at tokens", *map(str, rates)], rows)
+    for name, why in left_out.items():
+        print(f"left out: {name} ({why})")
+    show("prefill", options.seed, {**options.told(), "left_out": left_out, "on": figures}, goals, options.out)
+
+
+def _rates(workers: list[Worker], lengths: Sequence[int], options: Options, model: str) -> Rates:
+    rates: Rates = {}
+    rng = random.Random(options.seed)
+    for length in lengths:
+        rates[length] = {worker.name: [] for worker in workers}
+        for number in range(-1, options.rounds):  # the first round warms up
+            tokens = prompt(rng, length, vocabulary(model))
+            for worker in rotated(workers, number):
+                seconds = worker.ask("prefill", tokens=tokens)["seconds"]
+                if number >= 0:
+                    rates[length][worker.name].append(length / seconds)
+    return rates
+
+
+def _goals(model: str, rates: Rates) -> list[Goal]:
+    """No issue sets one: not to be slower than the plainest peer."""
+    return [
+        Goal(
+            f"{model}, {length} tokens: tok/s ÷ transformers",
+            ratio(engines["holdfast"], engines["transformers"]),
+            "x",
+            1.0,
+            "higher",
+        )
+        for length, engines in rates.items()
+        if "transformers" in engines
+    ]

@@ -1,0 +1,180 @@
+"""``holdfast bench turns``: TTFT of each turn of one long conversation, against peers in the same run.
+
+20 turns of 168 new and 32 generated tokens. Ours in process, and through SDK, socket, gateway and engine
+process; transformers sending all history again, and with one kept DynamicCache; openvino-genai with its
+prefix cache. Every engine plays each turn before any plays the next, in an order that rotates. New tokens are
+the same for all; what an engine generated is its own history.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .harness.options import Options, options_of, parser_of, run
+from .harness.plots import Axes, draw
+from .harness.rounds import agreeing, prompt, ratio, rotated, slope, vocabulary
+from .harness.workers import OURS, Worker, commands, loaded
+from .report import Goal, show, summary, table
+from .toys import make_toy, teach
+
+ENGINES = ("holdfast", "holdfast-gateway", "transformers-resend", "transformers-kept", "openvino-genai")
+KEPT = "transformers-kept"
+TURNS, NEW, OUT = 20, 168, 32
+WARM_UP_TURNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """So many turns, of so many new tokens and generated ones."""
+
+    turns: int = TURNS
+    new: int = NEW
+    out: int = OUT
+
+    @property
+    def history(self) -> list[float]:
+        """Thousands of tokens that stand before each turn."""
+        return [turn * (self.new + self.out) / 1000 for turn in range(self.turns)]
+
+
+@dataclass(slots=True)
+class Played:
+    """What one engine did: TTFT in ms ``[round][turn]``, and what it said."""
+
+    ttft: list[list[float]] = field(default_factory=list)
+    said: list[list[int]] = field(default_factory=list)
+
+    @property
+    def sums(self) -> list[float]:
+        """By round."""
+        return [sum(turns) for turns in self.ttft]
+
+    @property
+    def medians(self) -> list[float]:
+        """By turn."""
+        return [median(turn) for turn in zip(*self.ttft, strict=True)]
+
+    def slope(self, script: Script) -> float:
+        """Of the line through the medians, in ms per 1k tokens of history."""
+        return slope(script.history, self.medians)
+
+    def told(self, script: Script) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "ttft_sum_ms": summary(self.sums),
+            "slope_ms_per_1k": round(self.slope(script), 3),
+            "slope_ms_per_1k_by_round": summary(slope(script.history, turns) for turns in self.ttft),
+            "ttft_ms": [summary(turn) for turn in zip(*self.ttft, strict=True)],
+        }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; 0 if it could measure, 1 if not."""
+    parser = parser_of("turns", __doc__, ("toy-9m", "toy-50m"), rounds=5)
+    parser.add_argument("--turns", type=int, default=TURNS)
+    chosen = parser.parse_args(words)
+    options = options_of(chosen)
+    script = Script(turns=3, new=12, out=4) if options.quick else Script(turns=chosen.turns)
+    return run("turns", lambda: measure(options, script))
+
+
+def measure(options: Options, script: Script) -> None:
+    """Play on every model, print, plot and keep."""
+    found, left_out = commands(ENGINES, options)
+    figures: dict[str, Any] = {}
+    goals: list[Goal] = []
+    pictures = []
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            teach(make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype))
+            with loaded(found, Path(folder), options) as workers:
+                played = _play(workers, script, options, model)
+                engines = {worker.name: worker.told for worker in workers}
+        figures[model] = {"engines": engines, **_figures(played, script)}
+        goals += _goals(model, played, script)
+        _table(model, played, script)
+        curves = {name: (script.history, one.medians) for name, one in played.items()}
+        axes = Axes(f"TTFT over turns, {model}", "history, thousands of tokens", "ms", log=True)
+        pictures.append((axes, curves))
+    for name, why in left_out.items():
+        print(f"left out: {name} ({why})")
+    print(draw(options.out / "turns.png", pictures), end="\n\n")
+    whole = {**options.told(), "script": asdict(script), "left_out": left_out, "on": figures}
+    show("turns", options.seed, whole, goals, options.out)
+
+
+def _play(workers: list[Worker], script: Script, options: Options, model: str) -> dict[str, Played]:
+    played = {worker.name: Played() for worker in workers}
+    size = vocabulary(model)
+    for worker in workers:
+        worker.ask("begin")
+        for tokens in _inputs(script, f"warm {worker.name}", size, WARM_UP_TURNS):
+            worker.ask("turn", tokens=tokens, out=script.out)
+    for number in range(options.rounds):
+        for worker in workers:
+            worker.ask("begin")
+            played[worker.name].ttft.append([])
+        for turn, tokens in enumerate(_inputs(script, f"{options.seed} {number}", size, script.turns)):
+            for worker in rotated(workers, number + turn):
+                answer = worker.ask("turn", tokens=tokens, out=script.out)
+                played[worker.name].ttft[-1].append(answer["ttft_ms"])
+                played[worker.name].said.append(answer["tokens"])
+    return played
+
+
+def _inputs(script: Script, seed: str, size: int, turns: int) -> Iterator[list[int]]:
+    rng = random.Random(seed)
+    return (prompt(rng, script.new, size) for _ in range(turns))
+
+
+def _figures(played: dict[str, Played], script: Script) -> dict[str, Any]:
+    ours = played["holdfast"]
+    return {
+        "figures": {name: one.told(script) for name, one in played.items()},
+        "ttft_sum_ratio": {
+            f"{mine} ÷ {name}": round(ratio(played[mine].sums, one.sums), 3)
+            for mine in OURS
+            for name, one in played.items()
+            if name not in OURS
+        },
+        # Histories part with the first token that differs, so a first turn's are compared.
+        "first_turn_tokens_as_ours": {
+            name: summary(
+                agreeing(ours.said[at], one.said[at]) for at in range(0, len(ours.said), script.turns)
+            )["runs"]
+            for name, one in played.items()
+        },
+    }
+
+
+def _goals(model: str, played: dict[str, Played], script: Script) -> list[Goal]:
+    kept = played.get(KEPT)
+    if kept is None:
+        return []
+    goals = []
+    for name in OURS:
+        sums = ratio(played[name].sums, kept.sums)
+        goals.append(Goal(f"{model} {name}: sum of TTFT ÷ {KEPT}", sums, "x", 1.0, "lower"))
+        slopes = played[name].slope(script), kept.slope(script)
+        goals.append(
+            Goal(f"{model} {name}: TTFT slope (goal: {KEPT}'s)", slopes[0], "ms/1k", slopes[1], "lower")
+        )
+    return goals
+
+
+def _table(model: str, played: dict[str, Played], script: Script) -> None:
+    marks = sorted(
+        {0, script.turns // 4 - 1, script.turns // 2 - 1, script.turns - 1} & set(range(script.turns))
+    )
+    rows = [
+        [name, *(one.medians[at] for at in marks), median(one.sums), one.slope(script)]
+        for name, one in played.items()
+    ]
+    columns = [f"{model}, TTFT ms at turn", *(str(at + 1) for at in marks), "sum", "ms/1k"]
+    table(f"{script.turns} turns of {script.new} + {script.out} tokens, medians", columns, rows)

@@ -1,0 +1,89 @@
+"""What a dead engine leaves behind: the sequences of the step it died in, and its Python stacks.
+
+One file in memory, made by the parent and inherited by the child, so that nothing has to be sent by a process
+that is about to die::
+
+    [0, STACKS)   "<n>Q": how many, then the ids of the sequences in the steps in flight
+    [STACKS, ..)  text that faulthandler writes: at a fatal signal, or when asked by ASK
+
+The count is set to 0 while the ids behind it change: a process that dies in between was not in a step yet.
+Knows no processes and no engine.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+
+STACKS = 64 * 1024
+MOST = STACKS // 8 - 1  # sequences that are named; a wider step accuses only so many
+MOST_TEXT = 256 * 1024  # bytes of stacks that are read
+ASK = signal.SIGUSR1
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How an engine ended.
+
+    ``outside``: somebody else killed or stopped it, so that no sequence is to blame. ``step``: ids of the
+    sequences in the steps that were in flight, empty between steps. ``lost_at``: when it was last known to
+    work, by ``time.monotonic()``. ``stacks``: its Python stacks, empty where it left none.
+    """
+
+    incarnation: int
+    cause: str
+    outside: bool
+    step: frozenset[int]
+    lost_at: float
+    stacks: str = ""
+
+
+class BlackBox:
+    """The parent's end makes it with ``new``; the child's opens the descriptor that it inherited."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._record = mmap.mmap(fd, STACKS)
+
+    @classmethod
+    def new(cls) -> BlackBox:
+        """An empty one, closed at exec unless it is passed on."""
+        fd = os.memfd_create("holdfast-blackbox")
+        os.ftruncate(fd, STACKS)
+        os.lseek(fd, 0, os.SEEK_END)  # where faulthandler begins to write: the position is shared
+        return cls(fd)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._record.close()
+        os.close(self.fd)
+
+    # --- the child --------------------------------------------------------------------------------------
+
+    def record(self, sequences: Collection[int]) -> None:
+        """These are on the device from now on; costs a copy of so many words."""
+        ids = list(sequences)[:MOST]
+        struct.pack_into("<Q", self._record, 0, 0)
+        struct.pack_into(f"<{len(ids)}Q", self._record, 8, *ids)
+        struct.pack_into("<Q", self._record, 0, len(ids))
+
+    def take_stacks(self) -> None:
+        """Write all threads' stacks at a fatal signal and whenever ``ASK`` comes, even in a hung extension."""
+        faulthandler.enable(self.fd, all_threads=True)
+        faulthandler.register(ASK, self.fd, all_threads=True)
+
+    # --- the parent -------------------------------------------------------------------------------------
+
+    def sequences(self) -> frozenset[int]:
+        """Those of the step that was in flight last."""
+        (count,) = struct.unpack_from("<Q", self._record)
+        return frozenset(struct.unpack_from(f"<{min(count, MOST)}Q", self._record, 8))
+
+    def stacks(self) -> str:
+        """What faulthandler has written so far."""
+        return os.pread(self.fd, MOST_TEXT, STACKS).decode(errors="replace")

@@ -1,0 +1,117 @@
+"""What each step took and what it computed: a bounded log, and running totals for ``statistics()``.
+
+Six readings of the clock and one tuple a step: cheap enough to be always on. Knows no plan and no tensor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .counters import Counters
+
+STEPS_KEPT = 1024
+
+
+class StepRecord(NamedTuple):
+    """One step that was committed. Times in seconds of the host's clock, ``t_*``; tokens by class.
+
+    ``t_plan``: making the plan. ``t_launch``: handing it to the device, which on a CPU is computing it.
+    ``t_device``: waiting for its outcomes. ``t_commit``: taking them over. ``t_gap``: the time before its
+    launch in which the device had no work, from the outcomes of the step before; 0 where it was launched
+    before they came, or where the engine had come to rest.
+    ``prefilled``: tokens computed for the first time; ``recomputed``: again; ``decoded``: sampled ones.
+    """
+
+    step: int
+    rows: int
+    t_plan: float
+    t_launch: float
+    t_device: float
+    t_commit: float
+    t_gap: float
+    prefilled: int
+    recomputed: int
+    decoded: int
+
+
+class Timing:
+    """The moments of one step, by the log's clock, and the counters as they stood before its commit."""
+
+    __slots__ = ("before", "begun", "gap", "landed", "launched", "planned", "waited")
+
+    def __init__(self, begun: float) -> None:
+        self.begun = self.planned = self.launched = self.waited = self.landed = begun
+        self.gap = 0.0
+        self.before = (0, 0, 0)
+
+
+class StepLog:
+    """The last ``keep`` records, oldest first, and totals since the start. ``counters``: the scheduler's."""
+
+    def __init__(
+        self, counters: Counters, keep: int = STEPS_KEPT, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.records: deque[StepRecord] = deque(maxlen=keep)
+        self._counters = counters
+        self._clock = clock
+        self._landed: float | None = None
+        self._totals = dict.fromkeys(("t_plan", "t_launch", "t_device", "t_commit", "t_gap"), 0.0)
+
+    def begin(self) -> Timing:
+        """A step is about to be planned."""
+        return Timing(self._clock())
+
+    def planned(self, timing: Timing) -> None:
+        """It is planned, and about to be launched."""
+        timing.planned = self._clock()
+
+    def launched(self, timing: Timing) -> None:
+        """The launch has returned."""
+        timing.launched = self._clock()
+
+    def waits(self, timing: Timing) -> None:
+        """Its outcomes are about to be waited for."""
+        timing.waited = self._clock()
+
+    def landed(self, timing: Timing) -> None:
+        """They are here, and about to be committed."""
+        timing.landed = self._clock()
+        timing.before = self._tokens()
+        if self._landed is not None:
+            timing.gap = max(0.0, timing.planned - self._landed)
+        self._landed = timing.landed
+
+    def rest(self) -> None:
+        """There is nothing to compute, or a step failed: the time until the next launch is no gap."""
+        self._landed = None
+
+    def committed(self, timing: Timing, step: int, rows: int) -> None:
+        """Keep its record."""
+        prefilled, recomputed, computed = (
+            now - before for now, before in zip(self._tokens(), timing.before, strict=True)
+        )
+        record = StepRecord(
+            step,
+            rows,
+            timing.planned - timing.begun,
+            timing.launched - timing.planned,
+            timing.landed - timing.waited,
+            self._clock() - timing.landed,
+            timing.gap,
+            prefilled,
+            recomputed,
+            computed - prefilled - recomputed,
+        )
+        self.records.append(record)
+        for name in self._totals:
+            self._totals[name] += getattr(record, name)
+
+    def statistics(self) -> dict[str, float]:
+        """Seconds since the start, by part of the step: ``t_plan``…"""
+        return dict(self._totals)
+
+    def _tokens(self) -> tuple[int, int, int]:
+        return self._counters.prefilled, self._counters.recomputed, self._counters.computed

@@ -1,0 +1,94 @@
+"""The speed benchmarks work: each runs real processes with tiny settings, and tells what it left out."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PEERS = {
+    "turns": {"transformers-resend", "transformers-kept", "openvino-genai"},
+    "decode": {"transformers", "openvino-genai"},
+    "prefill": {"transformers", "openvino-genai"},
+}
+TIMES = [
+    f"{which}_{name}_ms" for which in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")
+]
+SERVING = ("request_throughput", "output_throughput", *TIMES)
+
+
+def quick(name: str, out: Path, *words: str) -> dict[str, Any]:
+    """The benchmark's JSON, as it kept it."""
+    assert import_module(f"holdfast.benchmarks.{name}").main(["--quick", "--out", str(out), *words]) == 0
+    told: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
+    assert told["quick"] is True and told["cores"] >= 1
+    return told
+
+
+@pytest.mark.parametrize("name", list(PEERS))
+def test_peers_that_did_not_run_are_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = quick(name, tmp_path)
+    assert set(told["left_out"]) == PEERS[name]
+    shown = capsys.readouterr().out
+    assert all(f"left out: {peer}" in shown for peer in PEERS[name])
+    assert told["on"]["tiny"]["engines"]["holdfast"]["precision"] == {"weights": "bfloat16", "kv": "bfloat16"}
+
+
+def test_turns_say_the_same_in_process_and_through_the_gateway(tmp_path: Path) -> None:
+    on = quick("turns", tmp_path, "--dtype", "float32")["on"]["tiny"]
+    assert set(on["figures"]) == {"holdfast", "holdfast-gateway"}
+    for figures in on["figures"].values():
+        assert len(figures["ttft_ms"]) == 3
+        assert all(len(turn["runs"]) == 2 and min(turn["runs"]) > 0 for turn in figures["ttft_ms"])
+    assert on["first_turn_tokens_as_ours"] == {"holdfast": [4, 4], "holdfast-gateway": [4, 4]}
+    assert (tmp_path / "turns.png").stat().st_size > 0
+
+
+def test_decode_tells_where_a_step_goes(tmp_path: Path) -> None:
+    on = quick("decode", tmp_path, "--profile")["on"]["tiny"]
+    assert set(on["tokens_per_second"]) == set(on["our_steps"]) == {"1", "2"}
+    for count, step in on["our_steps"].items():
+        assert step["steps"] == 8  # the prompts and the first tokens, then one token each
+        assert step["rows"] == int(count)
+        assert step["prefilled"] == 64 * int(count) / 8 and step["decoded"] == 7 * int(count) / 8
+        assert step["t_launch_ms"] > 0
+        operators = step["profile"]["operators"]
+        assert any(one["name"].startswith("aten::") and one["ms_per_step"] > 0 for one in operators)
+
+
+def test_memory_counts_what_was_filled(tmp_path: Path) -> None:
+    told = quick("memory", tmp_path)
+    on = told["on"]["tiny"]
+    assert on["peak_bytes"] >= on["loaded_bytes"] > on["weights_bytes"]
+    assert on["pool"]["pool_free"] == 0
+    held = on["weights_bytes"] + on["pool_bytes"] + 200_000_000
+    assert told["goals"][0]["value"] == pytest.approx(on["peak_bytes"] / held)
+
+
+def test_load_has_the_serving_figures_of_each_rate(tmp_path: Path) -> None:
+    told = quick("load", tmp_path)
+    closed, offered = told["phases"]
+    assert closed["offered_turns_per_second"] is None
+    assert offered["offered_turns_per_second"] == pytest.approx(0.5 * closed["turns"] / closed["duration"])
+    for phase in told["phases"]:
+        assert phase["completed"] >= phase["turns"] > 0 and not phase["failed"]
+        assert all(phase[key] > 0 for key in SERVING)
+        assert phase["engine"]["cpu_seconds"] > 0 and phase["gateway"]["rss_bytes"] > 0
+
+
+@pytest.mark.parametrize("name", ["turns", "decode", "prefill", "memory", "load"])
+def test_what_it_cannot_measure_is_exit_1(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    monkeypatch.setattr("sys.executable", str(nowhere))  # no process of ours can be started
+    module = import_module(f"holdfast.benchmarks.{name}")
+    assert module.main(["--quick", "--out", str(tmp_path)]) == 1
+    assert f"holdfast bench {name}: " in capsys.readouterr().err
+    assert not (tmp_path / f"{name}.json").exists()
