@@ -24,7 +24,7 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	MYPYPATH=.venv/types $(BIN)/mypy $(foreach room,$(ROOMS),-p holdfast.$(room))
 
-# About half an hour on two quiet cores. Results go to benchmarks/results/, with those of earlier runs replaced.
+# Long, and its figures mean little unless the machine is quiet. Results replace those in benchmarks/results/.
 bench: .venv/ready peers
 	$(BIN)/holdfast bench pocket
 	$(BIN)/holdfast bench turns
