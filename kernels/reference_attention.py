@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .batch import PagedBatch
 from .interface import Attention
+from .prefix import Families
 
 
 def decode_attention(
@@ -78,3 +79,37 @@ def attend(
         scores = torch.cat((scores, extra), dim=-1)
     shares = scores.softmax(-1)[..., : keys.shape[0]]
     return torch.einsum("hnt,thd->nhd", shares, values.repeat_interleave(group, 1))
+
+
+def prefix_attention(
+    query: Tensor,
+    arena: Tensor,
+    layer: int,
+    batch: PagedBatch,
+    how: Attention,
+    families: Families,
+    sinks: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """`decode_attention` where what a family shares is read from the blocks of its first row."""
+    result = torch.empty(query.shape, dtype=dtype, device=query.device)
+    starts, shared = families.starts.tolist(), families.shared.tolist()
+    first_of = [start for start, end in pairwise(starts) for _ in range(start, end)]
+    shared_of = [
+        some for (start, end), some in zip(pairwise(starts), shared, strict=True) for _ in range(start, end)
+    ]
+    for row, (first, common) in enumerate(zip(first_of, shared_of, strict=True)):
+        length = int(batch.context_lengths[row])
+        keys, values = (
+            torch.cat(
+                (
+                    _row(arena, layer, side, batch.tables[first], common),
+                    _row(arena, layer, side, batch.tables[row], length)[common:],
+                )
+            ).to(dtype)
+            for side in (0, 1)
+        )
+        one = slice(row, row + 1)
+        result[one] = attend(query[one].to(dtype), keys, values, batch.positions[one], how, sinks)
+    return result

@@ -18,7 +18,7 @@ import triton.language as tl
 from ..batch import PagedBatch
 from ..interface import Attention
 from .configurations import chosen, multiprocessors
-from .softmax import LOG2E, fold, lines_of, normal, scores_of, with_sink
+from .softmax import LOG2E, fold, lines_of, log_sum, normal, scores_of, with_sink
 from .support import expect, group_of
 
 STRETCHES = (4096, 2048, 1024, 512, 256)
@@ -88,7 +88,7 @@ def decode_stretch(
     target = out + part[:, None] * DIM + dims[None, :]
     tl.store(target, normal(acc, total).to(out.dtype.element_ty), theirs)
     if not WHOLE:
-        tl.store(lse + part, best + tl.math.log2(total), members < GROUP)
+        tl.store(lse + part, log_sum(best, total), members < GROUP)
 
 
 @triton.jit(do_not_specialize=["parts", "shared"])

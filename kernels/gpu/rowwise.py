@@ -6,9 +6,10 @@ Bound by memory: every number is read once and written once. A row's result does
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .configurations import chosen
 from .support import expect

@@ -67,3 +67,9 @@ def with_sink(best: tl.tensor, total: tl.tensor, sink: tl.tensor) -> tl.tensor:
 def normal(acc: tl.tensor, total: tl.tensor) -> tl.tensor:
     """The weighted mean; 0 where nothing was seen."""
     return acc / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@triton.jit
+def log_sum(best: tl.tensor, total: tl.tensor) -> tl.tensor:
+    """The log-sum-exp, in powers of two; -inf where nothing was seen."""
+    return best + tl.math.log2(tl.where(total == 0.0, 1.0, total))

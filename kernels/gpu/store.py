@@ -1,6 +1,6 @@
 """Norm, rotation and storing of a step's queries, keys and values in one pass; and copies of whole blocks.
 
-A program takes one token and some of its heads: queries go out, keys and values into the arena. Bound by memory.
+A program takes one token and some of its heads: queries go out, keys and values into the arena. Memory-bound.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
+from torch import Tensor
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from ..interface import HeadNorm
 from .configurations import chosen
