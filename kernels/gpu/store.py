@@ -1,6 +1,6 @@
 """Norm, rotation and storing of a step's queries, keys and values in one pass; and copies of whole blocks.
 
-A program takes one token and some of its heads: queries go out, keys and values into the arena. Memory-bound.
+A program takes one token and some of its heads: queries go out, keys and values into the arena.
 """
 
 from __future__ import annotations
