@@ -7,22 +7,31 @@ not fit into shared memory, is found on any machine. Registers and stack come fr
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from . import configurations
+from .launches import all_launches
 
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes of shared memory that one program can have. Source: CUDA C++ programming guide, table of limits."""
+
+ATTENTION = ("decode_stretch", "extend_tile", "prefix_stretch")
+"""Kernels that must not spill registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +91,18 @@ class AbsentGpu:
     def loaded(self, module: Any, function: Any, name: str, files: dict[str, str], key: str) -> None:
         """Triton's hook after a load: ``files`` are the compiled kernel's, by name."""
         by_kind = {Path(path).suffix: Path(path) for path in files.values()}
-        meta = by_kind[".json"].read_text()
-        ptx = by_kind[".ptx"].read_text()
+        meta, ptx = json.loads(by_kind[".json"].read_text()), by_kind[".ptx"].read_text()
         units = [word for word in ("tcgen05.mma", "wgmma.mma", "mma.sync") if word in ptx]
         registers, stack = resources_of(by_kind[".cubin"])
-        shared, warps = (int(re.search(rf'"{key}": (\d+)', meta).group(1)) for key in ("shared", "num_warps"))  # type: ignore[union-attr]
         self.compiled.append(
             Compiled(
-                name, self.arch, registers, stack, shared, warps, units[0].split(".")[0] if units else ""
+                name,
+                self.arch,
+                registers,
+                stack,
+                meta["shared"],
+                meta["num_warps"],
+                units[0] if units else "",
             )
         )
 
@@ -118,3 +131,45 @@ def compiling_for(arch: int) -> Iterator[AbsentGpu]:
     finally:
         triton.knobs.runtime.kernel_load_end_hook.remove(gpu.loaded)
         configurations.architecture.cache_clear()
+
+
+def compile_all(arch: int, wanted: str = "") -> Iterator[tuple[str, list[Compiled]]]:
+    """Compile every launch whose name contains ``wanted``: its name and the kernels it needed."""
+    with compiling_for(arch) as gpu:
+        for name, launch in all_launches(torch.device("meta")):
+            if wanted in name:
+                known = len(gpu.compiled)
+                launch()
+                yield name, gpu.compiled[known:]
+
+
+def main() -> int:
+    """Compile for each architecture and print a table; 1 if an attention kernel spills or none was compiled."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", type=int, action="append", choices=configurations.ARCHITECTURES)
+    parser.add_argument("--only", default="", help="launches whose name contains this")
+    parser.add_argument("--json", type=Path, help="write the table there, too")
+    asked = parser.parse_args()
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    table = []
+    print(
+        f"{'launch':28} {'kernel':16} {'arch':>6} {'regs':>5} {'stack':>6} {'shared':>8} {'warps':>5} units"
+    )
+    for arch in asked.arch or configurations.ARCHITECTURES:
+        for name, kernels in compile_all(arch, asked.only):
+            for one in kernels:
+                table.append({"launch": name} | asdict(one))
+                print(
+                    f"{name:28} {one.kernel:16} sm_{arch:<3} {one.registers:5} {one.stack:6} {one.shared:8} "
+                    f"{one.warps:5} {one.tensor_cores}",
+                    flush=True,
+                )
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(table, indent=1) + "\n")
+    spilling = [one for one in table if one["stack"] and one["kernel"] in ATTENTION]
+    print(f"{len(table)} kernels compiled, {len(spilling)} attention kernels with a stack")
+    return 1 if spilling or not table else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -9,9 +9,10 @@ are fp64; the uniform number is Philox's of (seed, position).
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .configurations import chosen
 from .support import expect
@@ -98,7 +99,7 @@ def send_up(
     logits: tl.tensor, temperature: tl.tensor, top_k: tl.tensor, values: tl.tensor, ids: tl.tensor,
     vocab: tl.tensor, stride_row: tl.tensor, CHUNK: tl.constexpr, MOST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Programs are (row, stretch): the ``top_k`` best of a stretch, by their ids, into ``[rows, stretches, MOST]``.
+    """The ``top_k`` best of a stretch, by their ids, to ``[rows, stretches, MOST]``; programs: (row, stretch).
 
     The stretch stays in registers while its bits are bisected.
     """
