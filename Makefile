@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: demo test slow check bench gpu clients clean
+.PHONY: demo test slow check bench aot gpu clients clean
 
 demo: .venv/ready
 	$(BIN)/holdfast demo
@@ -25,6 +25,10 @@ check: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/holdfast bench pocket
+
+# Every Triton kernel compiled for GPUs that are not here: registers, spills, shared memory. Kept in build/.
+aot: .venv/ready
+	TRITON_CACHE_DIR=build/triton $(BIN)/python -m holdfast.kernels.gpu.ahead --json build/ahead.json
 
 # One command on a machine with a GPU; there torch is the machine's own, so no environment is made.
 gpu:

@@ -45,5 +45,5 @@ def lay_out_families(
         row = int(tails.argmin())
         raise ValueError(f"row {row} has {contexts[row]} tokens and shares {begins[row]}: none is its own")
     starts = np.concatenate(([0], np.cumsum(np.asarray(rows, dtype=np.int64))))
-    tensors = upload([starts, np.asarray(shared, dtype=np.int64), begins], device)
-    return Families(*tensors, longest=max(shared, default=0), tail=int(tails.max(initial=0)))
+    at, common, by_row = upload([starts, np.asarray(shared, dtype=np.int64), begins], device)
+    return Families(at, common, by_row, max(shared, default=0), int(tails.max(initial=0)))

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -133,11 +133,11 @@ def compiling_for(arch: int) -> Iterator[AbsentGpu]:
         configurations.architecture.cache_clear()
 
 
-def compile_all(arch: int, wanted: str = "") -> Iterator[tuple[str, list[Compiled]]]:
-    """Compile every launch whose name contains ``wanted``: its name and the kernels it needed."""
+def compile_all(arch: int, wanted: Sequence[str] = ("",)) -> Iterator[tuple[str, list[Compiled]]]:
+    """Compile every launch whose name contains one of ``wanted``: its name and the kernels it needed."""
     with compiling_for(arch) as gpu:
         for name, launch in all_launches(torch.device("meta")):
-            if wanted in name:
+            if any(part in name for part in wanted):
                 known = len(gpu.compiled)
                 launch()
                 yield name, gpu.compiled[known:]
@@ -147,7 +147,7 @@ def main() -> int:
     """Compile for each architecture and print a table; 1 if an attention kernel spills or none was compiled."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, action="append", choices=configurations.ARCHITECTURES)
-    parser.add_argument("--only", default="", help="launches whose name contains this")
+    parser.add_argument("--only", action="append", help="launches whose name contains this")
     parser.add_argument("--json", type=Path, help="write the table there, too")
     asked = parser.parse_args()
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -156,7 +156,7 @@ def main() -> int:
         f"{'launch':28} {'kernel':16} {'arch':>6} {'regs':>5} {'stack':>6} {'shared':>8} {'warps':>5} units"
     )
     for arch in asked.arch or configurations.ARCHITECTURES:
-        for name, kernels in compile_all(arch, asked.only):
+        for name, kernels in compile_all(arch, asked.only or ("",)):
             for one in kernels:
                 table.append({"launch": name} | asdict(one))
                 print(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -102,10 +103,8 @@ def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
     logits = empty(ROWS, vocab, dtype=torch.float32, device=device)
     whole, real = empty(ROWS, device=device), empty(ROWS, dtype=torch.float32, device=device)
     for name, candidates in (("top-k 50", 50), ("any limits", vocab)):
-        yield (
-            f"draw {vocab} {name}",
-            lambda few=candidates: draw.sample(logits, real, whole, real, whole, whole, candidates=few),
-        )
+        arguments = (logits, real, whole, real, whole, whole)
+        yield f"draw {vocab} {name}", partial(draw.sample, *arguments, candidates=candidates)
 
 
 def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
