@@ -32,7 +32,7 @@ aot: .venv/ready
 
 # One command on a machine with a GPU; there torch is the machine's own, so no environment is made.
 gpu:
-	$(if $(wildcard .venv/ready),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py $(if $(PART),--part $(PART))
+	$(if $(wildcard .venv/ready),$(BIN)/python,$(PYTHON)) benchmarks/gpu/run.py $(if $(PART),--part $(PART))
 
 clients: .venv-clients/ready
 
