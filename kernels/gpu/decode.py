@@ -38,7 +38,7 @@ def first_token(
     return first
 
 
-@triton.jit(do_not_specialize=["layer", "parts", "skipped"])
+@triton.jit(do_not_specialize=["layer", "parts", "skipped", "stride_table"])
 def decode_stretch(
     query: tl.tensor, arena: tl.tensor, tables: tl.tensor, lengths: tl.tensor, begins: tl.tensor,
     sinks: tl.tensor, out: tl.tensor, lse: tl.tensor,
@@ -226,5 +226,6 @@ def merge(
         parts.values, parts.lse, batch.context_lengths, begins, sinks, out, most, parts.shared,
         parts.stretch,
         WINDOW=how.window or 0, DIM=dim, WIDE=triton.next_power_of_2(dim), TILE=tile,
-        MOST=triton.next_power_of_2(most), BEGINS=begins is not None, SINKS=sinks is not None, num_warps=4,
+        MOST=max(64, triton.next_power_of_2(most)),
+        BEGINS=begins is not None, SINKS=sinks is not None, num_warps=4,
     )  # fmt: skip

@@ -123,7 +123,7 @@ def send_up(
     tl.store(ids + start + unused, tl.full([MOST], -1, tl.int32), unused >= tl.sum(kept.to(tl.int32), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["thinned"])
 def settle(
     logits: tl.tensor, values: tl.tensor, ids: tl.tensor, temperature: tl.tensor, top_k: tl.tensor,
     top_p: tl.tensor, min_p: tl.tensor, seeds: tl.tensor, positions: tl.tensor, out: tl.tensor,

@@ -72,7 +72,7 @@ def fold_tiles(
     return best, total, acc
 
 
-@triton.jit(do_not_specialize=["layer", "rows"])
+@triton.jit(do_not_specialize=["layer", "rows", "stride_table"])
 def extend_tile(
     query: tl.tensor, arena: tl.tensor, tables: tl.tensor, lengths: tl.tensor, starts: tl.tensor,
     sinks: tl.tensor, out: tl.tensor,

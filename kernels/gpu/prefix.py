@@ -22,7 +22,7 @@ from .softmax import log_sum, normal
 from .support import expect, group_of
 
 
-@triton.jit(do_not_specialize=["layer", "families", "parts"])
+@triton.jit(do_not_specialize=["layer", "families", "parts", "stride_table"])
 def prefix_stretch(
     query: tl.tensor, arena: tl.tensor, tables: tl.tensor, starts: tl.tensor, shared: tl.tensor,
     out: tl.tensor, lse: tl.tensor,

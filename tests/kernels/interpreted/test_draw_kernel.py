@@ -20,7 +20,12 @@ def rows(count: int, vocab: int, seed: int, *, coarse: bool = False) -> torch.Te
 
 
 def both(
-    logits: torch.Tensor, heat: list[float], k: list[int], p: list[float], candidates: int | None
+    logits: torch.Tensor,
+    heat: list[float],
+    k: list[int],
+    p: list[float],
+    candidates: int | None,
+    least: float = 0.0,
 ) -> None:
     count = len(logits)
     arguments = (
@@ -31,8 +36,9 @@ def both(
         torch.arange(count) * 0x1_2345_6789 - 3,
         torch.arange(count) * 0x7_0000_0001,
     )
-    expected = sampling.sample(*arguments)
-    assert sample(*arguments, candidates=candidates).tolist() == expected.tolist()
+    min_p = torch.full((count,), least) if least else None
+    expected = sampling.sample(*arguments, min_p=min_p)
+    assert sample(*arguments, min_p=min_p, candidates=candidates).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "equals"])
@@ -66,3 +72,10 @@ def test_drawn_limits(vocab: int, seed: int, heat: float, k: int, p: float, coar
     k = min(k, vocab)
     candidates = k if k else (0 if p == 1 else vocab)
     both(rows(1, vocab, seed, coarse=coarse), [heat], [k], [p], candidates)
+
+
+@pytest.mark.parametrize("least", [0.01, 0.6])
+@pytest.mark.parametrize("candidates", [0, 40, 700])
+def test_min_p_after_the_other_limits(candidates: int, least: float) -> None:
+    k = 40 if candidates == 40 else 0
+    both(rows(6, 700, 2), [1.0] * 6, [k] * 6, [0.8 if candidates else 1.0] * 6, candidates, least)
