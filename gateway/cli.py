@@ -39,6 +39,10 @@ Key = Annotated[
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")]
 Bytes = Annotated[str | None, typer.Option("--kv-bytes", help="Memory for KV, such as 512MiB or 8GiB.")]
+HostBytes = Annotated[
+    str | None,
+    typer.Option("--host-bytes", help="Memory for KV below the device; 0 for none, a share by default."),
+]
 Context = Annotated[
     int | None, typer.Option(min=1, help="Longest sequence in tokens; the model's own by default.")
 ]
@@ -63,6 +67,7 @@ def serve(
     device: Device = "auto",
     dtype: Dtype = "auto",
     kv_bytes: Bytes = None,
+    host_bytes: HostBytes = None,
     max_context: Context = None,
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed by one step.")] = 512,
     max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
@@ -82,6 +87,7 @@ def serve(
         dtype,
         kv_bytes,
         max_context,
+        host_bytes=host_bytes,
         max_step_tokens=max_step_tokens,
         max_sequences=max_sequences,
     )
@@ -114,12 +120,17 @@ def doctor(
     device: Device = "auto",
     dtype: Dtype = "auto",
     kv_bytes: Bytes = None,
+    host_bytes: HostBytes = None,
     max_context: Context = None,
 ) -> None:
     """Show device, versions, memory and its arithmetic, and the class of the model's chat template."""
     from .doctor import run
 
-    settings = None if model is None else _engine_settings(model, device, dtype, kv_bytes, max_context)
+    settings = (
+        None
+        if model is None
+        else _engine_settings(model, device, dtype, kv_bytes, max_context, host_bytes=host_bytes)
+    )
     raise typer.Exit(run(settings))
 
 
@@ -148,6 +159,7 @@ def _engine_settings(
     dtype: str,
     kv_bytes: str | None,
     max_context: int | None,
+    host_bytes: str | None = None,
     max_step_tokens: int = 512,
     max_sequences: int = 64,
 ) -> EngineSettings:
@@ -156,7 +168,8 @@ def _engine_settings(
             model=model,
             device=device,
             dtype=dtype,
-            kv_bytes=None if kv_bytes is None else _bytes(kv_bytes),
+            kv_bytes=None if kv_bytes is None else _bytes("--kv-bytes", kv_bytes),
+            host_bytes=None if host_bytes is None else _bytes("--host-bytes", host_bytes),
             max_context=max_context,
             max_step_tokens=max_step_tokens,
             max_sequences=max_sequences,
@@ -174,11 +187,11 @@ def _default_store(model: str) -> Path:
     return root / "holdfast" / model_name(model).replace("/", "--")
 
 
-def _bytes(text: str) -> int:
+def _bytes(option: str, text: str) -> int:
     """``8GiB``, ``512 MiB``, ``4096``: a size in bytes."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        _refuse(f"--kv-bytes {text!r} is not a size such as 512MiB or 8GiB")
+        _refuse(f"{option} {text!r} is not a size such as 512MiB or 8GiB")
     return int(float(found["number"]) * 1024 ** " kmgt".index(found["prefix"].lower() or " "))
 
 

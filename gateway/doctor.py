@@ -20,6 +20,7 @@ from rich.table import Table
 
 from .. import __version__
 from ..runtime.errors import RuntimeFault
+from ..runtime.hosting import host_bytes
 from ..runtime.link.messages import SamplingDefaults
 from ..runtime.settings import EngineSettings
 from ..runtime.sizing import blocks_of, context_of, cuda_kv_bytes, host_kv_bytes
@@ -103,6 +104,8 @@ def _room(settings: EngineSettings, per_token: int, weights: int, model_context:
     tokens = blocks * settings.block_tokens
     yield "KV on " + device, f"{_size(blocks * block_bytes)} = {blocks:,} blocks × {block_bytes:,} B"
     yield "tokens that fit", _product((("blocks", blocks), ("tokens", settings.block_tokens)), "tokens")
+    below = host_bytes(settings)
+    yield "KV in the host tier", f"{_size(below)} = {below // block_bytes:,} blocks" if below else "none"
     fit = f"{tokens / context:.1f} sessions of the longest context ({context:,})"
     yield "sessions that fit", fit if tokens >= context else f"none of {context:,} tokens: too few blocks"
 

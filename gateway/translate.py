@@ -179,14 +179,14 @@ def usage_of(usage: TurnUsage) -> Usage:
 
 
 def receipt_of(usage: TurnUsage) -> KVReceipt:
-    """What a turn's KV cost. Without host and disk tiers all that was found was on the device."""
+    """What a turn's KV cost, and where what it did not compute was found."""
     return KVReceipt(
         new=usage.new_tokens,
         prefilled=usage.prefilled_tokens,
-        resident=usage.cached_tokens,
+        resident=usage.cached_tokens - usage.host_tokens - usage.disk_tokens,
         recomputed=usage.recomputed_tokens,
-        host=0,
-        disk=0,
+        host=usage.host_tokens,
+        disk=usage.disk_tokens,
         restore_ms=0.0,
         miss_reason=None if usage.miss_reason is None else usage.miss_reason.value,
     )

@@ -7,6 +7,7 @@
     ├── PoolExhausted         more blocks asked for than can be had now: wait, preempt or refuse
     ├── BookkeepingError      our own mistake, never the user's
     │   ├── BlockMisused      a block is not in the state that the act needs; names both
+    │   ├── SlotMisused       a host slot cannot go from the state it is in to the one asked for
     │   ├── StepOutOfOrder    steps must be launched and finished in rising order
     │   └── LeakFound         an audit's books do not balance
     └── RecordUnavailable     a tier has no usable record under this key
@@ -46,6 +47,16 @@ class BlockMisused(BookkeepingError):
         self.block = block
         self.state = state
         self.act = act
+
+
+class SlotMisused(BookkeepingError):
+    """``slot`` is in state ``state``, from which it cannot become ``wanted``."""
+
+    def __init__(self, slot: int, state: str, wanted: str) -> None:
+        super().__init__(f"slot {slot} is {state}: it cannot become {wanted}")
+        self.slot = slot
+        self.state = state
+        self.wanted = wanted
 
 
 class StepOutOfOrder(BookkeepingError):

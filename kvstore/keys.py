@@ -44,6 +44,7 @@ class BlockHasher:
         self.block_tokens = block_tokens
         self._root = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"holdfast.root")
         self._block = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"holdfast.block")
+        self._tail = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"holdfast.tail")
 
     def root(self, namespace: bytes, salt: bytes) -> bytes:
         """The state before the first block, for one `namespace_digest` and one tenant's ``salt``."""
@@ -55,6 +56,20 @@ class BlockHasher:
         """The key of the block that follows ``parent`` and holds ``tokens``, ``[block_tokens]``."""
         assert len(tokens) == self.block_tokens, "only full blocks have a key"
         return self.chain(parent, tokens)[0]
+
+    def tail(self, parent: bytes, tokens: TokenIds) -> bytes:
+        """The key of a partial last block that follows ``parent`` and holds exactly ``tokens``.
+
+        Their number is part of it: a record of more or of fewer tokens has another key.
+        """
+        assert 0 < len(tokens) < self.block_tokens, "a tail is neither empty nor full"
+        state = self._tail.copy()
+        state.update(parent + len(tokens).to_bytes(8, "little") + tokens.astype("<i8").tobytes())
+        return state.digest()
+
+    def space(self, namespace: bytes) -> bytes:
+        """16 bytes that tell records of this ``namespace`` and secret from all others."""
+        return self.root(namespace, b"records")
 
     def chain(self, parent: bytes, tokens: TokenIds) -> list[bytes]:
         """The keys of the *full* blocks of ``tokens``, the first of which follows ``parent``."""

@@ -19,7 +19,7 @@ Knows ids only: no tensors, no tokens, no sequences. One thread uses it.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -190,6 +190,16 @@ class BlockPool:
         self.release([block], owner)
         self._hold([first], owner)
         return first
+
+    def distrust(self, blocks: Iterable[int]) -> None:
+        """Nobody knows what these hold: they are found no longer, and free once nobody holds them.
+
+        Those that nobody holds now, but that would be kept, are given up at once.
+        """
+        for block in blocks:
+            self._unseal([block])
+            if self._cached.remove(block):
+                self._free.append(block)
 
     def launched(self, step: int) -> None:
         """The device may read and write any held block until `finished`.

@@ -13,10 +13,13 @@ import torch
 from ..kvstore.arena import DeviceArena
 from ..kvstore.errors import GroupInvalid
 from ..kvstore.groups import KVGroup
+from ..kvstore.host import HostTier
 from ..kvstore.keys import BlockHasher
+from ..kvstore.moves import BlockMover
 from ..kvstore.pool import BlockPool
 from .engine import Engine
 from .errors import SettingsInvalid
+from .hosting import host_memory, host_tier
 from .link.messages import Hello
 from .link.pulse import Pulse
 from .link.serve import Loaded, Progress
@@ -25,15 +28,18 @@ from .model.load import LoadedModel, load_model
 from .paced import PacedRunner
 from .runner import TorchRunner
 from .scheduler import Scheduler
-from .settings import EngineSettings, SchedulerSettings
+from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
 from .sizing import blocks_of, context_of, cuda_kv_bytes, host_kv_bytes
 
-SECRET_BYTES = 32
 KVGroups: TypeAlias = tuple[KVGroup, ...]
 
 
-def load_engine(settings: EngineSettings, progress: Progress, pulse: Pulse) -> Loaded:
+def load_engine(
+    settings: EngineSettings, progress: Progress, pulse: Pulse, memory: int | None = None
+) -> Loaded:
     """Load the model and build its engine; ``pulse`` is told before each step how long it may take.
+
+    ``memory``: the host tier's, a file descriptor that outlives the engine; without it the engine makes one.
 
     Raises:
         ModelUnreadable: naming file and cause.
@@ -42,14 +48,14 @@ def load_engine(settings: EngineSettings, progress: Progress, pulse: Pulse) -> L
     model = load_model(settings.model, settings.device, settings.dtype, progress, settings.max_context)
     progress(1.0, "allocating the KV arena")
     try:
-        engine, numbers, groups = _engine(settings, model, pulse)
+        engine, numbers, groups = _engine(settings, model, pulse, memory)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
     return Loaded(engine, _hello(model, numbers, groups))
 
 
 def _engine(
-    settings: EngineSettings, model: LoadedModel, pulse: Pulse
+    settings: EngineSettings, model: LoadedModel, pulse: Pulse, memory: int | None
 ) -> tuple[Engine, SchedulerSettings, KVGroups]:
     device = model.decoder.device
     groups = model.kv_groups(settings.block_tokens)
@@ -66,9 +72,26 @@ def _engine(
             arena.poison(range(blocks))
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
     pool = BlockPool(blocks, settings.block_tokens, debug=settings.debug)
-    scheduler = Scheduler(numbers, pool, hasher, model.namespace(groups))
-    runner = PacedRunner(TorchRunner(model.decoder, *arenas), pulse)
+    namespace = model.namespace(groups)
+    tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
+    scheduler = Scheduler(numbers, pool, hasher, namespace, tier)
+    mover = None if tier is None else BlockMover(arenas, tier.memory)
+    runner = PacedRunner(TorchRunner(model.decoder, *arenas, mover=mover), pulse)
     return Engine(scheduler, runner, debug=settings.debug), numbers, groups
+
+
+def _tier(
+    settings: EngineSettings, memory: int | None, hasher: BlockHasher, namespace: bytes, block_bytes: int
+) -> HostTier | None:
+    if memory is not None:
+        return host_tier(memory, hasher, namespace, block_bytes)
+    own = host_memory(settings)
+    if own is None:
+        return None
+    try:
+        return host_tier(own, hasher, namespace, block_bytes)
+    finally:
+        os.close(own)
 
 
 def _allowed_bytes(device: torch.device) -> int:

@@ -30,10 +30,11 @@ GRACE = 5.0  # seconds the step in flight has to end once the other end closed
 
 
 def main() -> int:
-    """Serve on the socket that ``--fd`` names."""
+    """Serve on the socket that ``--fd`` names, with the host tier in ``--memory``."""
     parser = argparse.ArgumentParser(description="The engine's process; started by holdfast itself.")
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
     parser.add_argument("--box", type=int, help="a black box's descriptor")
+    parser.add_argument("--memory", type=int, help="the host tier's memory, a memfd")
     given = parser.parse_args()
     sock = socket.socket(fileno=given.fd)
     sock.set_inheritable(False)  # its end must be ours alone, or nobody would see it
@@ -44,12 +45,13 @@ def main() -> int:
         box.take_stacks()
     logging.basicConfig(format="holdfast engine: %(levelname)s: %(message)s")
     try:
-        return _serve(sock, Pulse(record=box.record) if box is not None else Pulse())
+        pulse = Pulse(record=box.record) if box is not None else Pulse()
+        return _serve(sock, pulse, given.memory)
     except RuntimeFault:  # `Fatal` has told it: the parent says it, once
         return EXIT_UNSERVABLE
 
 
-def _serve(sock: socket.socket, pulse: Pulse) -> int:
+def _serve(sock: socket.socket, pulse: Pulse, memory: int | None) -> int:
     try:
         settings = receive_one(sock, EngineSettings)
     except LinkClosed:
@@ -62,7 +64,7 @@ def _serve(sock: socket.socket, pulse: Pulse) -> int:
     def load(progress: Progress, pulse: Pulse) -> Loaded:
         from .build import load_engine  # torch comes with it: heartbeats go out meanwhile
 
-        return load_engine(settings, progress, pulse)
+        return load_engine(settings, progress, pulse, memory)
 
     serve(sock, load, _leave_soon, pulse)
     return 0

@@ -20,17 +20,20 @@ class Committer:
         self._paging = paging
         self._counters = counters
 
-    def commit(self, plan: Plan, outcomes: Items[Outcome]) -> list[Row]:
-        """Take over what ``plan`` computed; returns a row for each turn that sampled a token or ended."""
+    def commit(self, plan: Plan, outcomes: Items[Outcome], *, moved: bool = True) -> list[Row]:
+        """Take over what ``plan`` computed; returns a row for each turn that sampled a token or ended.
+
+        Not ``moved``: it failed as a whole, so that its moves may not have been made.
+        """
         self._paging.pool.finished(plan.step)
+        flights = [self._flight(row.seq, plan.step) for row in plan.rows]
+        if moved:
+            self._paging.moves.finish(plan)
+        else:
+            self._distrust(plan)
         rows: list[Row] = []
-        for planned, outcome in zip(plan.rows, outcomes, strict=True):
-            sequence = self._roster.sequences.get(planned.seq)
-            flight = sequence.in_flight.pop(plan.step, None) if sequence is not None else None
-            if sequence is None or flight is None:  # stopped, cut, preempted, ended or closed since
-                self._counters.discarded += 1
-                continue
-            row = self._land(sequence, flight, outcome)
+        for landed, outcome in zip(flights, outcomes, strict=True):
+            row = None if landed is None else self._land(*landed, outcome)
             if row is not None:
                 rows.append(row)
         return rows
@@ -38,7 +41,7 @@ class Committer:
     def revoke(self, plan: Plan) -> list[Sequence]:
         """``plan`` failed as a whole: nothing of it counts; returns the sequences that were to go on by it.
 
-        Its copies may not have been made, so blocks that were their targets are not trusted either.
+        Its moves may not have been made, so blocks that were their targets are not trusted either.
         """
         self._paging.pool.finished(plan.step)
         suspects = []
@@ -50,21 +53,37 @@ class Committer:
                 suspects.append(sequence)
                 if sequence.turn is None:
                     self._roster.touch(sequence)
-        targets = {copy.target for copy in plan.copies}
-        if targets:
-            for sequence in self._roster.sequences.values():
-                tail = sequence.computed // self._paging.block_tokens
-                if tail < len(sequence.table) and sequence.table[tail] in targets:
-                    self._paging.drop_tail(sequence)
+        self._distrust(plan)
         return suspects
 
     def end(self, sequence: Sequence) -> Work | None:
         """End a turn, for whatever reason; the sequence keeps what is computed and is idle."""
         work = sequence.end()
         self._paging.trim(sequence)
+        self._paging.settle(sequence)
         self._roster.rest(sequence)
         self._counters.turns += 1
         return work
+
+    def _distrust(self, plan: Plan) -> None:
+        """Whoever holds a block that ``plan`` was to fill by a copy or a load drops it, and all behind it."""
+        self._paging.moves.revoke(plan)
+        targets = [copy.target for copy in plan.copies] + [load.block for load in plan.loads]
+        if not targets:
+            return
+        for sequence in self._roster.sequences.values():
+            if self._paging.distrust(sequence, targets) and sequence.turn is None:
+                self._roster.touch(sequence)
+        self._paging.pool.distrust(targets)
+
+    def _flight(self, seq: int, step: int) -> tuple[Sequence, Flight] | None:
+        """What step ``step`` did for a sequence; None if it was stopped, cut, preempted or closed since."""
+        sequence = self._roster.sequences.get(seq)
+        flight = sequence.in_flight.pop(step, None) if sequence is not None else None
+        if sequence is None or flight is None:
+            self._counters.discarded += 1
+            return None
+        return sequence, flight
 
     def _land(self, sequence: Sequence, flight: Flight, outcome: Outcome) -> Row | None:
         if isinstance(outcome, RowFault):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Counters:
     """Tokens: ``computed`` by all rows; of these ``prefilled`` for the first time and ``recomputed``, the rest
-    decoded; ``adopted`` from the prefix cache, ``sampled``.
+    decoded; ``adopted`` from the prefix cache, ``restored`` from the host tier, ``sampled``.
 
     Rows: ``rows``, ``discarded`` (their sequence had moved on), ``faults``. Sequences: ``turns`` ended,
     ``preempted`` (running), ``taken`` (idle or waiting ones that lost their KV). ``stalls``: rows left out
@@ -24,6 +24,7 @@ class Counters:
     prefilled: int = 0
     recomputed: int = 0
     adopted: int = 0
+    restored: int = 0
     sampled: int = 0
     turns: int = 0
     preempted: int = 0

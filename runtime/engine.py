@@ -134,21 +134,22 @@ class Engine:
             if plan_alone is None:  # no blocks for it now; it comes again with the others
                 survivors += 1
                 continue
-            outcomes = self._run_alone(plan_alone)
-            survivors += not isinstance(outcomes[0], RowFault)
-            rows += self.scheduler.commit(plan_alone, outcomes)
+            outcomes, moved = self._run_alone(plan_alone)
+            survivors += moved and not any(isinstance(outcome, RowFault) for outcome in outcomes)
+            rows += self.scheduler.commit(plan_alone, outcomes, moved=moved)
         self._lost_steps = 0 if survivors else self._lost_steps + 1
         if self._lost_steps >= MOST_LOST_STEPS:
             raise EngineDied(f"{MOST_LOST_STEPS} steps in a row failed: {_text(error)}") from error
         return rows
 
-    def _run_alone(self, plan: Plan) -> list[Outcome]:
+    def _run_alone(self, plan: Plan) -> tuple[list[Outcome], bool]:
+        """Outcomes of the plan's rows, and whether it ran: then its moves were made."""
         try:
-            return self._runner.launch(plan).tokens()
+            return self._runner.launch(plan).tokens(), True
         except EngineDied:
             raise
         except Exception as error:
-            return [RowFault(_text(error))]
+            return [RowFault(_text(error)) for _ in plan.rows], False
 
     def _settle(self, handle: Handle) -> None:
         """Wait until a step that no longer counts is done with the device."""

@@ -1,25 +1,33 @@
 """A sequence's blocks: the only place where sequences and the pool meet.
 
 Finds cached prefixes, leases blocks to write, copies a tail that is shared before it is written, names full
-blocks, gives blocks back. Decides nothing: who may have blocks is `pressure`'s affair, what is computed is
-`planning`'s.
+blocks, gives blocks back; has blocks kept in the host tier and brought up from it. Decides nothing: who may
+have blocks is `pressure`'s affair, what is computed is `planning`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
+
+import numpy as np
 
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
+from .moves import Moves
 from .plan import BlockCopy
 from .sequence import Sequence
+
+MOST_SAVED_AGAIN = 64
+"""Blocks that the end of a turn saves because the host tier gave them up meanwhile."""
 
 
 class Paging:
     """Moves blocks between sequences and ``pool``; keys are made by ``hasher`` under ``namespace``."""
 
-    def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes) -> None:
+    def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, moves: Moves) -> None:
         self.pool = pool
+        self.moves = moves
         self.block_tokens = hasher.block_tokens
         self._hasher = hasher
         self._namespace = namespace
@@ -59,6 +67,62 @@ class Paging:
         sequence.shared_tail = False
         sequence.frontier = max(sequence.frontier, sequence.computed)
         return sequence.computed - before
+
+    def below(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the records in the host tier that go on where the computed tokens end, a tail the last.
+
+        As with `adopt` never up to the last token. Their bytes are not checked yet.
+        """
+        tier, size = self.moves.tier, self.block_tokens
+        most = len(sequence.tokens) - 1
+        if (
+            tier is None
+            or not len(tier)
+            or sequence.planned != sequence.computed
+            or sequence.computed >= most
+        ):
+            return []
+        own = sequence.computed // size
+        self._hash(sequence, most // size)
+        keys = sequence.keys[own : most // size]
+        found = keys[: len(self.moves.found(keys))]
+        at = own + len(found)
+        parent = sequence.keys[at - 1] if at else sequence.root
+        for end in range(min(most, (at + 1) * size - 1), max(at * size, sequence.computed), -1):
+            tail = self._hasher.tail(parent, sequence.tokens.span(at * size, end))
+            if tail in tier:
+                return [*found, tail]
+        return found
+
+    def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
+        """Lease blocks, which are available, for as many of ``keys`` (see `below`) as are sound, and load them.
+
+        Returns tokens restored. The blocks are found by their keys at once: whoever reads them does so in this
+        step or a later one.
+        """
+        slots = self.moves.checked(keys)
+        if not slots or self.moves.tier is None:
+            return 0
+        own = sequence.computed // self.block_tokens
+        blocks = self.pool.lease(len(slots), sequence.id)
+        self._drop(sequence, own)
+        end = own * self.block_tokens
+        for key, slot, leased in zip(keys, slots, blocks, strict=False):
+            block, tokens = leased, self.moves.tier.tokens_of(slot)
+            if tokens == self.block_tokens:
+                block = self.pool.join(leased, key, sequence.id)
+            if block == leased:
+                self.moves.load(slot, leased)
+            sequence.table.append(block)
+            end += tokens
+            if tokens < self.block_tokens:
+                sequence.tail = key, end
+        restored, sequence.computed, sequence.planned = end - sequence.computed, end, end
+        sequence.sealed = end // self.block_tokens
+        sequence.shared_tail = False
+        sequence.frontier = max(sequence.frontier, end)
+        sequence.host += restored
+        return restored
 
     def shortfall(self, sequence: Sequence, end: int) -> int:
         """Blocks to lease before ``[planned, end)`` is computed: new ones, and a copy of a shared tail."""
@@ -109,7 +173,32 @@ class Paging:
             kept = self.pool.join(block, sequence.keys[index], sequence.id)
             if kept != block:
                 sequence.table.replace(index, kept)
+            self.moves.save(sequence.keys[index], kept)
         sequence.sealed = full
+
+    def save_tail(self, sequence: Sequence) -> None:
+        """Have the partial last block kept below, in place of the one that was kept before it."""
+        full, part = divmod(sequence.computed, self.block_tokens)
+        if not part or self.moves.tier is None:
+            return
+        self._hash(sequence, full)
+        parent = sequence.keys[full - 1] if full else sequence.root
+        key = self._hasher.tail(parent, sequence.tokens.span(sequence.computed - part, sequence.computed))
+        if sequence.tail is not None and sequence.tail[0] != key:
+            self.moves.drop(sequence.tail[0])
+        self.moves.save(key, sequence.table[full], part)
+        sequence.tail = key, sequence.computed
+
+    def settle(self, sequence: Sequence) -> None:
+        """A turn is over: all of it is kept below, and was used now."""
+        if self.moves.tier is None:
+            return
+        self.save_tail(sequence)
+        keys = sequence.keys[: sequence.sealed]
+        missing = (at for at, key in enumerate(keys) if not self.moves.tier.sought(key))
+        for at in list(islice(missing, MOST_SAVED_AGAIN)):
+            self.moves.save(keys[at], sequence.table[at])
+        self.moves.touch([*keys, *([sequence.tail[0]] if sequence.tail else [])])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Share with ``child``, whose tokens begin ``parent``'s, the committed KV of those tokens."""
@@ -158,15 +247,33 @@ class Paging:
         del sequence.keys[length // self.block_tokens :]
         sequence.frontier = min(sequence.frontier, length)
 
+    def distrust(self, sequence: Sequence, blocks: list[int]) -> bool:
+        """Drop all from the first of ``blocks`` on, whose content nobody knows; whether it had one."""
+        places = np.nonzero(np.isin(sequence.table.view, blocks))[0]
+        if not len(places):
+            return False
+        self.cut(sequence, min(sequence.computed, int(places[0]) * self.block_tokens))
+        sequence.unmatched = True
+        return True
+
     def drop_tail(self, sequence: Sequence) -> None:
         """Give up the partial last block: it will be computed again instead of copied."""
         self.cut(sequence, sequence.computed // self.block_tokens * self.block_tokens)
 
     def surrender(self, sequence: Sequence, *, keep: bool = True) -> int:
-        """Give all blocks back; returns how many. Sealed ones stay findable with ``keep``."""
+        """Give all blocks back; returns how many. With ``keep`` sealed ones stay findable, and the tail too.
+
+        Without it nobody finds those that nobody else holds, on any tier.
+        """
         sequence.recall()
         held = len(sequence.table)
+        if keep:
+            self.save_tail(sequence)
         self._drop(sequence, 0, keep=keep)
+        if not keep:
+            self._drop_below(sequence)
+        if sequence.turn is None or sequence.turn.resident is None:
+            sequence.host = 0
         sequence.computed = sequence.planned = sequence.sealed = 0
         sequence.shared_tail = False
         sequence.unmatched = True
@@ -183,6 +290,13 @@ class Paging:
     def _drop(self, sequence: Sequence, kept: int, *, keep: bool = True) -> None:
         if kept < len(sequence.table):
             self.pool.release(sequence.table.truncate(kept), sequence.id, keep=keep)
+
+    def _drop_below(self, sequence: Sequence) -> None:
+        for key in sequence.keys:
+            if self.pool.index.block_of(key) is None:
+                self.moves.drop(key)
+        if sequence.tail is not None:
+            self.moves.drop(sequence.tail[0])
 
     def _hash(self, sequence: Sequence, blocks: int) -> None:
         """Make the keys of the first ``blocks`` blocks, those that are not made yet."""

@@ -49,12 +49,43 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockSave:
+    """Copy a block into a host slot, its slots behind the first ``tokens`` as zeros.
+
+    It may run beside the rows, but reads what stood there before this plan: it comes before any load, copy or
+    row of this plan or a later one that writes ``block``. Done when ``tokens()`` returns.
+    """
+
+    block: int
+    slot: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoad:
+    """Copy a host slot into a block, before the step's copies and rows."""
+
+    slot: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: copies first, then rows."""
+    """One step: saves, loads and copies first, then rows. It may have moves only."""
 
     step: int
     rows: tuple[PlanRow, ...]
     copies: tuple[BlockCopy, ...] = ()
+    saves: tuple[BlockSave, ...] = ()
+    loads: tuple[BlockLoad, ...] = ()
+
+    def written(self, block_tokens: int) -> set[int]:
+        """Blocks that its loads, copies and rows write."""
+        blocks = {load.block for load in self.loads} | {copy.target for copy in self.copies}
+        for row in self.rows:
+            end = row.first + row.count
+            blocks.update(row.table[row.first // block_tokens : -(-end // block_tokens)].tolist())
+        return blocks
 
     @property
     def tokens(self) -> int:

@@ -66,12 +66,12 @@ class Planner:
             if plan is not None or suspect.in_flight:
                 return plan
         running = [sequence for sequence in roster.running.values() if not sequence.alone]
-        for sequence in running:
-            self._adopt(sequence)
+        ready = {sequence.id for sequence in running if self._adopt(sequence)}
         to_do = [sequence.to_do for sequence in running]
         draft = self._draft(self._settings.max_step_tokens - to_do.count(1))
         for sequence, tokens in zip(running, to_do, strict=True):
-            if sequence.id in roster.running:  # else preempted for an older one
+            # Else it was preempted for an older one, or waits for blocks to bring KV up into.
+            if sequence.id in roster.running and sequence.id in ready:
                 self._add(draft, sequence, tokens, reserved=tokens == 1)
         if not roster.waiting:
             self._add_idle(draft)
@@ -80,27 +80,47 @@ class Planner:
     def plan_alone(self, sequence: Sequence) -> Plan | None:
         """A step for one sequence; None if it has nothing to do or finds no blocks."""
         draft = self._draft(self._settings.max_step_tokens)
-        self._adopt(sequence)
-        self._add(draft, sequence, sequence.to_do, reserved=False)
+        if self._adopt(sequence):
+            self._add(draft, sequence, sequence.to_do, reserved=False)
         return self._emit(draft)
 
     def _draft(self, chunk: int) -> _Draft:
         return _Draft(self._counters.steps + 1, chunk)
 
     def _emit(self, draft: _Draft) -> Plan | None:
-        if not draft.rows:
+        if not draft.rows and not self._paging.moves.waiting:
             return None
         self._paging.launched(draft.step)
-        plan = Plan(draft.step, tuple(draft.rows), tuple(draft.copies))
+        plan = Plan(draft.step, tuple(draft.rows), tuple(draft.copies), *self._paging.moves.emit())
         self._counters.steps = draft.step
         self._counters.rows += len(plan.rows)
         self._counters.copies += len(plan.copies)
         return plan
 
-    def _adopt(self, sequence: Sequence) -> None:
-        if sequence.unmatched and sequence.planned == sequence.computed:
-            sequence.unmatched = False
-            self._counters.adopted += self._paging.adopt(sequence)
+    def _adopt(self, sequence: Sequence) -> bool:
+        """Take over what the prefix cache and the host tier hold of a sequence, if not asked since it changed.
+
+        False: the blocks to bring KV up into lie behind the step fence; the sequence stands still meanwhile.
+        """
+        if not sequence.unmatched or sequence.planned != sequence.computed:
+            return True
+        sequence.unmatched = False
+        adopted = self._paging.adopt(sequence)
+        self._counters.adopted += adopted
+        sequence.found(adopted)
+        keys = self._paging.below(sequence)
+        if not keys:
+            return True
+        if len(keys) > self._pool.available:
+            self._pressure.relieve(len(keys), sequence)
+        room, coming = self._pool.available, self._pool.statistics().fenced
+        if room < len(keys):
+            sequence.unmatched = True  # the rest another time
+            if coming and room + coming >= len(keys):
+                self._counters.stalls += 1
+                return False
+        self._counters.restored += self._paging.restore(sequence, keys[:room])
+        return True
 
     def _add_idle(self, draft: _Draft) -> None:
         for sequence in list(islice(self._roster.prefill.values(), self._settings.max_sequences)):
@@ -108,7 +128,8 @@ class Planner:
                 return
             # else its KV was taken for one used after it; a suspect is not computed before its turn
             if sequence.id in self._roster.prefill and not sequence.alone:
-                self._adopt(sequence)
+                if not self._adopt(sequence):
+                    continue
                 self._add(draft, sequence, sequence.to_do, reserved=False)
                 if not sequence.to_do:
                     del self._roster.prefill[sequence.id]

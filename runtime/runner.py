@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..kernels.batch import PagedBatch, upload
 from ..kvstore.arena import DeviceArena
+from ..kvstore.moves import BlockMover, Saving
 from .device import device_watched
 from .drawing import draw, outcome
 from .model.decoder import Decoder
@@ -29,10 +30,15 @@ class _Sampled:
 
 
 class TorchRunner:
-    """`plan.Runner` over a decoder and its KV groups' arenas; a block id names a block in each of them."""
+    """`plan.Runner` over a decoder and its KV groups' arenas; a block id names a block in each of them.
 
-    def __init__(self, decoder: Decoder, *arenas: DeviceArena) -> None:
+    ``mover``: what copies blocks to the tier below and back; without one no plan may ask for it.
+    """
+
+    def __init__(self, decoder: Decoder, *arenas: DeviceArena, mover: BlockMover | None = None) -> None:
         self._decoder = decoder
+        self._mover = mover
+        self._block_tokens = arenas[0].group.block_tokens
         self._arenas = tuple(arena.kv for arena in arenas)
         nothing = torch.zeros(0, dtype=torch.int64, device=decoder.device)
         # The step launched last, and the one before it that feeds it; so too when it is launched again.
@@ -45,10 +51,11 @@ class TorchRunner:
         """
         with device_watched(), torch.inference_mode():
             kernels = self._decoder.kernels
+            saving = self._move(plan)
             for arena in self._arenas if plan.copies else ():
                 kernels.copy_blocks(arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
             if not plan.rows:
-                return TorchHandle(plan.rows, None)
+                return TorchHandle(plan.rows, None, saving)
             if plan.step != self._last.step:
                 self._before = self._last
             batch = kernels.lay_out(
@@ -61,7 +68,15 @@ class TorchRunner:
             hidden = self._decoder.hidden(tokens, batch, self._arenas)
             drawn = self._draw(plan, hidden, batch, tokens)
             self._last = _Sampled(plan.step, drawn[:, 0])
-            return TorchHandle(plan.rows, drawn)
+            return TorchHandle(plan.rows, drawn, saving)
+
+    def _move(self, plan: Plan) -> Saving | None:
+        if self._mover is None:
+            assert not plan.saves and not plan.loads, "moves, but nothing to move them with"
+            return None
+        saves = [(save.block, save.slot, save.tokens) for save in plan.saves]
+        loads = [(load.slot, load.block) for load in plan.loads]
+        return self._mover.move(saves, loads, plan.written(self._block_tokens) if saves else ())
 
     def _input_ids(self, plan: Plan) -> Tensor:
         """The step's token ids, int64 ``[tokens]``: the plan's own, and those the step before samples."""
@@ -92,9 +107,12 @@ class TorchRunner:
 class TorchHandle:
     """A step in flight: outcomes come down behind an event on CUDA, and are there at once elsewhere."""
 
-    def __init__(self, rows: tuple[PlanRow, ...], outcomes: Tensor | None) -> None:
+    def __init__(
+        self, rows: tuple[PlanRow, ...], outcomes: Tensor | None, saving: Saving | None = None
+    ) -> None:
         self._rows = rows
         self._outcomes = outcomes
+        self._saving = saving
         self._done: torch.cuda.Event | None = None
         if outcomes is not None and outcomes.device.type == "cuda":
             self._outcomes = torch.empty(outcomes.shape, dtype=outcomes.dtype, pin_memory=True)
@@ -107,6 +125,8 @@ class TorchHandle:
         if self._done is not None:
             with device_watched():
                 self._done.synchronize()
+        if self._saving is not None:
+            self._saving.wait()
         if self._outcomes is None:
             return []
         return [outcome(row, line) for row, line in zip(self._rows, self._outcomes.tolist(), strict=True)]

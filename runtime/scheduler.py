@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import asdict
 
+from ..kvstore.host import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from .commit import Committer
@@ -35,6 +36,7 @@ from .link.messages import (
     Stop,
     Truncate,
 )
+from .moves import Moves
 from .paging import Paging
 from .plan import Outcome, Plan
 from .planning import Planner
@@ -54,6 +56,7 @@ class Scheduler:
         pool: ``settings.blocks`` blocks, used by nobody else.
         hasher: names blocks of ``settings.block_tokens`` tokens.
         namespace: the digest of all that decides what a block's bytes mean.
+        tier: keeps blocks below the device, under the same names; None without one.
 
     Raises:
         SettingsInvalid: pool or hasher are made for other numbers.
@@ -65,6 +68,7 @@ class Scheduler:
         pool: BlockPool,
         hasher: BlockHasher,
         namespace: bytes = b"",
+        tier: HostTier | None = None,
     ) -> None:
         if pool.blocks != settings.blocks or hasher.block_tokens != settings.block_tokens:
             raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
@@ -72,7 +76,8 @@ class Scheduler:
         self.pool = pool
         self.counters = Counters()
         self._roster = Roster()
-        self._paging = Paging(pool, hasher, namespace)
+        self._moves = Moves(tier, settings.block_tokens)
+        self._paging = Paging(pool, hasher, namespace, self._moves)
         pressure = Pressure(settings, self._roster, self._paging, self.counters)
         self._planner = Planner(settings, self._roster, self._paging, pressure, self.counters)
         self._committer = Committer(self._roster, self._paging, self.counters)
@@ -105,9 +110,9 @@ class Scheduler:
         """A step for this sequence alone, to find out whether it is the one that fails."""
         return self._planner.plan_alone(self._roster[seq])
 
-    def commit(self, plan: Plan, outcomes: Items[Outcome]) -> list[Row]:
-        """``plan`` is done; ``outcomes`` are aligned with its rows."""
-        return self._committer.commit(plan, outcomes)
+    def commit(self, plan: Plan, outcomes: Items[Outcome], *, moved: bool = True) -> list[Row]:
+        """``plan`` is done; ``outcomes`` are aligned with its rows. Not ``moved``: it failed as a whole."""
+        return self._committer.commit(plan, outcomes, moved=moved)
 
     def revoke(self, plans: Iterable[Plan]) -> list[int]:
         """Take back these plans, all that are in flight, which failed as a whole; returns their sequences."""
@@ -133,12 +138,13 @@ class Scheduler:
             "idle_prefill": len(roster.prefill),
         }
         pool = {f"pool_{name}": value for name, value in asdict(self.pool.statistics()).items()}
-        return {**gauges, **pool, **asdict(self.counters)}
+        return {**gauges, **pool, **self._moves.statistics(), **asdict(self.counters)}
 
     def audit(self) -> None:
-        """Check that the pool's references are those of the open sequences, to the block.
+        """Check that the pool's references are those of the open sequences, to the block, and the tier's books.
 
         Raises:
             LeakFound: they are not.
         """
         self.pool.audit(self._paging.held(self._roster.sequences.values()))
+        self._moves.audit()

@@ -72,6 +72,8 @@ class Sequence:
     ``unmatched``: the prefix cache has not been asked since tokens came or KV went.
     ``frontier``: tokens that have had KV at some time; computing below it is work done again.
     ``alone``: suspected of having killed an engine; shares no step until it has sampled a token.
+    ``tail``: key and end of the partial last block that was saved last. ``host``: tokens brought up from there
+    on the account that the next turn settles.
     """
 
     id: int
@@ -92,6 +94,8 @@ class Sequence:
     prefilled: int = 0
     recomputed: int = 0
     alone: bool = False
+    tail: tuple[bytes, int] | None = None
+    host: int = 0
 
     @property
     def total(self) -> int:
@@ -174,7 +178,13 @@ class Sequence:
         """The turn starts to run: what is computed now, and was not by work on its account, it found here."""
         assert self.turn
         if self.turn.resident is None:
-            self.turn.resident = max(0, self.computed - self.prefilled - self.recomputed)
+            counted = self.prefilled + self.recomputed + self.host
+            self.turn.resident = max(0, self.computed - counted)
+
+    def found(self, tokens: int) -> None:
+        """So many more were found computed since the turn was admitted: others have just computed them."""
+        if self.turn is not None and self.turn.resident is not None:
+            self.turn.resident += tokens
 
     def end(self) -> Work | None:
         """End the turn, if any, and settle its account."""
@@ -182,6 +192,9 @@ class Sequence:
         turn, self.turn = self.turn, None
         if turn is None:
             return None
-        work = Work(self.prefilled, self.recomputed, turn.resident or 0, turn.sampled)
-        self.prefilled = self.recomputed = 0
+        # What was found or brought up twice, or computed and then found, counts once.
+        resident = min(turn.resident or 0, max(0, turn.prompt - self.prefilled))
+        host = min(self.host, max(0, turn.prompt - self.prefilled - resident))
+        work = Work(self.prefilled, self.recomputed, resident, turn.sampled, host)
+        self.prefilled = self.recomputed = self.host = 0
         return work

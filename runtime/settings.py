@@ -12,6 +12,9 @@ import msgspec
 
 from .errors import PoolTooSmall, SettingsInvalid
 
+SECRET_BYTES = 32
+"""Of a secret that is drawn."""
+
 DEPTHS = (1, 2)
 """Steps that may be in flight: lock step, or one planned while the one before it runs."""
 
@@ -22,6 +25,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     model: a local folder, a hub id, or ``pocket``.
     device, dtype: as torch names them, or ``auto``.
     blocks, kv_bytes: device KV as a number of blocks or of bytes; at most one of them.
+    host_bytes: memory for KV below the device; a share of the machine's by default, 0 for none.
     block_tokens: tokens in one block.
     max_step_tokens: tokens one step may compute.
     max_sequences: turns that may run at once.
@@ -38,6 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     dtype: str = "auto"
     blocks: int | None = None
     kv_bytes: int | None = None
+    host_bytes: int | None = None
     block_tokens: int = 16
     max_step_tokens: int = 512
     max_sequences: int = 64
@@ -52,6 +57,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.blocks is not None and self.kv_bytes is not None:
             raise SettingsInvalid("blocks and kv_bytes both say how much KV to hold: give one of them")
         _check_least(1, blocks=self.blocks, kv_bytes=self.kv_bytes, max_context=self.max_context)
+        _check_least(0, host_bytes=self.host_bytes)
 
     def resolved(self, *, blocks: int, max_context: int, vocab_size: int, depth: int) -> SchedulerSettings:
         """The scheduler's numbers, now that the model and its memory are known; own settings go first.

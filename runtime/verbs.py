@@ -81,6 +81,8 @@ class Verbs:
         self._check_length(sequence, verb.length)
         self._halt(sequence)
         self._paging.forget(sequence, verb.length)
+        if sequence.tail is not None:
+            self._paging.save_tail(sequence)
         self._roster.touch(sequence)
         return sequence.state
 

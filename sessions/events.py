@@ -57,7 +57,8 @@ class TurnUsage:
 
     ``input_tokens``: the whole prompt; ``cached_tokens``: of these, found computed; ``new_tokens``: truly
     new, that is appended + written by the template + the pending last token of the reply before;
-    ``prefilled_tokens``: computed for the first time; ``recomputed_tokens``: again after a preemption.
+    ``prefilled_tokens``: computed for the first time; ``recomputed_tokens``: again after a preemption;
+    ``host_tokens``, ``disk_tokens``: of the cached ones, brought up from that tier.
     """
 
     input_tokens: int = 0
@@ -66,6 +67,8 @@ class TurnUsage:
     new_tokens: int = 0
     prefilled_tokens: int = 0
     recomputed_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
     miss_reason: MissReason | None = None
 
 

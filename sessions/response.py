@@ -244,9 +244,11 @@ class Response:
         return TurnUsage(
             input_tokens=self._prompt_tokens,
             output_tokens=said,
-            cached_tokens=work.resident,
+            cached_tokens=work.resident + work.host + work.disk,
             new_tokens=self._new_tokens,
             prefilled_tokens=work.prefilled,
             recomputed_tokens=work.recomputed,
+            host_tokens=work.host,
+            disk_tokens=work.disk,
             miss_reason=reason if missed else None,
         )

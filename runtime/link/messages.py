@@ -174,13 +174,16 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     """Tokens one generation cost, counted by the engine's steps, the verbs before ``generate`` included.
 
     ``prefilled``: computed for the first time; ``recomputed``: computed again after preemption;
-    ``resident``: found computed when the turn began (own KV or a prefix hit); ``decoded``: sampled.
+    ``resident``: found computed when the turn began (own KV or a prefix hit); ``decoded``: sampled;
+    ``host``, ``disk``: of its prompt, brought up from that tier.
     """
 
     prefilled: int
     recomputed: int
     resident: int
     decoded: int
+    host: int = 0
+    disk: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import anyio
+import msgspec
 
 from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
-from ..settings import EngineSettings
+from ..hosting import host_memory
+from ..settings import SECRET_BYTES, EngineSettings
 from .blackbox import BlackBox, Death
 from .client import EngineLink
 from .codec import frame
@@ -73,7 +75,10 @@ class ChildEngine:
         program: Sequence[str] = PROGRAM,
     ) -> None:
         self.link = EngineLink()
-        self._settings = settings
+        # Each incarnation names its blocks alike, so that it finds those that the one before it kept.
+        secret = settings.secret or os.urandom(SECRET_BYTES)
+        self._settings = msgspec.structs.replace(settings, secret=secret)
+        self._memory: int | None = None
         self._backoff = backoff or Backoff()
         self._heard = heard
         self._program = program
@@ -92,6 +97,7 @@ class ChildEngine:
             self._child.kill()
 
     async def __aenter__(self) -> EngineLink:
+        self._memory = host_memory(self._settings)
         try:
             child = await self._start()
         except BaseException:
@@ -114,6 +120,9 @@ class ChildEngine:
                 await asyncio.wait([self._watch])
             self.link.end(LinkClosed("this end closed the link"))
             await self._bury()
+            if self._memory is not None:
+                os.close(self._memory)
+                self._memory = None
 
     async def _start(self) -> Incarnation:
         """One incarnation: spawn, hand over the settings, wait until it is loaded or has hung in it."""
@@ -121,7 +130,7 @@ class ChildEngine:
         box, wire = BlackBox.new(), Wire(self._heard)
         try:
             with theirs:
-                process = _spawn(self._program, theirs, box)
+                process = _spawn(self._program, theirs, box, self._memory)
         except OSError:
             box.close()
             ours.close()
@@ -178,10 +187,17 @@ class ChildEngine:
         return death
 
 
-def _spawn(program: Sequence[str], sock: socket.socket, box: BlackBox) -> subprocess.Popen[bytes]:
+def _spawn(
+    program: Sequence[str], sock: socket.socket, box: BlackBox, memory: int | None
+) -> subprocess.Popen[bytes]:
+    command = [*program, "--fd", str(sock.fileno()), "--box", str(box.fd)]
+    fds = [sock.fileno(), box.fd]
+    if memory is not None:
+        command += ["--memory", str(memory)]
+        fds.append(memory)
     return subprocess.Popen(
-        [*program, "--fd", str(sock.fileno()), "--box", str(box.fd)],
-        pass_fds=[sock.fileno(), box.fd],
+        command,
+        pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=2,  # what a library prints there is for the operator, too
         env={**os.environ, **ENVIRONMENT},

@@ -25,10 +25,13 @@ def run(*modules: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_only_the_arena_needs_torch() -> None:
+TORCH = {"arena", "moves"}
+
+
+def test_only_arena_and_moves_need_torch() -> None:
     [folder] = holdfast.kvstore.__path__
-    names = sorted(path.stem for path in Path(folder).glob("*.py") if path.stem not in ("__init__", "arena"))
-    assert {"pool", "index", "keys", "table", "eviction", "groups", "tiers"} <= set(names)
+    names = sorted(path.stem for path in Path(folder).glob("*.py") if path.stem not in {"__init__", *TORCH})
+    assert {"pool", "index", "keys", "table", "eviction", "groups", "tiers", "slots", "host"} <= set(names)
     done = run(*names)
     assert done.returncode == 0, done.stderr
 

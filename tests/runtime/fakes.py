@@ -13,17 +13,20 @@ as a wrong token.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
 
+from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
+from holdfast.kvstore.slots import SlotMemory, make_memory
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.link.messages import Sampling
-from holdfast.runtime.plan import BlockCopy, Outcome, Plan, RowFault
+from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Outcome, Plan, RowFault
 from holdfast.runtime.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 
@@ -96,6 +99,7 @@ class _Task:
     after: list[_Task]
     seq: int | None = None
     done: bool = False
+    moves: bool = False  # a load or a copy: these run in order
 
     @property
     def ready(self) -> bool:
@@ -112,6 +116,7 @@ class _Launched:
     previous: _Launched | None
     tables: list[np.ndarray] = field(default_factory=list)
     tasks: list[_Task] = field(default_factory=list)
+    row_tasks: list[_Task] = field(default_factory=list)
 
 
 class FakeRunner:
@@ -135,6 +140,7 @@ class FakeRunner:
         late_bombs: frozenset[int] = frozenset(),
         step_time: float = 1e-3,
         token_time: float = 1e-5,
+        memory: SlotMemory | None = None,
     ) -> None:
         self.block_tokens = block_tokens
         self.vocab_size = vocab_size
@@ -153,6 +159,9 @@ class FakeRunner:
         self._digests = rubbish.integers(0, MASK, (blocks, block_tokens), dtype=np.uint64)
         self._mixed = np.array([mix(i) for i in range(blocks * block_tokens + 1)], dtype=np.uint64)
         self._weights = np.array([weigh(i) for i in range(blocks * block_tokens + 1)], dtype=np.uint64)
+        self.memory = memory
+        self._saves: dict[int, list[_Task]] = {}  # by block: saves that may not have run
+        self._loads: dict[int, list[_Task]] = {}
         self._in_flight: list[_Launched] = []
         self._ready_at = 0.0
 
@@ -181,6 +190,9 @@ class FakeRunner:
         self._finish(step)
         step.previous = None
         self._in_flight.remove(step)
+        for pending in (self._saves, self._loads):
+            for block in [block for block, tasks in pending.items() if all(task.done for task in tasks)]:
+                del pending[block]
         self.clock = max(self.clock, step.ends_at)
         self._detonate(step.plan, self.late_bombs, "in flight")
         return step.outcomes
@@ -193,19 +205,35 @@ class FakeRunner:
     # --- the moments ------------------------------------------------------------------------------------
 
     def _add_tasks(self, step: _Launched) -> None:
+        """Whoever reads a block waits for its loads, whoever writes it for its saves."""
+        plan = step.plan
         earlier = [task for launched in self._in_flight for task in launched.tasks]
-        copies = [task for task in earlier if task.seq is None]
-        for copy in step.plan.copies:
-            step.tasks.append(_Task(lambda copy=copy: self._copy(copy), list(copies)))
-            copies.append(step.tasks[-1])
-        own = list(step.tasks)
-        for number, row in enumerate(step.plan.rows):
+        moved = [task for task in earlier if task.moves]
+        for save in plan.saves:
+            task = _Task(lambda save=save: self._save(save), self._pending(self._loads, [save.block]))
+            self._saves.setdefault(save.block, []).append(task)
+            step.tasks.append(task)
+        own: list[_Task] = []
+        for load in plan.loads:
+            after = moved + own + self._pending(self._saves, [load.block])
+            own.append(_Task(lambda load=load: self._load(load), after, moves=True))
+            self._loads.setdefault(load.block, []).append(own[-1])
+        for copy in plan.copies:
+            after = moved + own + self._pending(self._saves, [copy.target])
+            own.append(_Task(lambda copy=copy: self._copy(copy), after, moves=True))
+        for number, row in enumerate(plan.rows):
             step.tables.append(row.table.copy())  # the plan's is valid until launch returns
             after = own + [task for task in earlier if task.seq == row.seq]
+            after += self._pending(self._loads, row.table.tolist())
+            after += self._pending(self._saves, row.table[row.first // self.block_tokens :].tolist())
             if row.fed_by is not None and step.previous is not None:
-                after.append(step.previous.tasks[len(step.previous.plan.copies) + row.fed_by])
+                after.append(step.previous.row_tasks[row.fed_by])
             act = lambda number=number: self._compute(step, number)
-            step.tasks.append(_Task(act, after, row.seq))
+            step.row_tasks.append(_Task(act, after, row.seq))
+        step.tasks += own + step.row_tasks
+
+    def _pending(self, moves: dict[int, list[_Task]], blocks: list[int]) -> list[_Task]:
+        return [task for block in blocks for task in moves.get(block, ())]
 
     def _run_ready(self, step: _Launched | None) -> None:
         for task in step.tasks if step is not None else ():
@@ -237,6 +265,20 @@ class FakeRunner:
     def _copy(self, copy: BlockCopy) -> None:
         self._positions[copy.target] = self._positions[copy.source]
         self._digests[copy.target] = self._digests[copy.source]
+
+    def _save(self, save: BlockSave) -> None:
+        positions, digests = self._slot(save.slot)
+        positions[:], digests[:] = self._positions[save.block], self._digests[save.block]
+        positions[save.tokens :], digests[save.tokens :] = 0, 0
+
+    def _load(self, load: BlockLoad) -> None:
+        self._positions[load.block], self._digests[load.block] = self._slot(load.slot)
+
+    def _slot(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
+        assert self.memory is not None
+        payload = self.memory.payload(slot)
+        half = 8 * self.block_tokens
+        return np.frombuffer(payload[:half], np.int64), np.frombuffer(payload[half:], np.uint64)
 
     def _read(self, table: np.ndarray, length: int) -> int:
         """Fold the cells of positions ``[0, length)``."""
@@ -282,12 +324,38 @@ class FakeHandle:
         return self.runner.fetch(self.step)
 
 
+SECRET = bytes(range(32))
+
+
 def fake_engine(
-    settings: SchedulerSettings, *, chance: Random | None = None, **runner: object
+    settings: SchedulerSettings,
+    *,
+    chance: Random | None = None,
+    memory: SlotMemory | None = None,
+    **runner: object,
 ) -> tuple[Engine, FakeRunner]:
-    """An engine in debug on a fake device of the same size; ``runner``: arguments of `FakeRunner`."""
+    """An engine in debug on a fake device of the same size; ``runner``: arguments of `FakeRunner`.
+
+    ``memory``: its host tier's, of slots of `slot_bytes`.
+    """
     pool = BlockPool(settings.blocks, settings.block_tokens, debug=True)
-    hasher = BlockHasher(bytes(range(32)), settings.block_tokens)
+    hasher = BlockHasher(SECRET, settings.block_tokens)
     runner.setdefault("vocab_size", settings.vocab_size)
-    device = FakeRunner(settings.blocks, settings.block_tokens, chance=chance, **runner)  # type: ignore[arg-type]
-    return Engine(Scheduler(settings, pool, hasher, b"fake"), device, debug=True), device
+    device = FakeRunner(settings.blocks, settings.block_tokens, chance=chance, memory=memory, **runner)  # type: ignore[arg-type]
+    tier = HostTier(memory) if memory is not None else None
+    return Engine(Scheduler(settings, pool, hasher, b"fake", tier), device, debug=True), device
+
+
+def slot_bytes(block_tokens: int) -> int:
+    """Bytes of a fake block: a position and a digest for each of its tokens."""
+    return 16 * block_tokens
+
+
+def fake_memory(slots: int, block_tokens: int) -> SlotMemory:
+    """A memfd that holds so many of them."""
+    stride = -(-slot_bytes(block_tokens) // 64) * 64
+    fd = make_memory(2 * 4096 + slots * (stride + 64))
+    try:
+        return SlotMemory(fd, bytes(16), slot_bytes(block_tokens))
+    finally:
+        os.close(fd)

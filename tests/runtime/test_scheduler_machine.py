@@ -15,8 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from holdfast.kvstore.slots import SlotState
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.tests.runtime.fakes import fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, World
 
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
@@ -42,9 +44,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_sequences=st.integers(1, 5),
         spare=st.sampled_from((0, 1, 5, 40)),
         cursed=st.booleans(),
+        slots=st.sampled_from((None, 0.0, 0.1, 0.5, 1.0, 4.0, 4.0)),
     )
-    def begin(self, seed, block_tokens, longest, slack, max_sequences, spare, cursed) -> None:
+    def begin(self, seed, block_tokens, longest, slack, max_sequences, spare, cursed, slots) -> None:
         blocks = int(-(-longest // block_tokens) * slack)
+        self.damaged = False
         self.world = World(
             SchedulerSettings(
                 blocks=blocks,
@@ -57,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 watermark_blocks=seed % 3,
             ),
             Random(seed),
+            memory=None if slots is None else fake_memory(int(slots * blocks), block_tokens),
         )
         self.random = Random(seed)
         self.longest = longest
@@ -141,6 +146,22 @@ class SchedulerMachine(RuleBasedStateMachine):
     def rest(self) -> None:
         self.world.run()
 
+    @precondition(lambda self: self.world.memory is not None)
+    @rule()
+    def die(self) -> None:
+        """In the middle of whatever moves are in flight: the next engine has the slots, and nothing else."""
+        self.world.restart()
+
+    @precondition(lambda self: self.world.memory is not None and self.world.memory.slots)
+    @rule(number=NUMBERS)
+    def flip(self, number) -> None:
+        """A bit of a record that nobody is filling or reading."""
+        memory = self.world.memory
+        slot = number % memory.slots
+        if memory.entry(slot).state is SlotState.READY:
+            self.damaged = True
+            memory.payload(slot)[number % memory.block_bytes] ^= 1 << number % 8
+
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
@@ -150,6 +171,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.run()
         pool = self.world.scheduler.pool.statistics()
         assert pool.free + pool.cached == pool.blocks, "blocks are held by nobody"
+        if not self.damaged:
+            assert not self.world.scheduler.statistics().get("host_damaged"), "a slot changed under its hash"
 
 
 class LockStepMachine(SchedulerMachine):

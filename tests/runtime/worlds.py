@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from holdfast.kvstore.slots import SlotMemory
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
@@ -28,7 +29,7 @@ from holdfast.runtime.link.messages import (
     Truncate,
 )
 from holdfast.runtime.settings import SchedulerSettings
-from holdfast.tests.runtime.fakes import GREEDY, Shadow, fake_engine
+from holdfast.tests.runtime.fakes import GREEDY, Shadow, fake_engine, fake_memory
 
 DRAWN = 256
 """Tokens the fake device samples are below this; the three that fail are above."""
@@ -64,8 +65,8 @@ class Being:
         return any(token >= DRAWN for token in self.shadow.tokens)
 
 
-def world(*, late: bool = False, **numbers: int) -> World:
-    """A small world in overlapped steps, unless said otherwise."""
+def world(*, late: bool = False, slots: int | None = None, **numbers: int) -> World:
+    """A small world in overlapped steps, unless said otherwise; with a host tier of ``slots`` slots."""
     usual = {
         "blocks": 16,
         "max_context": 48,
@@ -74,7 +75,9 @@ def world(*, late: bool = False, **numbers: int) -> World:
         "max_sequences": 4,
         "depth": 2,
     }
-    return World(SchedulerSettings(vocab_size=VOCAB, **{**usual, **numbers}), late=late)
+    settings = SchedulerSettings(vocab_size=VOCAB, **{**usual, **numbers})
+    memory = None if slots is None else fake_memory(slots, settings.block_tokens)
+    return World(settings, late=late, memory=memory)
 
 
 @dataclass
@@ -84,6 +87,7 @@ class World:
     settings: SchedulerSettings
     chance: Random | None = None
     late: bool = False
+    memory: SlotMemory | None = None
     beings: dict[int, Being] = field(default_factory=dict)
     turns: list[int] = field(default_factory=list)
     ended: dict[int, Row] = field(default_factory=dict)
@@ -92,9 +96,17 @@ class World:
     request: int = 0
 
     def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Another engine, which finds of this one nothing but its host tier."""
+        self.beings.clear()
+        self.turns.clear()
+        self.steps = self.isolations = 0
         self.engine, self.device = fake_engine(
             self.settings,
             chance=self.chance,
+            memory=self.memory,
             late=self.late,
             vocab_size=DRAWN,
             poison=frozenset({POISON}),
@@ -305,7 +317,7 @@ class World:
         work = row.work
         assert work is not None and work.decoded == turn.sampled
         if not (work.recomputed or being.cut or being.cursed):
-            assert work.prefilled + work.resident == turn.prompt
+            assert work.prefilled + work.resident + work.host == turn.prompt
 
     # --- the model --------------------------------------------------------------------------------------
 

@@ -1,0 +1,266 @@
+"""The host tier: which record is in which slot of the memory, and which goes when there is no room.
+
+Implements `tiers.Tier`, and beside it the verbs by which others move the bytes: ``reserve`` a slot, fill it,
+say ``filled``; ``find`` one, ``hold`` it while it is read, ``let_go``. What a dead process left is adopted:
+slots it was filling are free again, those it was reading are ready. Bytes are checked by their xxh3 whenever
+they are about to be read. One thread uses it; no torch, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from .errors import LeakFound, RecordDamaged, RecordMissing
+from .eviction import EvictionOrder
+from .slots import SlotMemory, SlotState
+from .tiers import Record, TierStatistics
+
+
+class HostTier:
+    """Records in ``memory``. ``owner``: written into the slots that are being filled or read.
+
+    A record is *sought* by its key from ``reserve`` until it is dropped, and *found* while it is READY or
+    READING. Dropped while somebody fills or reads its slot it is found no longer, and the slot is free when
+    that is over.
+    """
+
+    def __init__(self, memory: SlotMemory, owner: int = 0) -> None:
+        self.memory = memory
+        self._owner = owner
+        self._slot_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._tokens: dict[int, int] = {}
+        self._filling: set[int] = set()
+        self._readers: dict[int, int] = {}
+        self._order = EvictionOrder(max(1, memory.slots))  # of slots that are READY
+        self._stamp = 0
+        self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
+        self._free = self._adopt()
+        self.adopted = len(self._slot_of)
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def __contains__(self, key: bytes) -> bool:
+        return self.slot_of(key) is not None
+
+    # --- finding ----------------------------------------------------------------------------------------
+
+    def slot_of(self, key: bytes) -> int | None:
+        """The slot in which the record can be read now; not counted as a use."""
+        slot = self._slot_of.get(key)
+        return None if slot is None or slot in self._filling else slot
+
+    def sought(self, key: bytes) -> bool:
+        """Whether the record is here or on its way."""
+        return key in self._slot_of
+
+    def find(self, key: bytes) -> int | None:
+        """The slot that holds the record, its bytes checked now; None where there is none. Counts."""
+        slot = self.slot_of(key)
+        if slot is None:
+            self._misses += 1
+            return None
+        if not self._sound(slot):
+            self._damaged += 1
+            self.drop(key)
+            return None
+        self._hits += 1
+        self._order.hit([slot])
+        return slot
+
+    def tokens_of(self, slot: int) -> int:
+        """Tokens of the record in ``slot``."""
+        return self._tokens[slot]
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """These were used, in the order of their sequence: they go after all that were used before.
+
+        The end of a chain goes before its beginning, as `eviction` wants it.
+        """
+        found = [slot for key in keys if (slot := self.slot_of(key)) is not None and slot in self._order]
+        for slot in found:
+            self._order.remove(slot)
+        found.reverse()
+        self._rank(found)
+
+    # --- filling and reading ----------------------------------------------------------------------------
+
+    def reserve(self, key: bytes, tokens: int) -> int | None:
+        """A slot to fill with the record, or None: it is here already, or all are being filled or read.
+
+        The least worthy record gives way where no slot is free.
+        """
+        if key in self._slot_of:
+            return None
+        if not self._free and not self._evict():
+            self._refused += 1
+            return None
+        slot = self._free.pop()
+        self.memory.move(slot, SlotState.FILLING, self._owner)
+        self.memory.describe(slot, key, tokens)
+        self._slot_of[key] = slot
+        self._key_of[slot] = key
+        self._tokens[slot] = tokens
+        self._filling.add(slot)
+        return slot
+
+    def filled(self, slot: int) -> None:
+        """All bytes are in ``slot``: from now on it is found."""
+        self._filling.remove(slot)
+        if slot not in self._key_of:  # dropped meanwhile
+            self._release(slot)
+            return
+        self.memory.set_digest(slot, xxh3_64_intdigest(self.memory.payload(slot)))
+        self.memory.move(slot, SlotState.READY)
+        self._rank([slot])
+
+    def abandon(self, slot: int) -> None:
+        """It will not be filled."""
+        self._filling.remove(slot)
+        self._forget(slot)
+        self._release(slot)
+
+    def hold(self, slot: int) -> None:
+        """Somebody reads ``slot``: it stays until `let_go`."""
+        readers = self._readers.get(slot, 0) + 1
+        self.memory.move(slot, SlotState.READING, self._owner)
+        self.memory.set_readers(slot, readers)
+        self._readers[slot] = readers
+        self._order.remove(slot)
+
+    def let_go(self, slot: int) -> None:
+        """One who read ``slot`` is done."""
+        readers = self._readers[slot] - 1
+        self.memory.set_readers(slot, readers)
+        if readers:
+            self._readers[slot] = readers
+            return
+        del self._readers[slot]
+        self.memory.move(slot, SlotState.READY)
+        if slot in self._key_of:
+            self._rank([slot])
+        else:
+            self._release(slot)
+
+    # --- the tier's interface ---------------------------------------------------------------------------
+
+    def put(self, record: Record) -> bool:
+        """Keep a copy; False where there is no room. Of two records with one key the first wins."""
+        if record.key in self._slot_of:
+            return True
+        slot = self.reserve(record.key, record.tokens)
+        if slot is None:
+            return False
+        self.memory.payload(slot)[:] = record.payload
+        self.filled(slot)
+        return True
+
+    def get(self, key: bytes) -> Record:
+        """The record, whole and checked. Raises `RecordMissing`, `RecordDamaged`."""
+        damaged = self._damaged
+        slot = self.find(key)
+        if slot is not None:
+            return Record(key, self._tokens[slot], self.memory.payload(slot))
+        if self._damaged > damaged:
+            raise RecordDamaged(key, "its bytes are not those that were stored")
+        raise RecordMissing(key, "not held")
+
+    def drop(self, key: bytes) -> None:
+        """Forget the record, if there is one."""
+        slot = self._slot_of.get(key)
+        if slot is None:
+            return
+        self._dropped += 1
+        self._forget(slot)
+        if slot not in self._filling and slot not in self._readers:
+            self._order.remove(slot)
+            self._release(slot)
+
+    def statistics(self) -> TierStatistics:
+        """Gauges and counters."""
+        size = self.memory.block_bytes
+        return TierStatistics(
+            records=len(self._slot_of),
+            bytes=len(self._slot_of) * size,
+            capacity=self.memory.slots * size,
+            hits=self._hits,
+            misses=self._misses,
+            damaged=self._damaged,
+            refused=self._refused,
+            dropped=self._dropped,
+        )
+
+    def audit(self) -> None:
+        """Check that the books and the directory agree. O(slots): for idle moments.
+
+        Raises:
+            LeakFound: they do not.
+        """
+        memory, ready = self.memory, set(self._order.blocks())
+        states = memory.directory["state"]
+        expected = np.full(memory.slots, SlotState.FREE, dtype=np.uint32)
+        for slots, state in (
+            (ready, SlotState.READY),
+            (self._filling, SlotState.FILLING),
+            (self._readers, SlotState.READING),
+        ):
+            expected[list(slots)] = state
+        wrong = np.nonzero(states != expected)[0].tolist()
+        counted = len(self._free) + len(ready) + len(self._filling) + len(self._readers)
+        if wrong or counted != memory.slots or not ready <= self._key_of.keys():
+            raise LeakFound(f"host tier: {counted} of {memory.slots} slots counted, wrong {wrong[:8]}")
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _adopt(self) -> list[int]:
+        """Take over what the directory says; returns the free slots, the first to be used last."""
+        memory = self.memory
+        entries = memory.directory[["state", "stamp"]]
+        used = np.nonzero(entries["state"] != SlotState.FREE)[0]
+        for slot in used[np.argsort(entries["stamp"][used], kind="stable")].tolist():
+            entry = memory.entry(slot)
+            if entry.state is SlotState.READING:
+                memory.set_readers(slot, 0)
+                memory.move(slot, SlotState.READY)
+            if entry.state is SlotState.FILLING or entry.key in self._slot_of:
+                memory.move(slot, SlotState.FREE)
+                continue
+            self._slot_of[entry.key] = slot
+            self._key_of[slot] = entry.key
+            self._tokens[slot] = entry.tokens
+            self._rank([slot])
+        return [slot for slot in range(memory.slots - 1, -1, -1) if slot not in self._key_of]
+
+    def _sound(self, slot: int) -> bool:
+        memory = self.memory
+        return xxh3_64_intdigest(memory.payload(slot)) == memory.entry(slot).digest
+
+    def _evict(self) -> bool:
+        for slot in self._order.pop(1):
+            self._forget(slot)
+            self._release(slot)
+            self._dropped += 1
+            return True
+        return False
+
+    def _rank(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._stamp += 1
+            self.memory.set_stamp(slot, self._stamp)
+        self._order.add(slots)
+
+    def _forget(self, slot: int) -> None:
+        """Nobody finds it any more."""
+        key = self._key_of.pop(slot, None)
+        if key is not None:
+            del self._slot_of[key]
+            del self._tokens[slot]
+            self._order.forget([slot])
+
+    def _release(self, slot: int) -> None:
+        self.memory.move(slot, SlotState.FREE)
+        self._free.append(slot)

@@ -1,0 +1,114 @@
+"""What goes between device blocks and the host tier, as data: saves and loads of the plan being made.
+
+A block is saved in the first plan after it was asked for, before anything in that plan or a later one can
+write it; so taking a block never waits for a slot, and where there is none the save is dropped. A slot that
+is loaded is held from the plan until its commit, a slot being filled is found only after it. Without a tier
+every verb does nothing. Knows blocks, slots and keys; no sequences, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import takewhile
+
+from ..kvstore.host import HostTier
+from .plan import BlockLoad, BlockSave, Plan
+
+
+class Moves:
+    """Between a pool of blocks of ``block_tokens`` tokens and ``tier``."""
+
+    def __init__(self, tier: HostTier | None, block_tokens: int) -> None:
+        self.tier = tier
+        self.saved = self.loaded = 0
+        self._block_tokens = block_tokens
+        self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens
+        self._loads: list[BlockLoad] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a plan has something to carry, rows or not."""
+        return bool(self._wanted or self._loads)
+
+    def save(self, key: bytes, block: int, tokens: int | None = None) -> None:
+        """Keep the first ``tokens`` (all by default) of a block below; its content is committed."""
+        if self.tier is not None and not self.tier.sought(key):
+            self._wanted[key] = block, tokens or self._block_tokens
+
+    def load(self, slot: int, block: int) -> None:
+        """Bring a slot's bytes into a leased block, before the rows of the plan being made."""
+        assert self.tier is not None
+        self.tier.hold(slot)
+        self._loads.append(BlockLoad(slot, block))
+
+    def found(self, keys: Iterable[bytes]) -> list[int]:
+        """The slots of the longest beginning of ``keys`` that the tier holds; not yet checked or held."""
+        return [] if self.tier is None else _beginning(map(self.tier.slot_of, keys))
+
+    def checked(self, keys: Iterable[bytes]) -> list[int]:
+        """As `found`, each one's bytes checked now."""
+        return [] if self.tier is None else _beginning(map(self.tier.find, keys))
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """A turn used these, in this order."""
+        if self.tier is not None:
+            self.tier.touch(keys)
+
+    def drop(self, key: bytes) -> None:
+        """Nobody shall find this again."""
+        self._wanted.pop(key, None)
+        if self.tier is not None:
+            self.tier.drop(key)
+
+    # --- with the plan ----------------------------------------------------------------------------------
+
+    def emit(self) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
+        """All that waits, for the plan that goes out now; a save without a slot is dropped."""
+        if not self.waiting:
+            return (), ()
+        saves = []
+        for key, (block, tokens) in self._wanted.items():
+            slot = self.tier.reserve(key, tokens) if self.tier is not None else None
+            if slot is not None:
+                saves.append(BlockSave(block, slot, tokens))
+        loads = tuple(self._loads)
+        self._wanted.clear()
+        self._loads.clear()
+        return tuple(saves), loads
+
+    def finish(self, plan: Plan) -> None:
+        """The plan is done, its moves are made."""
+        if self.tier is None:
+            return
+        for save in plan.saves:
+            self.tier.filled(save.slot)
+        for load in plan.loads:
+            self.tier.let_go(load.slot)
+        self.saved += len(plan.saves)
+        self.loaded += len(plan.loads)
+
+    def revoke(self, plan: Plan) -> None:
+        """The plan failed, nobody knows which of its moves were made."""
+        if self.tier is None:
+            return
+        for save in plan.saves:
+            self.tier.abandon(save.slot)
+        for load in plan.loads:
+            self.tier.let_go(load.slot)
+
+    def statistics(self) -> dict[str, float]:
+        """The tier's gauges and counters, and blocks moved; empty without a tier."""
+        if self.tier is None:
+            return {}
+        tier = {f"host_{name}": value for name, value in asdict(self.tier.statistics()).items()}
+        return {**tier, "host_saved": self.saved, "host_loaded": self.loaded}
+
+    def audit(self) -> None:
+        """Check the tier's books. Raises `LeakFound`."""
+        if self.tier is not None:
+            self.tier.audit()
+
+
+def _beginning(slots: Iterable[int | None]) -> list[int]:
+    return [slot for slot in takewhile(lambda slot: slot is not None, slots) if slot is not None]

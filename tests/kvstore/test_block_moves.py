@@ -1,0 +1,120 @@
+"""Blocks between an arena and slots: the same bytes both ways, zeros behind a tail, on each device."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.groups import KVGroup
+from holdfast.kvstore.moves import BlockMover
+from holdfast.kvstore.slots import SlotMemory, make_memory
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+    ),
+]
+
+
+@pytest.fixture(params=["small", "pages"])
+def group(request: pytest.FixtureRequest) -> KVGroup:
+    heads = 2 if request.param == "small" else 40
+    return KVGroup(id=0, layers=(0, 1), kv_heads=heads, head_dim=8, dtype="bfloat16", block_tokens=4)
+
+
+def parts(group: KVGroup, device: str, blocks: int = 6) -> tuple[DeviceArena, SlotMemory, BlockMover]:
+    arena = DeviceArena(group, blocks, device)
+    arena.poison(range(blocks))
+    fd = make_memory(1 << 20)
+    memory = SlotMemory(fd, bytes(16), group.block_bytes)
+    os.close(fd)
+    return arena, memory, BlockMover([arena], memory)
+
+
+def fill(arena: DeviceArena, block: int, tokens: int) -> bytes:
+    """Random KV for the first tokens of a block; its bytes with zeros behind them."""
+    cells = torch.randn(arena.group.block_shape).to(torch.bfloat16)
+    arena.kv[block, :, :, :, :tokens] = cells[:, :, :, :tokens].to(arena.device)
+    cells[:, :, :, tokens:] = 0
+    return bytes(cells.view(torch.uint8).view(-1).numpy())
+
+
+def wait(saving) -> None:
+    if saving is not None:
+        saving.wait()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_block_comes_back_as_it_went_with_zeros_behind_its_tokens(group: KVGroup, device: str) -> None:
+    arena, memory, mover = parts(group, device)
+    expected = {slot: fill(arena, block, tokens) for block, slot, tokens in ((0, 5, 4), (1, 0, 3), (2, 7, 1))}
+    wait(mover.move([(0, 5, 4), (1, 0, 3), (2, 7, 1)], []))
+    for slot, payload in expected.items():
+        assert bytes(memory.payload(slot)) == payload
+    assert not any(memory.payload(1)), "another slot was not touched"
+    wait(mover.move([], [(5, 3), (0, 4), (7, 5)]))
+    for slot, block in ((5, 3), (0, 4), (7, 5)):
+        assert bytes(arena.bytes_of(block).cpu().numpy()) == expected[slot]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_block_is_saved_before_it_is_loaded_over(group: KVGroup, device: str) -> None:
+    arena, memory, mover = parts(group, device)
+    first, second = fill(arena, 0, 4), fill(arena, 1, 4)
+    wait(mover.move([(0, 0, 4)], []))
+    for round_ in range(20):
+        block = 1 - round_ % 2
+        wait(mover.move([(1, 1, 4)] if not round_ else [], [(0, block)], overwritten=[block]))
+    assert (bytes(memory.payload(0)), bytes(memory.payload(1))) == (first, second)
+    assert bytes(arena.bytes_of(0).cpu().numpy()) == bytes(arena.bytes_of(1).cpu().numpy()) == first
+
+
+def test_a_slot_holds_a_block_of_every_group_one_after_the_other() -> None:
+    groups = [
+        KVGroup(id=0, layers=(0, 2), kv_heads=2, head_dim=8, dtype="bfloat16", block_tokens=4),
+        KVGroup(id=1, layers=(1,), kv_heads=3, head_dim=4, dtype="float32", block_tokens=4),
+    ]
+    arenas = [DeviceArena(group, 3) for group in groups]
+    for arena in arenas:
+        arena.kv.copy_(torch.randn(arena.kv.shape))
+    expected = [arena.kv[1].clone() for arena in arenas]
+    fd = make_memory(1 << 16)
+    memory = SlotMemory(fd, bytes(16), sum(group.block_bytes for group in groups))
+    os.close(fd)
+    mover = BlockMover(arenas, memory)
+    mover.move([(1, 4, 3)], [])
+    mover.move([], [(4, 2)])
+    for arena, cells in zip(arenas, expected, strict=True):
+        assert (
+            torch.equal(arena.kv[2, :, :, :, :3], cells[:, :, :, :3]) and not arena.kv[2, :, :, :, 3:].any()
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_saves_run_beside_the_device_s_work_but_before_what_overwrites_them() -> None:
+    group = KVGroup(id=0, layers=tuple(range(8)), kv_heads=8, head_dim=128, dtype="bfloat16", block_tokens=16)
+    arena = DeviceArena(group, 64, "cuda")
+    fd = make_memory(64 << 20)
+    memory = SlotMemory(fd, bytes(16), group.block_bytes)
+    os.close(fd)
+    mover = BlockMover([arena], memory)
+    arena.kv.copy_(torch.arange(64, device="cuda").view(-1, 1, 1, 1, 1, 1).expand_as(arena.kv))
+    torch.cuda.synchronize()
+    saves = [(block, block, 16) for block in range(40)]
+    saving = mover.move(saves, [], overwritten=range(40))
+    arena.kv.fill_(-1)  # enqueued behind: it must not be seen
+    wait(saving)
+    for block in range(40):
+        cells = torch.frombuffer(memory.payload(block), dtype=torch.bfloat16)
+        assert (cells == block).all()
+    loads = [(slot, slot) for slot in range(40)]
+    mover.move([], loads)
+    saving = mover.move([(block, 40, 16) for block in (7,)], [])  # what an earlier call loads
+    wait(saving)
+    assert (torch.frombuffer(memory.payload(40), dtype=torch.bfloat16) == 7).all()

@@ -1,0 +1,239 @@
+"""The host tier against a dict: any verbs in any order, deaths among them, and bytes that change underneath."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from holdfast.kvstore.errors import LeakFound, RecordDamaged, RecordMissing
+from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.slots import SlotMemory, SlotState, make_memory
+from holdfast.kvstore.tiers import Record, Tier
+
+SIZE = 64
+SLOTS = 5
+KEYS = st.integers(0, 8).map(lambda number: bytes([number + 1]) * 16)
+
+
+def memory_of(slots: int = SLOTS) -> SlotMemory:
+    fd = make_memory(2 * 4096 + slots * (64 + SIZE))
+    try:
+        return SlotMemory(fd, bytes(16), SIZE)
+    finally:
+        os.close(fd)
+
+
+def content(key: bytes, version: int) -> bytes:
+    return bytes((key[0] * 31 + version * 7 + at) % 256 for at in range(SIZE))
+
+
+class HostMachine(RuleBasedStateMachine):
+    """``held``: what is READY, by key; it may lose entries to eviction, never get a wrong one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = memory_of()
+        self.tier = HostTier(self.memory)
+        self.held: dict[bytes, bytes] = {}
+        self.filling: dict[int, tuple[bytes, bytes]] = {}
+        self.reading: list[tuple[int, bytes]] = []
+        self.damaged: set[bytes] = set()
+        self.version = 0
+
+    @rule(key=KEYS)
+    def reserve(self, key) -> None:
+        known = self.tier.sought(key)
+        slot = self.tier.reserve(key, 4)
+        busy = len(self.filling) + len({slot for slot, _ in self.reading})
+        if known or busy == SLOTS:
+            assert slot is None
+            return
+        assert slot is not None and slot not in self.filling
+        assert slot not in {other for other, _ in self.reading}
+        self.version += 1
+        payload = content(key, self.version)
+        self.filling[slot] = key, payload
+        self.memory.payload(slot)[: SIZE // 2] = payload[: SIZE // 2]
+        self._forget_evicted()
+
+    @precondition(lambda self: self.filling)
+    @rule(number=st.integers(0, 99), done=st.booleans())
+    def fill(self, number, done) -> None:
+        slot = sorted(self.filling)[number % len(self.filling)]
+        key, payload = self.filling.pop(slot)
+        wanted = self.tier._key_of.get(slot) == key
+        if not done:
+            self.tier.abandon(slot)
+            return
+        self.memory.payload(slot)[:] = payload
+        self.tier.filled(slot)
+        if wanted:
+            self.held[key] = payload
+            self.damaged.discard(key)
+
+    @rule(key=KEYS)
+    def read(self, key) -> None:
+        slot = self.tier.find(key)
+        if key in self.damaged:
+            assert slot is None
+            self._lose(key)
+        elif key in self.held:
+            assert slot is not None and bytes(self.memory.payload(slot)) == self.held[key]
+            self.tier.hold(slot)
+            self.reading.append((slot, self.held[key]))
+        else:
+            assert slot is None
+
+    @precondition(lambda self: self.reading)
+    @rule(number=st.integers(0, 99))
+    def done_reading(self, number) -> None:
+        slot, payload = self.reading.pop(number % len(self.reading))
+        assert bytes(self.memory.payload(slot)) == payload, "a slot changed while it was read"
+        self.tier.let_go(slot)
+
+    @rule(key=KEYS)
+    def put(self, key) -> None:
+        self.version += 1
+        payload = content(key, self.version)
+        known = self.tier.sought(key)
+        if self.tier.put(Record(key, 4, memoryview(payload))) and not known:
+            self.held[key] = payload
+            self.damaged.discard(key)
+            self._forget_evicted()
+
+    @rule(key=KEYS)
+    def drop(self, key) -> None:
+        self.tier.drop(key)
+        assert key not in self.tier
+        self._lose(key)
+
+    @rule(keys=st.lists(KEYS, unique=True))
+    def touch(self, keys) -> None:
+        self.tier.touch(keys)
+
+    @rule(number=st.integers(0, 999))
+    def flip(self, number) -> None:
+        slot = number % SLOTS
+        entry = self.memory.entry(slot)
+        if entry.state is SlotState.READY and entry.key not in self.damaged:
+            self.memory.payload(slot)[number % SIZE] ^= 1 << number % 8
+            self.damaged.add(entry.key)
+
+    @rule()
+    def die(self) -> None:
+        """Another process adopts what this one left: records that were READY or READING, no others."""
+        self.tier = HostTier(self.memory)
+        self.filling.clear()
+        self.reading.clear()
+        assert self.tier.adopted == len(self.tier) and self.held.keys() <= self.tier._slot_of.keys()
+        for key in list(self.tier._slot_of):
+            if key not in self.held:  # dropped while it was read: its death forgot the drop
+                self.tier.drop(key)
+
+    def _lose(self, key: bytes) -> None:
+        self.held.pop(key, None)
+        self.damaged.discard(key)
+
+    def _forget_evicted(self) -> None:
+        for key in list(self.held):
+            if not self.tier.sought(key):
+                self._lose(key)
+
+    def teardown(self) -> None:
+        self.tier.audit()
+
+
+TestHost = HostMachine.TestCase
+TestHost.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+
+
+def filled(tier: HostTier, *keys: bytes) -> None:
+    for key in keys:
+        assert tier.put(Record(key, 4, memoryview(content(key, 0))))
+
+
+def test_it_is_a_tier() -> None:
+    tier: Tier = HostTier(memory_of())
+    key = b"k" * 16
+    with pytest.raises(RecordMissing):
+        tier.get(key)
+    assert tier.put(Record(key, 3, memoryview(content(key, 0)))) and key in tier
+    record = tier.get(key)
+    assert (record.tokens, bytes(record.payload)) == (3, content(key, 0))
+    record.payload[9] ^= 1
+    with pytest.raises(RecordDamaged):
+        tier.get(key)
+    assert key not in tier
+    statistics = tier.statistics()
+    assert (statistics.hits, statistics.misses, statistics.damaged, statistics.records) == (1, 1, 1, 0)
+
+
+def test_what_was_used_last_goes_last_and_a_chain_from_its_end() -> None:
+    keys = [bytes([n]) * 16 for n in range(1, 9)]
+    tier = HostTier(memory_of())
+    filled(tier, *keys[:5])
+    tier.touch(keys[:3])
+    filled(tier, keys[5], keys[6], keys[7])
+    assert [key in tier for key in keys] == [True, True, False, False, False, True, True, True]
+
+
+def test_what_was_found_again_outlives_what_was_not() -> None:
+    keys = [bytes([n]) * 16 for n in range(1, 9)]
+    tier = HostTier(memory_of())
+    filled(tier, *keys[:5])
+    slot = tier.find(keys[0])
+    assert slot is not None
+    tier.touch([keys[0]])
+    filled(tier, *keys[5:])
+    assert keys[0] in tier and keys[1] not in tier
+
+
+def test_the_order_of_use_outlives_a_death() -> None:
+    keys = [bytes([n]) * 16 for n in range(1, 8)]
+    memory = memory_of()
+    filled(HostTier(memory), *keys[:5])
+    HostTier(memory).touch([keys[0]])
+    tier = HostTier(memory)
+    filled(tier, keys[5])
+    assert keys[0] in tier and keys[1] not in tier
+
+
+def test_a_record_is_found_when_it_is_whole_and_not_before() -> None:
+    tier = HostTier(memory_of())
+    key = b"k" * 16
+    slot = tier.reserve(key, 4)
+    assert slot is not None and tier.sought(key) and key not in tier and tier.find(key) is None
+    tier.memory.payload(slot)[:] = content(key, 0)
+    assert key not in tier
+    tier.filled(slot)
+    assert tier.find(key) == slot
+
+
+def test_what_a_dead_process_was_filling_is_free_and_what_it_was_reading_is_there() -> None:
+    memory = memory_of()
+    dead = HostTier(memory)
+    filled(dead, b"k" * 16)
+    read = dead.find(b"k" * 16)
+    assert read is not None
+    dead.hold(read)
+    dead.hold(read)
+    half = dead.reserve(b"h" * 16, 4)
+    assert half is not None
+    tier = HostTier(memory)
+    assert (len(tier), tier.adopted, tier.sought(b"h" * 16)) == (1, 1, False)
+    assert memory.entry(half).state is SlotState.FREE and memory.entry(read).state is SlotState.READY
+    tier.audit()
+    assert tier.find(b"k" * 16) == read
+
+
+def test_an_audit_notices_a_directory_that_says_something_else() -> None:
+    tier = HostTier(memory_of())
+    filled(tier, b"k" * 16)
+    tier.audit()
+    tier.memory.move(3, SlotState.FILLING)
+    with pytest.raises(LeakFound, match="wrong \\[3\\]"):
+        tier.audit()

@@ -1,0 +1,218 @@
+"""KV that leaves the device and comes back from the host tier, on the fake device, whose rows read all of it.
+
+A byte from the wrong slot, too early, too late or behind a tail's end gives a wrong token in the model's eyes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from holdfast.kvstore.slots import SlotState
+from holdfast.runtime.link.messages import Work
+from holdfast.tests.runtime.worlds import LAUNCH_BOMB, World, world
+
+ONE, TWO, THREE, FOUR = ([start, start + 1, start + 2, start + 3] for start in (30, 40, 50, 60))
+
+
+def work_of(here: World, seq: int) -> Work:
+    work = here.ended[seq].work
+    assert work is not None
+    return work
+
+
+def away(here: World, seq: int) -> None:
+    """Take a sequence's KV from the device, its cached blocks too."""
+    here.run()
+    here.evict(seq)
+    pool = here.scheduler.pool
+    pool.release(pool.lease(pool.available, "flood"), "flood")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_turn_after_eviction_computes_only_what_is_new(depth: int) -> None:
+    here = world(depth=depth, slots=16)
+    here.open(0, ONE + TWO + [7])
+    here.reply(0, 6)  # 14 of 15 tokens have KV: three blocks and two tokens
+    away(here, 0)
+    here.extend(0, [8, 9])
+    here.reply(0, 4)
+    work = work_of(here, 0)
+    assert (work.prefilled, work.recomputed, work.resident, work.host) == (3, 0, 0, 14)
+    assert here.scheduler.statistics()["restored"] == 14
+
+
+def test_an_engine_that_starts_anew_adopts_the_slots() -> None:
+    here = world(slots=16)
+    here.open(0, ONE + TWO + [7])
+    said = here.reply(0, 6)
+    here.run()
+    here.restart()
+    here.open(0, ONE + TWO + [7, *said, 8, 9])
+    assert here.state(0).computed == 0
+    here.reply(0, 4)
+    work = work_of(here, 0)
+    assert (work.prefilled, work.host) == (3, 14)
+
+
+def test_only_a_sequence_with_the_same_tail_finds_it() -> None:
+    here = world(slots=16)
+    here.open(0, [*ONE, 40, 41, 42])
+    here.reply(0, 1)
+    here.run()
+    here.restart()
+    here.open(1, [*ONE, 40, 41, 99, 98])
+    here.open(2, [*ONE, 40, 41, 42, 98])
+    here.reply(1, 3)
+    here.reply(2, 3)
+    assert (work_of(here, 1).host, work_of(here, 2).host) == (4, 7 - 4), "a block was resident by then"
+
+
+def test_a_tail_replaces_the_one_before_it() -> None:
+    here = world(slots=16)
+    here.open(0, [*ONE, 40])
+    for token in (1, 2):
+        here.reply(0, 1)
+        here.run()
+        assert here.scheduler.statistics()["host_records"] == 2, "one block and one tail"
+        here.extend(0, [token])
+    here.reply(0, 1)
+    here.run()
+    assert here.scheduler.statistics()["host_records"] == 3
+
+
+def test_a_tail_is_kept_at_its_new_length_when_it_is_cut() -> None:
+    here = world(slots=16)
+    here.open(0, [*ONE, 40, 41, 42])
+    here.reply(0, 1)
+    here.truncate(0, 6)
+    away(here, 0)
+    here.extend(0, [8, 9])
+    here.reply(0, 3)
+    work = work_of(here, 0)
+    assert (work.host, work.recomputed) == (6, 0)
+
+
+def test_what_stands_behind_a_tail_leaves_as_zeros() -> None:
+    here = world(slots=16)
+    here.open(0, [*ONE, 40, 41, 42])
+    here.reply(0, 3)
+    here.run()
+    assert here.memory is not None
+    entries = [here.memory.entry(slot) for slot in range(here.memory.slots)]
+    (tail,) = [slot for slot, entry in enumerate(entries) if entry.state and entry.tokens < 4]
+    cells = np.frombuffer(here.memory.payload(tail), np.uint64)
+    used = entries[tail].tokens
+    assert not cells[4 + used :].any() and cells[4 : 4 + used].all()
+
+
+def test_a_changed_byte_is_computed_again() -> None:
+    here = world(slots=16)
+    here.open(0, ONE + TWO + THREE + [7])
+    here.reply(0, 2)
+    away(here, 0)
+    assert here.memory is not None
+    for slot in range(here.memory.slots):
+        if here.memory.entry(slot).key == here.scheduler._roster[0].keys[1]:
+            here.memory.payload(slot)[5] ^= 4
+    here.extend(0, [8])
+    here.reply(0, 4)
+    work = work_of(here, 0)
+    assert (work.host, work.recomputed) == (4, 10)
+    assert here.scheduler.statistics()["host_damaged"] == 1
+
+
+def test_a_record_is_found_only_when_its_bytes_are_there() -> None:
+    here = world(late=True, slots=16, max_step_tokens=4, max_sequences=2)
+    here.open(0, ONE + TWO + [7])
+    here.run()
+    assert here.memory is not None
+    states = here.memory.directory["state"]
+    here.extend(0, [8, 9, 10, 11])
+    for _ in range(3):
+        here.step()
+        for slot in np.nonzero(states == SlotState.READY)[0].tolist():
+            digest = here.memory.entry(slot).digest
+            assert here.scheduler._moves.tier is not None and here.scheduler._moves.tier._sound(slot), digest
+    away(here, 0)
+    here.reply(0, 3)
+    assert here.scheduler.statistics()["host_damaged"] == 0
+
+
+def test_moves_of_a_step_that_failed_are_not_trusted() -> None:
+    here = world(slots=16, max_step_tokens=32)
+    here.open(0, ONE + TWO + [7])
+    here.reply(0, 2)
+    away(here, 0)
+    here.open(1, [LAUNCH_BOMB, 7])
+    here.generate(1, 4)
+    here.generate(0, 4)  # restored in the step that never runs
+    here.open(2, ONE + TWO + [9])
+    here.run()
+    here.reply(2, 4)
+    assert here.scheduler.counters.isolations > 0
+
+
+def test_saves_of_a_step_that_failed_are_not_found() -> None:
+    here = world(slots=16, depth=1, max_step_tokens=32)
+    here.open(0, ONE + TWO + [7])
+    here.step()  # its blocks are sealed, and saved by the next step, which never runs
+    here.open(1, [LAUNCH_BOMB, 7])
+    here.generate(1, 4)
+    here.run()
+    away(here, 0)
+    here.reply(0, 4)
+    assert here.scheduler.counters.isolations > 0 and work_of(here, 0).recomputed > 0
+
+
+def test_sessions_that_evict_each_other_prefill_only_what_is_new() -> None:
+    """A pool for one at a time, three of them by turns; the second tier holds all."""
+    here = world(blocks=6, max_context=24, slots=40)
+    lengths = {}
+    for seq in range(3):
+        here.open(seq, [seq * 10 + 1, *ONE])
+        here.reply(seq, 3)
+        lengths[seq] = 7
+    for round_ in range(3):
+        for seq in range(3):
+            here.extend(seq, [70 + round_])
+            here.reply(seq, 3)
+            work = work_of(here, seq)
+            assert (work.prefilled, work.recomputed) == (2, 0)
+            assert work.host + work.resident == lengths[seq]
+            lengths[seq] += 4
+    assert here.scheduler.statistics()["restored"] > 0
+
+
+def test_without_room_below_blocks_are_dropped_and_nothing_waits() -> None:
+    here = world(blocks=6, max_context=24, slots=2)
+    for seq in range(3):
+        here.open(seq, [seq * 10 + 1, *ONE, *TWO])
+        here.reply(seq, 4)
+    for seq in range(3):
+        here.extend(seq, [70])
+        here.reply(seq, 4)
+    assert here.scheduler.statistics()["host_dropped"] > 0
+
+
+def test_a_sequence_closed_without_keeping_is_not_found_below() -> None:
+    here = world(slots=16)
+    here.open(0, ONE + TWO + [7])
+    here.reply(0, 2)
+    here.run()
+    here.close(0, keep_kv=False)
+    here.run()
+    assert here.scheduler.statistics()["host_records"] == 0
+    here.open(1, ONE + TWO + [7])
+    here.reply(1, 2)
+    assert work_of(here, 1).host == 0
+
+
+def test_tenants_share_no_slots() -> None:
+    here = world(slots=16)
+    here.open(0, ONE + TWO + [7], salt=b"a")
+    here.reply(0, 2)
+    away(here, 0)
+    here.open(1, ONE + TWO + [7], salt=b"b")
+    here.reply(1, 2)
+    assert work_of(here, 1).host == 0
