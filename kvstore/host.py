@@ -108,13 +108,26 @@ class HostTier:
         self._filling.add(slot)
         return slot
 
-    def filled(self, slot: int) -> None:
-        """All bytes are in ``slot``: from now on it is found."""
+    def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
+        """All bytes are in ``slot``: from now on it is found.
+
+        ``tokens``, ``digest``: what the record says of itself, where it comes from elsewhere; bytes that are
+        not those are dropped.
+        """
         self._filling.remove(slot)
         if slot not in self._key_of:  # dropped meanwhile
             self._release(slot)
             return
-        self.memory.set_digest(slot, xxh3_64_intdigest(self.memory.payload(slot)))
+        seen = xxh3_64_intdigest(self.memory.payload(slot))
+        if digest is not None and seen != digest:
+            self._damaged += 1
+            self._forget(slot)
+            self._release(slot)
+            return
+        if tokens is not None:
+            self._tokens[slot] = tokens
+            self.memory.describe(slot, self._key_of[slot], tokens)
+        self.memory.set_digest(slot, seen)
         self.memory.move(slot, SlotState.READY)
         self._rank([slot])
 

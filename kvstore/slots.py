@@ -27,7 +27,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import SlotMisused
+from .errors import GroupInvalid, SlotMisused
 from .keys import KEY_BYTES
 
 MAGIC = b"holdfast"
@@ -90,9 +90,12 @@ class SlotMemory:
 
     What the header describes otherwise is formatted anew; ``adopted`` says that it was not. ``slots`` may be
     0: the memory is too small for one. Takes a descriptor of its own.
+
+    Raises:
+        GroupInvalid: somebody else was to have ``made`` it for this description, and has not.
     """
 
-    def __init__(self, fd: int, space: bytes, block_bytes: int) -> None:
+    def __init__(self, fd: int, space: bytes, block_bytes: int, *, made: bool = False) -> None:
         size = os.fstat(fd).st_size
         self.block_bytes = block_bytes
         # Whole pages where a block is one: so that a range of slots can be registered with the device.
@@ -104,6 +107,8 @@ class SlotMemory:
         self._bytes = memoryview(self.map)
         header = HEADER.pack(MAGIC, LAYOUT_VERSION, ENTRY.size, space, block_bytes, self.slots)
         self.adopted = self.map[: HEADER.size] == header
+        if made and not self.adopted:
+            raise GroupInvalid("the host tier's memory is described otherwise")
         if not self.adopted:
             self.map[: HEADER.size] = bytes(HEADER.size)  # whoever dies here leaves nothing half formatted
             self.directory["state"] = SlotState.FREE

@@ -1,0 +1,252 @@
+"""The engine's end of the disk tier: records between host slots and a shelf that may be slow, stopped or dead.
+
+Never waits: requests go into a socket that may be full, answers are taken when `poll` is called. A request
+has a deadline; past it, or when the socket ends, the shelf counts as lost: another is asked for, and the slots
+it had are taken back only when that one is there, which means that the first is dead. Which keys are on disk
+is known here. The clock is the caller's; one thread uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..host import HostTier
+from ..keys import KEY_BYTES
+from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Gone, Known, Store, Up, encode
+from .messages import up_decoder as decoder
+
+DEADLINE = 5.0  # seconds a request may take
+STORES_IN_FLIGHT = 16  # slots that cannot be evicted meanwhile
+MOST_SUPERSEDED = 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    message: Store | Fetch
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfStatistics:
+    """``records`` and ``waiting`` requests now; counts: requests done by kind, refused, ``lost`` shelves."""
+
+    records: int
+    waiting: int
+    stored: int
+    fetched: int
+    failed: int
+    lost: int
+
+
+class DiskTier:
+    """Records below ``host``; ``control`` is the engine's end of a `keeper.ShelfKeeper`'s socket."""
+
+    def __init__(self, host: HostTier, control: socket.socket, begin: Begin) -> None:
+        self._host = host
+        self._control = control
+        self._begin = begin
+        self._sock: socket.socket | None = None
+        self._ready = False
+        self._keys: set[bytes] = set()
+        self._tickets = itertools.count(1)
+        self._requests: dict[int, _Request] = {}
+        self._outbox: deque[bytes] = deque()
+        self._storing: set[bytes] = set()
+        self._fetching: dict[bytes, int] = {}
+        self._superseded: list[bytes] = []
+        self._stored = self._fetched = self._failed = self._lost = 0
+        control.setblocking(False)
+        self._ask()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a fetch is likely to succeed."""
+        return self._ready and key in self._keys
+
+    @property
+    def waiting(self) -> bool:
+        """Whether answers are on their way, a new shelf among them."""
+        return bool(self._requests) or not self._ready
+
+    @property
+    def room(self) -> int:
+        """Stores that could begin now."""
+        return STORES_IN_FLIGHT - len(self._storing) if self._ready else 0
+
+    def fetching(self, key: bytes) -> bool:
+        """Whether it is on its way up."""
+        return key in self._fetching
+
+    def stored(self, key: bytes) -> bool:
+        """Whether it is on disk or on its way there."""
+        return key in self._keys or key in self._storing
+
+    def store(self, key: bytes, now: float) -> bool:
+        """Begin to keep the host tier's record on disk; whether it began."""
+        slot = self._host.slot_of(key)
+        if slot is None or self.room <= 0 or self.stored(key):
+            return False
+        self._host.hold(slot)
+        superseded, self._superseded = self._superseded, []
+        tokens, digest = self._host.tokens_of(slot), self._host.memory.entry(slot).digest
+        self._storing.add(key)
+        self._send(Store(next(self._tickets), slot, key, tokens, digest, superseded), now)
+        self._keys.difference_update(superseded)
+        return True
+
+    def fetch(self, key: bytes, now: float) -> bool:
+        """Begin to bring a record into a host slot; whether it is on its way."""
+        if key in self._fetching:
+            return True
+        if key not in self:
+            return False
+        slot = self._host.reserve(key, 0)
+        if slot is None:
+            return False
+        self._fetching[key] = slot
+        self._send(Fetch(next(self._tickets), slot, key), now)
+        return True
+
+    def supersede(self, key: bytes) -> None:
+        """Forget a record with the next that is stored."""
+        if self.stored(key) and len(self._superseded) < MOST_SUPERSEDED:
+            self._superseded.append(key)
+
+    def poll(self, now: float) -> None:
+        """Take answers, send what did not fit before, and see to a shelf that is late."""
+        if self._sock is None:
+            self._take_shelf()
+        if self._sock is not None:
+            self._flush()
+            self._receive()
+        if self._sock is not None and any(now > request.deadline for request in self._requests.values()):
+            self._lose("does not answer")
+
+    def statistics(self) -> ShelfStatistics:
+        """Gauges and counters."""
+        return ShelfStatistics(
+            len(self._keys), len(self._requests), self._stored, self._fetched, self._failed, self._lost
+        )
+
+    def close(self) -> None:
+        """Leave: the shelf writes what it has, and ends."""
+        for sock in (self._sock, self._control):
+            if sock is not None:
+                sock.close()
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _send(self, message: Store | Fetch, now: float) -> None:
+        self._requests[message.ticket] = _Request(message, now + DEADLINE)
+        self._post(message)
+
+    def _post(self, message: Down) -> None:
+        self._outbox.append(encode(message))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox and self._sock is not None:
+            try:
+                self._sock.send(self._outbox[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._lose("is gone")
+                return
+            self._outbox.popleft()
+
+    def _receive(self) -> None:
+        while self._sock is not None:
+            try:
+                packet = self._sock.recv(PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._lose("is gone")
+                return
+            self._answer(decoder.decode(packet))
+
+    def _answer(self, answer: Up) -> None:
+        match answer:
+            case Known():
+                self._keys.update(_split(answer.keys))
+                self._ready = self._ready or answer.last
+                if answer.ignored:
+                    log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
+            case Gone():
+                self._keys.difference_update(_split(answer.keys))
+            case Done():
+                self._done(self._requests.pop(answer.ticket).message, answer)
+            case Failed():
+                message = self._requests.pop(answer.ticket).message
+                self._failed += 1
+                if answer.gone:
+                    self._keys.discard(message.key)
+                self._give_up(message)
+
+    def _done(self, message: Store | Fetch, answer: Done) -> None:
+        if isinstance(message, Store):
+            self._stored += 1
+            self._storing.discard(message.key)
+            self._keys.add(message.key)
+            self._host.let_go(message.slot)
+            return
+        self._fetched += 1
+        del self._fetching[message.key]
+        self._host.filled(message.slot, tokens=answer.tokens, digest=answer.digest)
+
+    def _give_up(self, message: Store | Fetch) -> None:
+        """The shelf has left the request's slot alone, or is dead."""
+        if isinstance(message, Store):
+            self._storing.discard(message.key)
+            self._host.let_go(message.slot)
+        else:
+            del self._fetching[message.key]
+            self._host.abandon(message.slot)
+
+    def _lose(self, how: str) -> None:
+        """Ask for another; until it is there the slots of this one are not touched."""
+        log.warning("the shelf %s: another one is started", how)
+        self._lost += 1
+        if self._sock is not None:
+            self._sock.close()
+        self._sock, self._ready = None, False
+        self._outbox.clear()
+        self._ask()
+
+    def _ask(self) -> None:
+        with contextlib.suppress(OSError):  # nobody starts shelves any more: go on without
+            self._control.send(b"?")
+
+    def _take_shelf(self) -> None:
+        try:
+            _, fds, _, _ = socket.recv_fds(self._control, 16, 1)
+        except OSError:
+            return
+        if not fds:
+            return
+        for request in list(self._requests.values()):
+            self._give_up(request.message)
+        self._requests.clear()
+        self._keys.clear()
+        os.set_inheritable(fds[0], False)
+        self._sock = socket.socket(fileno=fds[0])
+        self._sock.setblocking(False)
+        self._post(self._begin)
+
+
+def _split(keys: bytes) -> Iterable[bytes]:
+    return (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))

@@ -1,0 +1,100 @@
+"""Who starts the shelf, and ends it: a thread beside whoever outlives the engine.
+
+The engine asks over a control socket and gets a socket to a new shelf; that it comes means that the one before
+is dead and reaped, so that its slots can be taken back. When the engine's end closes the shelf has a moment to
+write what it was given, then it is killed. Knows processes and descriptors; nothing of records.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+GRACE = 5.0  # seconds a shelf has to end once the engine is gone
+STEADY = 10.0  # seconds after which a shelf is no longer a failed start
+LONGEST = 30.0  # seconds between two starts at most
+
+
+class ShelfKeeper:
+    """Serves one engine: ``theirs`` is its end of the control socket. ``memory``: the slots' memfd."""
+
+    def __init__(self, memory: int) -> None:
+        self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._memory = memory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-shelf-keeper", daemon=True)
+
+    @property
+    def pid(self) -> int | None:
+        """The shelf's process id, while there is one."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Begin to listen; the engine has its end, or will."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The engine is gone: return when the shelf is, too. Waits; for a thread that may."""
+        self.theirs.close()
+        self._leaving.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._ours.close()
+
+    def _run(self) -> None:
+        delay = 0.0
+        while self._asked():
+            began = time.monotonic()
+            self._end(0.0)
+            if self._leaving.wait(delay) and not self._ours.recv(1, socket.MSG_PEEK):
+                break
+            try:
+                self._spawn()
+            except OSError:  # the engine left, or the machine has no room for a process
+                continue
+            steady = time.monotonic() - began > STEADY
+            delay = 0.1 if steady or not delay else min(LONGEST, 2 * delay)
+        self._end(GRACE)
+
+    def _asked(self) -> bool:
+        try:
+            return bool(self._ours.recv(16))
+        except OSError:
+            return False
+
+    def _spawn(self) -> None:
+        engine, shelf = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with engine, shelf:
+            fds = [shelf.fileno(), self._memory]
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "holdfast.kvstore.shelf",
+                    "--fd",
+                    str(fds[0]),
+                    "--memory",
+                    str(fds[1]),
+                ],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
+            )
+            socket.send_fds(self._ours, [b"shelf"], [engine.fileno()])
+
+    def _end(self, grace: float) -> None:
+        """The shelf is dead and reaped when this returns."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.wait(grace) if grace else process.kill()
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.wait()

@@ -1,0 +1,156 @@
+"""The shelf's loop: requests from the engine, records between slots and disk, an answer for each.
+
+Requests that wait are taken together: stores up to ``BATCH_BYTES`` share a transaction, a fetch never waits
+behind more than one such. A medium that refuses fails the request and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+from pathlib import Path
+
+import msgspec
+
+from ..errors import RecordDamaged, RecordUnavailable
+from ..slots import SlotMemory
+from .messages import (
+    KEYS_PER_PACKET,
+    PACKET_BYTES,
+    Begin,
+    Done,
+    Down,
+    Failed,
+    Fetch,
+    Gone,
+    Known,
+    Store,
+    Up,
+    encode,
+)
+from .messages import down_decoder as decoder
+from .store import Given, RecordStore, StoreFailed
+
+BATCH_BYTES = 8 << 20
+SYNC_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Shelf:
+    """Serves ``sock`` from ``store``, with the slots of ``memory``."""
+
+    def __init__(self, sock: socket.socket, memory: SlotMemory, store: RecordStore) -> None:
+        self._sock = sock
+        self._memory = memory
+        self._store = store
+        self._dirty = False
+        self._refusing = False
+
+    def run(self) -> None:
+        """Until the other end closes."""
+        self._introduce()
+        while True:
+            if not select.select([self._sock], [], [], SYNC_SECONDS)[0]:
+                self._sync()
+                continue
+            first = self._sock.recv(PACKET_BYTES)
+            if not first:
+                self._sync()
+                return
+            self._serve([decoder.decode(first), *self._more()])
+
+    def _introduce(self) -> None:
+        keys = self._store.keys()
+        for start in range(0, len(keys), KEYS_PER_PACKET):
+            self._send(Known(b"".join(keys[start : start + KEYS_PER_PACKET]), False))
+        self._send(Known(b"", True, self._store.ignored))
+
+    def _more(self) -> list[Down]:
+        """What has come meanwhile, as much as fits a batch."""
+        most = max(1, BATCH_BYTES // self._memory.block_bytes)
+        found: list[Down] = []
+        with contextlib.suppress(BlockingIOError):
+            while len(found) < most and (packet := self._sock.recv(PACKET_BYTES, socket.MSG_DONTWAIT)):
+                found.append(decoder.decode(packet))
+        return found
+
+    def _serve(self, requests: list[Down]) -> None:
+        """Fetches first: somebody waits for them."""
+        for request in requests:
+            if isinstance(request, Fetch):
+                self._fetch(request)
+        stores = [request for request in requests if isinstance(request, Store)]
+        if stores:
+            self._keep(stores)
+
+    def _fetch(self, request: Fetch) -> None:
+        try:
+            header = self._store.get(request.key, self._memory.payload(request.slot))
+        except RecordUnavailable as error:
+            if isinstance(error, RecordDamaged):
+                log.warning("%s", error)
+            self._send(Failed(request.ticket, str(error), gone=True))
+        except StoreFailed as error:
+            self._refused(error)
+            self._send(Failed(request.ticket, str(error)))
+        else:
+            self._send(Done(request.ticket, header.tokens, header.digest))
+
+    def _keep(self, stores: list[Store]) -> None:
+        records = [
+            Given(store.key, store.tokens, store.digest, self._memory.payload(store.slot)) for store in stores
+        ]
+        superseded = [key for store in stores for key in store.superseded]
+        try:
+            evicted = self._store.put(records, superseded)
+        except StoreFailed as error:
+            self._refused(error)
+            for store in stores:
+                self._send(Failed(store.ticket, str(error)))
+            return
+        self._dirty = True
+        if self._refusing:
+            log.warning("the disk takes records again")
+            self._refusing = False
+        if evicted:
+            self._send(Gone(b"".join(evicted)))
+        for store in stores:
+            self._send(Done(store.ticket))
+
+    def _sync(self) -> None:
+        if self._dirty:
+            self._dirty = False
+            try:
+                self._store.sync()
+            except StoreFailed as error:
+                self._refused(error)
+
+    def _refused(self, error: StoreFailed) -> None:
+        """One line when it begins, one when it ends."""
+        if not self._refusing:
+            self._refusing = True
+            log.error("the disk refuses: %s", error)
+
+    def _send(self, message: Up) -> None:
+        self._sock.send(encode(message))
+
+
+def serve(sock: socket.socket, memory_fd: int) -> None:
+    """Read ``Begin`` and serve until the socket ends. Raises `StoreHeld`, `StoreFailed`."""
+    packet = sock.recv(PACKET_BYTES)
+    if not packet:
+        return
+    begin = decoder.decode(packet)
+    if not isinstance(begin, Begin):
+        raise msgspec.ValidationError("the first packet begins nothing")
+    memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
+    store = RecordStore(Path(begin.folder), begin.space, begin.block_bytes, begin.budget)
+    try:
+        Shelf(sock, memory, store).run()
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    finally:
+        store.close()

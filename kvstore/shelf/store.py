@@ -1,0 +1,292 @@
+"""Records in an LMDB environment: headers and payloads by key, within a budget, the longest unused out first.
+
+Never ``writemap`` (a full disk would kill the process), never a transaction that outlives a call, payloads
+straight from and into the caller's buffers, every byte checked when it is read. The recency of a read is
+written with the next batch. What raises here is `StoreFailed`: the medium refused, and may not refuse the
+next time. For one process and thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lmdb
+from xxhash import xxh3_64_intdigest
+
+from ..errors import KVStoreError, RecordDamaged, RecordMissing
+from .record import RecordHeader, read_header
+
+PAGE = 4096
+FIRST_MAP = 16 << 20
+SPARE = 64 << 20  # of the map, beyond twice the budget: pages freed are not free at once
+
+T = TypeVar("T")
+
+
+class StoreFailed(KVStoreError):
+    """The medium refused; what was asked for has not happened."""
+
+
+class StoreHeld(KVStoreError):
+    """Another process has this store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A record to be kept. ``payload`` is read during the call only."""
+
+    key: bytes
+    tokens: int
+    digest: int
+    payload: memoryview
+
+
+class RecordStore:
+    """The records of one namespace under ``folder``, at most ``budget`` bytes of them.
+
+    ``ignored``: headers found that are not of this namespace, block size or layout; they are dropped.
+
+    Raises:
+        StoreHeld: another process has it open.
+        StoreFailed: the folder or file cannot be opened, even anew.
+    """
+
+    def __init__(self, folder: Path, space: bytes, block_bytes: int, budget: int) -> None:
+        self._folder = folder
+        self._space = space
+        self._length = block_bytes
+        self._record_size = -(-(block_bytes + 16) // PAGE) * PAGE
+        self.budget = budget
+        self._order: OrderedDict[bytes, None] = OrderedDict()
+        self._used: set[bytes] = set()  # read since the last batch
+        self._stamp = 0
+        self.ignored = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = hold(folder)
+            self._env, self._headers, self._payloads = self._open()
+        except (OSError, lmdb.Error) as error:
+            raise StoreFailed(f"{folder}: {error}") from error
+        self._read_order()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._order
+
+    @property
+    def size(self) -> int:
+        """Bytes that its records take."""
+        return len(self._order) * self._record_size
+
+    def keys(self) -> list[bytes]:
+        """All of them, the longest unused first."""
+        return list(self._order)
+
+    def put(self, records: Sequence[Given], superseded: Iterable[bytes] = ()) -> list[bytes]:
+        """Keep these and forget ``superseded``, all in one transaction; returns keys given up for room.
+
+        Raises:
+            StoreFailed: none of it happened.
+        """
+        kept = set(superseded)
+        fresh = [record for record in records if record.key not in self._order or record.key in kept]
+        gone = [key for key in kept if key in self._order]
+        room = self.budget - self.size - self._record_size * (len(fresh) - len(gone))
+        evicted: list[bytes] = []
+        for key in self._order:
+            if room >= 0:
+                break
+            if key not in kept:
+                evicted.append(key)
+                room += self._record_size
+        if room < 0:
+            raise StoreFailed(f"{len(fresh)} records do not fit a budget of {self.budget} bytes")
+        stamps = {key: self._stamp + 1 + at for at, key in enumerate(sorted(self._used))}
+
+        def work(txn: Any) -> None:
+            for key in (*gone, *evicted):
+                self._delete(txn, key)
+            for key, stamp in stamps.items():
+                self._restamp(txn, key, stamp)
+            for at, record in enumerate(fresh):
+                stamp = self._stamp + len(stamps) + at + 1
+                header = RecordHeader(
+                    self._space, record.key, record.tokens, self._length, record.digest, stamp
+                )
+                txn.put(record.key, header.packed(), db=self._headers)
+                txn.put(record.key, record.payload, db=self._payloads)
+
+        self._write(work)
+        self._stamp += len(stamps) + len(fresh)
+        self._used.clear()
+        for key in (*gone, *evicted):
+            self._order.pop(key, None)
+        self._order.update(dict.fromkeys(record.key for record in fresh))
+        return evicted
+
+    def get(self, key: bytes, into: memoryview) -> RecordHeader:
+        """Copy the payload into ``into`` and check it there.
+
+        Raises:
+            RecordMissing: it is not here.
+            RecordDamaged: header or bytes are not what was stored; it is dropped.
+            StoreFailed: the medium refused.
+        """
+        try:
+            with self._env.begin(buffers=True) as txn:
+                head, body = txn.get(key, db=self._headers), txn.get(key, db=self._payloads)
+                header = None if head is None else read_header(head, key, self._space, self._length)
+                if header is not None and body is not None and len(body) == self._length:
+                    into[:] = body
+                else:
+                    header = None
+        except lmdb.Error as error:
+            raise StoreFailed(str(error)) from error
+        if head is None and body is None:
+            self._order.pop(key, None)
+            raise RecordMissing(key, "not on disk")
+        if header is None or xxh3_64_intdigest(into) != header.digest:
+            self.drop([key])
+            raise RecordDamaged(key, "its bytes on disk are not those that were stored")
+        self._order.move_to_end(key)
+        self._used.add(key)
+        return header
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """Forget these; those that the medium will not forget are forgotten here."""
+        listed = list(keys)
+
+        def work(txn: Any) -> None:
+            for key in listed:
+                self._delete(txn, key)
+
+        with contextlib.suppress(StoreFailed):  # found again after a restart, and checked again
+            self._write(work)
+        for key in listed:
+            self._order.pop(key, None)
+            self._used.discard(key)
+
+    def sync(self) -> None:
+        """Have the medium keep what was put. Raises `StoreFailed`."""
+        try:
+            self._env.sync(True)
+            self._env.reader_check()
+        except lmdb.Error as error:
+            raise StoreFailed(str(error)) from error
+
+    def damaged(self) -> Iterator[bytes]:
+        """Keys whose record is not what was stored; reads everything, a record at a time."""
+        buffer = memoryview(bytearray(self._length))
+        for key in self.keys():
+            try:
+                self.get(key, buffer)
+            except RecordDamaged:
+                yield key
+
+    def close(self) -> None:
+        """Let go of file and lock."""
+        self._env.close()
+        os.close(self._lock)
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[Any, Any, Any]:
+        """The environment; one that is torn is thrown away: whoever reads a truncated map dies."""
+        path = self._folder / "data.mdb"
+        for _ in range(2):
+            try:
+                env = self._environment()
+                info, page = env.info(), env.stat()["psize"]
+                if not path.exists() or path.stat().st_size >= (info["last_pgno"] + 1) * page:
+                    return env, env.open_db(b"headers"), env.open_db(b"payloads")
+                env.close()
+            except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PanicError):
+                pass
+            path.unlink(missing_ok=True)
+            (self._folder / "lock.mdb").unlink(missing_ok=True)
+        raise StoreFailed(f"{self._folder}: cannot be opened, even anew")
+
+    def _environment(self) -> Any:
+        size = max(FIRST_MAP, (self._folder / "data.mdb").stat().st_size if self._made else 0)
+        return lmdb.open(
+            str(self._folder), map_size=size, max_dbs=2, sync=False, writemap=False, readahead=False
+        )
+
+    @property
+    def _made(self) -> bool:
+        return (self._folder / "data.mdb").exists()
+
+    def _read_order(self) -> None:
+        found: list[tuple[int, bytes]] = []
+        strange: list[bytes] = []
+        with self._env.begin(db=self._headers) as txn:
+            for key, data in txn.cursor():
+                header = read_header(data, bytes(key), self._space, self._length)
+                if header is None:
+                    strange.append(bytes(key))
+                else:
+                    found.append((header.stamp, header.key))
+        found.sort()
+        self._order.update(dict.fromkeys(key for _, key in found))
+        self._stamp = found[-1][0] if found else 0
+        self.ignored = len(strange)
+        if strange:
+            self.drop(strange)
+
+    def _write(self, work: Callable[[Any], T]) -> T:
+        """Run ``work`` in a transaction, in a larger map where this one is full."""
+        while True:
+            try:
+                with self._env.begin(write=True) as txn:
+                    return work(txn)
+            except lmdb.MapFullError as error:
+                size = self._env.info()["map_size"]
+                most = 2 * self.budget + SPARE
+                if size >= most:
+                    raise StoreFailed("the map is full") from error
+                self._env.set_mapsize(min(most, 2 * size))
+            except (lmdb.Error, OSError) as error:
+                raise StoreFailed(str(error)) from error
+
+    def _delete(self, txn: Any, key: bytes) -> None:
+        txn.delete(key, db=self._headers)
+        txn.delete(key, db=self._payloads)
+
+    def _restamp(self, txn: Any, key: bytes, stamp: int) -> None:
+        data = txn.get(key, db=self._headers)
+        header = None if data is None else read_header(data, key, self._space, self._length)
+        if header is not None:
+            renewed = RecordHeader(header.space, key, header.tokens, header.length, header.digest, stamp)
+            txn.put(key, renewed.packed(), db=self._headers)
+
+
+def hold(folder: Path) -> int:
+    """Take the folder's lock, whose file names the process. Raises `StoreHeld`, naming who has it."""
+    fd = os.open(folder / "holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise StoreHeld(f"{folder} is held by process {holder or 'unknown'}") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd
+
+
+def clear(folder: Path) -> None:
+    """Remove a namespace's records. Raises `StoreHeld` while a process has them."""
+    if folder.is_dir():
+        lock = hold(folder)
+        shutil.rmtree(folder)
+        os.close(lock)
