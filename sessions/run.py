@@ -212,6 +212,8 @@ class Run:
             recomputed=lost.recomputed + again,
             resident=lost.resident,
             decoded=said,
+            host=lost.host,
+            disk=lost.disk,
         )
 
     def _all(self) -> Ids:

@@ -55,7 +55,8 @@ async def test_a_reply_outlives_its_engine_and_every_session_is_told_once(server
         assert done["usage"]["output_tokens"] == undisturbed["usage"]["output_tokens"]
         assert done["usage"]["input_tokens"] == undisturbed["usage"]["input_tokens"]
         kv = done["kv"]
-        assert kv["miss_reason"] == "engine_restarted" and kv["recomputed"] >= done["usage"]["input_tokens"]
+        assert kv["recomputed"] < done["usage"]["input_tokens"], "the host tier outlived the engine"
+        assert kv.get("miss_reason") == ("engine_restarted" if kv["recomputed"] else None)
         assert kv["prefilled"] + kv["resident"] == done["usage"]["input_tokens"]
         (recovered,) = [event for event in events if event["type"] == "session.recovered"]
         assert recovered["lost_ms"] > 0
@@ -74,7 +75,7 @@ async def test_a_turn_asked_for_while_there_is_no_engine_waits_for_the_next(serv
         server.engine.kill()
         held = await connection.say("What is my name?")
         assert held["status"] == "completed" and "Marisol" in text_of(held)
-        assert held["kv"]["miss_reason"] == "engine_restarted" and held["kv"]["resident"] == 0
+        assert held["kv"]["resident"] == 0, "what the host tier has not was computed again"
 
 
 async def test_a_stopped_engine_is_not_ready_and_replaced_and_the_reply_goes_on(server: Serving) -> None:
