@@ -38,6 +38,7 @@ Key = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")]
+Backend = Annotated[str, typer.Option("--kernels", help="reference, cpu, or auto: the fastest there is.")]
 Bytes = Annotated[str | None, typer.Option("--kv-bytes", help="Memory for KV, such as 512MiB or 8GiB.")]
 Context = Annotated[
     int | None, typer.Option(min=1, help="Longest sequence in tokens; the model's own by default.")
@@ -64,6 +65,7 @@ def serve(
     dtype: Dtype = "auto",
     kv_bytes: Bytes = None,
     max_context: Context = None,
+    kernels: Backend = "auto",
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed by one step.")] = 512,
     max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
     store: Store = None,
@@ -82,6 +84,7 @@ def serve(
         dtype,
         kv_bytes,
         max_context,
+        kernels,
         max_step_tokens=max_step_tokens,
         max_sequences=max_sequences,
     )
@@ -115,11 +118,14 @@ def doctor(
     dtype: Dtype = "auto",
     kv_bytes: Bytes = None,
     max_context: Context = None,
+    kernels: Backend = "auto",
 ) -> None:
     """Show device, versions, memory and its arithmetic, and the class of the model's chat template."""
     from .doctor import run
 
-    settings = None if model is None else _engine_settings(model, device, dtype, kv_bytes, max_context)
+    settings = (
+        None if model is None else _engine_settings(model, device, dtype, kv_bytes, max_context, kernels)
+    )
     raise typer.Exit(run(settings))
 
 
@@ -148,6 +154,7 @@ def _engine_settings(
     dtype: str,
     kv_bytes: str | None,
     max_context: int | None,
+    kernels: str,
     max_step_tokens: int = 512,
     max_sequences: int = 64,
 ) -> EngineSettings:
@@ -158,6 +165,7 @@ def _engine_settings(
             dtype=dtype,
             kv_bytes=None if kv_bytes is None else _bytes(kv_bytes),
             max_context=max_context,
+            kernels=kernels,
             max_step_tokens=max_step_tokens,
             max_sequences=max_sequences,
         )
