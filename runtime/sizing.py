@@ -15,7 +15,7 @@ HOST_MOST_BYTES = 1 << 30
 MOST_TOKENS = 1 << 21  # unless more is asked for: bookkeeping has a price per block
 
 
-PROCESS_BYTES = 340 << 20  # as measured: the interpreter, torch, and the compiled kernels with their compiler
+PROCESS_BYTES = 280 << 20  # as measured: the interpreter, torch, and the compiled kernels with their compiler
 
 
 def host_bytes() -> int:

@@ -5,7 +5,9 @@ Knows numba; nothing of what the loops compute.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import mmap
 import os
 from collections.abc import Callable
 from functools import cache
@@ -18,7 +20,16 @@ from typing import Any, TypeVar
 import torch
 from numba import config, get_num_threads, njit, set_num_threads
 
-__all__ = ["FAST", "LAYER", "cache_folder", "compiled", "inlined", "join_torch", "parts_for"]
+__all__ = [
+    "FAST",
+    "LAYER",
+    "cache_folder",
+    "compiled",
+    "inlined",
+    "join_torch",
+    "leave_compiler",
+    "parts_for",
+]
 
 LAYER = "omp"
 """Numba's threading layer: the default one aborts under concurrent calls, tbb has a pool of its own."""
@@ -76,6 +87,24 @@ def join_torch() -> None:
     """Let numba use as many threads as torch does in this thread."""
     config.THREADING_LAYER = LAYER
     set_num_threads(min(torch.get_num_threads(), config.NUMBA_NUM_THREADS))
+
+
+def leave_compiler() -> None:
+    """Give back the pages of the compiler's own code, 60 MB that nothing needs once all is compiled.
+
+    They are mapped from its file, unwritten, and come back from there should it be called again.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:  # not on Linux: they stay
+        return
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for line in maps:
+        place, rights, *_ = line.split()
+        if rights == "r-xp" and "libllvmlite" in line:  # others hold what the loader has written
+            first, last = (int(address, 16) for address in place.split("-"))
+            advise(first, last - first, mmap.MADV_DONTNEED)
 
 
 def parts_for(work: int, grain: int) -> int:

@@ -20,7 +20,7 @@ from llvmlite import binding
 
 from ..interface import Attention, HeadNorm
 from . import backend
-from .compiling import LAYER, cache_folder, join_torch
+from .compiling import LAYER, cache_folder, join_torch, leave_compiler
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda do
         raise Unfit(f"numba computes on the threading layer {layer!r} in this process, not on {LAYER!r}")
     if mark is not None:
         mark.touch()
+    leave_compiler()
 
 
 def run(dtype: torch.dtype, told: Callable[[float, str], None]) -> None:
