@@ -38,6 +38,7 @@ Key = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")]
+Backend = Annotated[str, typer.Option("--kernels", help="reference, cpu, or auto: the fastest there is.")]
 Bytes = Annotated[str | None, typer.Option("--kv-bytes", help="Memory for KV, such as 512MiB or 8GiB.")]
 HostBytes = Annotated[
     str | None,
@@ -69,6 +70,7 @@ def serve(
     kv_bytes: Bytes = None,
     host_bytes: HostBytes = None,
     max_context: Context = None,
+    kernels: Backend = "auto",
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed by one step.")] = 512,
     max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
     store: Store = None,
@@ -88,6 +90,7 @@ def serve(
         kv_bytes,
         max_context,
         host_bytes=host_bytes,
+        kernels=kernels,
         max_step_tokens=max_step_tokens,
         max_sequences=max_sequences,
     )
@@ -122,6 +125,7 @@ def doctor(
     kv_bytes: Bytes = None,
     host_bytes: HostBytes = None,
     max_context: Context = None,
+    kernels: Backend = "auto",
 ) -> None:
     """Show device, versions, memory and its arithmetic, and the class of the model's chat template."""
     from .doctor import run
@@ -129,7 +133,9 @@ def doctor(
     settings = (
         None
         if model is None
-        else _engine_settings(model, device, dtype, kv_bytes, max_context, host_bytes=host_bytes)
+        else _engine_settings(
+            model, device, dtype, kv_bytes, max_context, host_bytes=host_bytes, kernels=kernels
+        )
     )
     raise typer.Exit(run(settings))
 
@@ -160,6 +166,7 @@ def _engine_settings(
     kv_bytes: str | None,
     max_context: int | None,
     host_bytes: str | None = None,
+    kernels: str = "auto",
     max_step_tokens: int = 512,
     max_sequences: int = 64,
 ) -> EngineSettings:
@@ -171,6 +178,7 @@ def _engine_settings(
             kv_bytes=None if kv_bytes is None else _bytes("--kv-bytes", kv_bytes),
             host_bytes=None if host_bytes is None else _bytes("--host-bytes", host_bytes),
             max_context=max_context,
+            kernels=kernels,
             max_step_tokens=max_step_tokens,
             max_sequences=max_sequences,
         )

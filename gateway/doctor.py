@@ -22,15 +22,23 @@ from .. import __version__
 from ..runtime.errors import RuntimeFault
 from ..runtime.hosting import host_bytes
 from ..runtime.link.messages import SamplingDefaults
-from ..runtime.settings import EngineSettings
-from ..runtime.sizing import blocks_of, context_of, cuda_kv_bytes, host_kv_bytes
+from ..runtime.settings import DTYPE_BYTES, EngineSettings
+from ..runtime.sizing import (
+    blocks_of,
+    context_of,
+    cuda_kv_bytes,
+    host_kv_bytes,
+    machine_bytes,
+    memory_line,
+    rule_of,
+    shown,
+)
 from ..sessions.errors import SessionError
 
 LIBRARIES = (
-    *("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy"),
+    *("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "numba"),
     *("msgspec", "starlette", "uvicorn", "websockets", "anyio"),
 )
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 Fact: TypeAlias = tuple[str, str]
 
@@ -56,13 +64,12 @@ def machine() -> Iterator[Fact]:
 
     yield "holdfast", f"{__version__} on Python {platform.python_version()}, {platform.platform()}"
     yield "cpu", f"{len(os.sched_getaffinity(0))} cores, torch uses {torch.get_num_threads()} threads"
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield "memory", f"{_size(total)}, {_size(free)} free"
+    yield "memory", f"{shown(machine_bytes())}, {shown(free)} free"
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
-        yield f"cuda:{index}", f"{properties.name}, {_size(total)}, {_size(free)} free"
+        yield f"cuda:{index}", f"{properties.name}, {shown(total)}, {shown(free)} free"
     if not torch.cuda.is_available():
         yield "cuda", "none"
     yield "libraries", ", ".join(f"{name} {_version(name)}" for name in LIBRARIES)
@@ -92,6 +99,7 @@ def model(settings: EngineSettings) -> Iterator[Fact]:
     yield "KV per token", _product((*shape, (f"bytes ({dtype})", width)), "B")
     yield from _room(settings, per_token, parameters * width, config.max_context)
     yield "sampling", _sampling(read_defaults(folder))
+    yield "kernels", _kernels(settings)
     yield from _language(folder)
 
 
@@ -102,10 +110,13 @@ def _room(settings: EngineSettings, per_token: int, weights: int, model_context:
     blocks = blocks_of(settings, block_bytes, allowed)
     context = min(settings.max_context or model_context, context_of(settings, blocks, model_context))
     tokens = blocks * settings.block_tokens
-    yield "KV on " + device, f"{_size(blocks * block_bytes)} = {blocks:,} blocks × {block_bytes:,} B"
+    yield "size of KV", rule_of(settings, not device.startswith("cuda"))
+    yield "KV on " + device, f"{shown(blocks * block_bytes)} = {blocks:,} blocks × {block_bytes:,} B"
+    memory = memory_line(weights, blocks, block_bytes, settings.block_tokens)
+    yield "memory", f"{memory} of {shown(machine_bytes())}" if device == "cpu" else memory
     yield "tokens that fit", _product((("blocks", blocks), ("tokens", settings.block_tokens)), "tokens")
     below = host_bytes(settings)
-    yield "KV in the host tier", f"{_size(below)} = {below // block_bytes:,} blocks" if below else "none"
+    yield "KV in the host tier", f"{shown(below)} = {below // block_bytes:,} blocks" if below else "none"
     fit = f"{tokens / context:.1f} sessions of the longest context ({context:,})"
     yield "sessions that fit", fit if tokens >= context else f"none of {context:,} tokens: too few blocks"
 
@@ -129,6 +140,19 @@ def _sampling(defaults: SamplingDefaults) -> str:
     return f"{kind} ({written})" if written else kind
 
 
+def _kernels(settings: EngineSettings) -> str:
+    """The backend that would compute. Raises ``SettingsInvalid``."""
+    import torch
+
+    from ..runtime.build import named_backend
+
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    name, note = named_backend(settings.kernels, torch.device(device))
+    return f"{name} ({note})" if note else name
+
+
 def _language(folder: Path) -> Iterator[Fact]:
     from ..sessions.language import Language
 
@@ -140,16 +164,8 @@ def _language(folder: Path) -> Iterator[Fact]:
 def _product(factors: tuple[tuple[str, int], ...], unit: str) -> str:
     written = " × ".join(f"{value:,} {name}" for name, value in factors)
     result = prod(value for _, value in factors)
-    shown = f"{result:,} {unit}"
-    return f"{written} = {shown}" + (f" ({_size(result)})" if unit == "B" and result >= 1 << 20 else "")
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+    exact = f"{result:,} {unit}"
+    return f"{written} = {exact}" + (f" ({shown(result)})" if unit == "B" and result >= 1 << 20 else "")
 
 
 def _version(name: str) -> str:

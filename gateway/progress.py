@@ -36,7 +36,7 @@ class Loading:
 
     def heard(self, beat: Heartbeat) -> None:
         """Show how far it is."""
-        if beat.phase is Phase.LOADING:
+        if beat.phase in (Phase.LOADING, Phase.COMPILING):
             self._progress.update(self._task, description=beat.detail or "loading", completed=beat.fraction)
 
     def loaded(self, line: str) -> None:

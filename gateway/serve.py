@@ -21,9 +21,10 @@ from dataclasses import dataclass
 import uvicorn
 
 from ..runtime.errors import RuntimeFault
-from ..runtime.link.messages import Heartbeat
+from ..runtime.link.messages import Heartbeat, Hello
 from ..runtime.link.process import ChildEngine
-from ..runtime.settings import EngineSettings
+from ..runtime.settings import DTYPE_BYTES, EngineSettings
+from ..runtime.sizing import memory_line
 from ..sessions.errors import SessionError
 from .app import build_app
 from .compose import model_name, opened
@@ -124,10 +125,17 @@ async def _hold(
 ) -> None:
     with Loading() as loading:
         async with serving(settings, engine_settings, loading.heard) as running:
+            loading.loaded(_memory(running.engine.link.hello))
             loading.loaded(f"holdfast: {running.service.model} at {running.url}")
             up.set()
             await leave.wait()
             await running.service.drain()
+
+
+def _memory(hello: Hello) -> str:
+    weights = hello.parameters * DTYPE_BYTES[hello.dtype]
+    memory = memory_line(weights, hello.blocks, hello.block_bytes, hello.block_tokens)
+    return f"holdfast: {memory}; {hello.device}, {hello.dtype}, kernels {hello.kernels}"
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:

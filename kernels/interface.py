@@ -60,6 +60,10 @@ class Kernels(Protocol):
         """Copy whole blocks, one after the other in the order given."""
         ...
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x @ weight.T + bias``: ``[tokens, in]``, ``[out, in]``, ``[out]`` to ``[tokens, out]``."""
+        ...
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """``x / rms(x) * weight`` over the last axis."""
         ...

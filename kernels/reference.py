@@ -20,6 +20,7 @@ __all__ = [
     "copy_blocks",
     "gated",
     "lay_out",
+    "linear",
     "paged_attention",
     "rms_norm",
     "rotary",
@@ -96,6 +97,11 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Atte
     scores = (query @ keys.transpose(-1, -2)).float() * how.scale
     capped = how.soft_cap * torch.tanh(scores / how.soft_cap) + mask
     return capped.softmax(-1).to(query.dtype) @ values
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``."""
+    return F.linear(x, weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

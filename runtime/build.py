@@ -6,10 +6,12 @@ For both forms of the link. Imports torch; knows every part's constructor and no
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 
+from ..kernels.choose import Backend, BackendMissing, choose, named
 from ..kvstore.arena import DeviceArena
 from ..kvstore.errors import GroupInvalid
 from ..kvstore.groups import KVGroup
@@ -20,9 +22,10 @@ from ..kvstore.pool import BlockPool
 from .engine import Engine
 from .errors import SettingsInvalid
 from .hosting import host_memory, host_tier
-from .link.messages import Hello
-from .link.pulse import Pulse
+from .link.messages import Hello, Phase
+from .link.pulse import LOAD_STALL, Pulse
 from .link.serve import Loaded, Progress
+from .model.decoder import Decoder
 from .model.defaults import read_defaults
 from .model.load import LoadedModel, load_model
 from .paced import PacedRunner
@@ -46,12 +49,14 @@ def load_engine(
         SettingsInvalid: settings that contradict the model or the device's memory.
     """
     model = load_model(settings.model, settings.device, settings.dtype, progress, settings.max_context)
+    backend = _backend(settings, model, pulse)
+    model = replace(model, decoder=Decoder(model.config, model.decoder.weights, backend.kernels))
     progress(1.0, "allocating the KV arena")
     try:
         engine, numbers, groups = _engine(settings, model, pulse, memory)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
-    return Loaded(engine, _hello(model, numbers, groups))
+    return Loaded(engine, _hello(model, numbers, groups, backend))
 
 
 def _engine(
@@ -94,6 +99,28 @@ def _tier(
         os.close(own)
 
 
+def _backend(settings: EngineSettings, model: LoadedModel, pulse: Pulse) -> Backend:
+    def compiling(fraction: float, detail: str) -> None:
+        pulse.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
+
+    try:
+        return choose(settings.kernels, model.decoder.device, model.decoder.dtype, compiling)
+    except BackendMissing as error:
+        raise SettingsInvalid(str(error)) from error
+
+
+def named_backend(asked: str, device: torch.device) -> tuple[str, str]:
+    """The backend that ``asked`` means on ``device``, and why not the faster one; nothing is loaded.
+
+    Raises:
+        SettingsInvalid
+    """
+    try:
+        return named(asked, device)
+    except BackendMissing as error:
+        raise SettingsInvalid(str(error)) from error
+
+
 def _allowed_bytes(device: torch.device) -> int:
     return cuda_kv_bytes(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else host_kv_bytes()
 
@@ -113,7 +140,7 @@ def _arenas(groups: KVGroups, blocks: int, device: torch.device) -> tuple[Device
         ) from error
 
 
-def _hello(model: LoadedModel, numbers: SchedulerSettings, groups: KVGroups) -> Hello:
+def _hello(model: LoadedModel, numbers: SchedulerSettings, groups: KVGroups, backend: Backend) -> Hello:
     return Hello(
         model=model.name,
         architecture=model.config.architecture,
@@ -127,4 +154,5 @@ def _hello(model: LoadedModel, numbers: SchedulerSettings, groups: KVGroups) -> 
         block_bytes=_block_bytes(groups),
         parameters=model.parameters,
         defaults=read_defaults(model.folder),
+        kernels=backend.name,
     )

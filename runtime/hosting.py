@@ -7,27 +7,15 @@ last one kept. Reads the machine's limits; knows no torch and no device.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from ..kvstore.host import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.slots import SlotMemory, make_memory
 from .settings import EngineSettings
+from .sizing import machine_bytes
 
 SHARE = 0.125  # of all memory; pages are taken as KV comes
 MOST_BYTES = 64 << 30
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-
-def machine_bytes() -> int:
-    """Memory of this machine, or of the container if that is less."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for name in LIMITS:
-        try:
-            limits.append(int(Path(name).read_text()))
-        except (OSError, ValueError):  # not limited, or not so
-            continue
-    return min(limits)
 
 
 def host_bytes(settings: EngineSettings) -> int:

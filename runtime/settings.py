@@ -10,10 +10,14 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ..kernels.names import BACKENDS
 from .errors import PoolTooSmall, SettingsInvalid
 
 SECRET_BYTES = 32
 """Of a secret that is drawn."""
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Types that weights and KV may have, and the size of a number."""
 
 DEPTHS = (1, 2)
 """Steps that may be in flight: lock step, or one planned while the one before it runs."""
@@ -31,6 +35,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_sequences: turns that may run at once.
     max_open: sequences that may be open at once.
     max_context: tokens a sequence may hold; the model's own limit by default.
+    kernels: the backend: ``reference``, ``cpu``, or ``auto`` for the fastest that can compute here.
     depth: steps in flight; 1 on a CPU and 2 on a GPU by default.
     watermark: share of the blocks a new turn leaves free while others run.
     secret: keys the block hashes, 16 to 64 bytes; drawn anew at each start when empty.
@@ -48,6 +53,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_sequences: int = 64
     max_open: int = 65536
     max_context: int | None = None
+    kernels: str = "auto"
     depth: int | None = None
     watermark: float = 0.01
     secret: bytes = b""
@@ -56,6 +62,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         if self.blocks is not None and self.kv_bytes is not None:
             raise SettingsInvalid("blocks and kv_bytes both say how much KV to hold: give one of them")
+        if self.kernels not in BACKENDS:
+            raise SettingsInvalid(f"kernels is {self.kernels!r}, not one of {', '.join(BACKENDS)}")
         _check_least(1, blocks=self.blocks, kv_bytes=self.kv_bytes, max_context=self.max_context)
         _check_least(0, host_bytes=self.host_bytes)
 

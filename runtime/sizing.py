@@ -6,6 +6,7 @@ Pure arithmetic in bytes; the numbers are given. Knows no torch and allocates no
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from .settings import EngineSettings
 
@@ -13,11 +14,24 @@ CUDA_SHARE = 0.85  # of what is free once the weights are there; activations nee
 HOST_SHARE = 0.125  # of all memory
 HOST_MOST_BYTES = 1 << 30
 MOST_TOKENS = 1 << 21  # unless more is asked for: bookkeeping has a price per block
+PROCESS_BYTES = 280 << 20  # as measured: the interpreter, torch, and the compiled kernels with their compiler
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def machine_bytes() -> int:
+    """Memory of this machine, or of the container if that is less."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for name in LIMITS:
+        try:
+            limits.append(int(Path(name).read_text()))
+        except (OSError, ValueError):  # not limited, or not so
+            continue
+    return min(limits)
 
 
 def host_kv_bytes() -> int:
     """What KV may take of this machine's memory by default."""
-    return min(HOST_MOST_BYTES, int(HOST_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+    return min(HOST_MOST_BYTES, int(HOST_SHARE * machine_bytes()))
 
 
 def cuda_kv_bytes(free_bytes: int) -> int:
@@ -42,3 +56,35 @@ def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int
     if settings.max_context is not None:
         return model_context
     return min(model_context, blocks * settings.block_tokens)
+
+
+def shown(count: float) -> str:
+    """A number of bytes for people: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def rule_of(settings: EngineSettings, on_host: bool) -> str:
+    """Where the pool's size comes from, in words."""
+    if settings.blocks is not None:
+        return f"blocks = {settings.blocks:,}, as asked"
+    if settings.kv_bytes is not None:
+        return f"kv_bytes = {shown(settings.kv_bytes)}, as asked"
+    tokens = f"and at most {MOST_TOKENS:,} tokens"
+    if on_host:
+        share = f"min({HOST_SHARE:g} × {shown(machine_bytes())}, {shown(HOST_MOST_BYTES)})"
+        return f"{share} = {shown(host_kv_bytes())}, {tokens}"
+    return f"{CUDA_SHARE:g} of the memory free once the weights are there, {tokens}"
+
+
+def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) -> str:
+    """What a loaded model takes, as a sum. ``weights`` in bytes."""
+    pool = blocks * block_bytes
+    total = weights + pool + PROCESS_BYTES
+    return (
+        f"weights {shown(weights)} + KV {shown(pool)} ({blocks:,} blocks × {block_bytes:,} B ="
+        f" {blocks * block_tokens:,} tokens) + process {shown(PROCESS_BYTES)} = {shown(total)}"
+    )

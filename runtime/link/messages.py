@@ -248,7 +248,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """First message of a loaded engine: what it serves."""
+    """First message of a loaded engine: what it serves. ``kernels``: the backend that computes."""
 
     model: str
     architecture: str
@@ -262,6 +262,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     block_bytes: int
     parameters: int
     defaults: SamplingDefaults = SamplingDefaults()
+    kernels: str = "reference"
 
 
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):

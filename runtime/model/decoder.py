@@ -72,14 +72,16 @@ class Decoder:
         for layer, place in zip(self.weights.layers, self._places, strict=True):
             x = self._attend(layer, place, x, angles[place.kind], batch, arenas[place.kind])
             residual, x = self._join(x, residual, layer.after_attention, layer.before_mlp)
-            x = self.kernels.gated(F.linear(x, layer.gate_up, layer.gate_up_bias), self.config.activation)
-            x = F.linear(x, layer.down, layer.down_bias)
+            x = self.kernels.gated(
+                self.kernels.linear(x, layer.gate_up, layer.gate_up_bias), self.config.activation
+            )
+            x = self.kernels.linear(x, layer.down, layer.down_bias)
             residual, x = self._join(x, residual, layer.after_mlp, place.norm_behind)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 ``[rows, vocab]`` of normed hidden states ``[rows, hidden]``."""
-        logits, scales = F.linear(hidden, self.weights.head).float(), self.config.scales
+        logits, scales = self.kernels.linear(hidden, self.weights.head).float(), self.config.scales
         if scales.logits != 1.0:
             logits = logits / scales.logits
         if scales.logits_cap is not None:
@@ -96,10 +98,10 @@ class Decoder:
         arena: Tensor,
     ) -> Tensor:
         heads, dim = self.config.query_heads + 2 * self.config.kv_heads, self.config.head_dim
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads, dim)
+        qkv = self.kernels.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads, dim)
         query = self.kernels.rotate_and_store(qkv, place.head_norm, angles, arena, place.number, batch.slots)
         attended = self.kernels.paged_attention(query, arena, place.number, batch, place.attention)
-        return F.linear(attended.view(len(x), -1), layer.output, layer.output_bias)
+        return self.kernels.linear(attended.view(len(x), -1), layer.output, layer.output_bias)
 
     def _join(
         self, x: Tensor, residual: Tensor, after: Tensor | None, before: Tensor | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,13 @@ import torch
 
 from holdfast.benchmarks.pocket.skills import conversations
 from holdfast.benchmarks.toys import make_toy
+from holdfast.kernels.choose import choose
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.link.messages import Generate, Limits, Open, Refusal, Sampling, Work
+from holdfast.runtime.model.decoder import Decoder
 from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.runner import TorchRunner
 from holdfast.runtime.scheduler import Scheduler
@@ -164,9 +166,16 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(model, cases)
 
 
-@pytest.fixture(params=["pocket", "toy", "windowed"])
+@pytest.fixture(
+    params=["pocket on cpu", "toy on cpu", "toy on reference", "windowed on cpu", "windowed on reference"]
+)
 def subject(request: pytest.FixtureRequest) -> Subject:
-    return request.getfixturevalue(request.param)
+    """A model on a backend; ``cpu`` is what the engine takes by default."""
+    name, _, backend = request.param.split()
+    loaded: Subject = request.getfixturevalue(name)
+    kernels = choose(backend, torch.device("cpu"), torch.float32).kernels
+    decoder = Decoder(loaded.model.config, loaded.model.decoder.weights, kernels)
+    return replace(loaded, model=replace(loaded.model, decoder=decoder))
 
 
 def test_alone(subject: Subject) -> None:

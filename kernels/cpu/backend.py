@@ -1,0 +1,164 @@
+"""The CPU backend as the decoder gets it: `interface.Kernels` over numba's loops.
+
+Takes addresses out of tensors and says how much work there is; computes nothing itself. What it has no loop
+for goes to the reference.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import reference
+from ..batch import PagedBatch
+from ..interface import Attention, HeadNorm
+from ..reference import copy_blocks
+from . import decoding, elementwise, prefilling, rotation
+from .compiling import parts_for
+from .elements import TAGS
+from .layout import CpuBatch, lay_out
+from .linear import linear as _linear
+
+__all__ = [
+    "add_norm",
+    "copy_blocks",
+    "gated",
+    "lay_out",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rotate_and_store",
+]
+
+FEW_ROWS = 8
+"""Up to so many rows a product is ours; with more, torch's is faster."""
+
+PRODUCTS, NUMBERS, PAIRS = 1 << 17, 1 << 14, 1 << 15
+"""The least a thread is worth waking for: products of a matrix, numbers of a row-wise loop, and numbers of
+keys and values times the queries that read them."""
+
+_KINDS = {"silu": elementwise.SILU, "gelu_tanh": elementwise.GELU_TANH}
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``: ``[tokens, k]``, ``[n, k]``, ``[n]``."""
+    rows, k = x.shape
+    if rows > FEW_ROWS:
+        return F.linear(x, weight, bias)
+    n = len(weight)
+    out = x.new_empty((rows, n))
+    at = 0 if bias is None else bias.data_ptr()
+    parts = parts_for(rows * n * k, PRODUCTS)
+    _linear(parts, x.data_ptr(), weight.data_ptr(), at, out.data_ptr(), rows, n, k, TAGS[x.dtype])
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / rms(x) * weight`` over the last axis."""
+    width = x.shape[-1]
+    if weight.shape != (width,):
+        return reference.rms_norm(x, weight, eps)
+    out, rows = torch.empty_like(x), x.numel() // width
+    parts = parts_for(x.numel(), NUMBERS)
+    elementwise.norm(
+        parts, x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), rows, width, eps, TAGS[x.dtype]
+    )
+    return out
+
+
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum, which takes the place of ``residual``, and its RMSNorm, which takes that of ``x``."""
+    width = x.shape[-1]
+    elementwise.norm(
+        parts_for(x.numel(), NUMBERS),
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        residual.data_ptr(),
+        x.data_ptr(),
+        x.numel() // width,
+        width,
+        eps,
+        TAGS[x.dtype],
+    )
+    return residual, x
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    norm: HeadNorm | None,
+    angles: tuple[Tensor, Tensor],
+    arena: Tensor,
+    layer: int,
+    slots: Tensor,
+) -> Tensor:
+    """Norm and rotate queries and keys, store K and V, return the queries: see `interface.Kernels`."""
+    tokens, heads, dim = qkv.shape
+    _, layers, sides, kv_heads, block_tokens, _ = arena.shape
+    q_heads = heads - 2 * kv_heads
+    query = qkv.new_empty((tokens, q_heads, dim))
+    cos, sin = angles
+    layer_size = sides * kv_heads * block_tokens * dim
+    kind, weight, eps = rotation.NO_NORM, 0, 0.0
+    if norm is not None:
+        kind = rotation.WHOLE if norm.whole else rotation.PER_HEAD
+        weight, eps = norm.weight.data_ptr(), norm.eps
+    rotation.rotate_and_store(
+        parts_for(qkv.numel(), NUMBERS),
+        tokens,
+        slots.data_ptr(),
+        qkv.data_ptr(),
+        weight,
+        kind,
+        eps,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        arena.data_ptr(),
+        query.data_ptr(),
+        (q_heads, kv_heads, dim, cos.shape[-1], block_tokens, layers * layer_size, layer * layer_size),
+        TAGS[qkv.dtype],
+    )
+    return query
+
+
+def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
+    """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``."""
+    assert isinstance(batch, CpuBatch), "a batch is laid out by the backend that attends to it"
+    _, layers, sides, kv_heads, block_tokens, dim = arena.shape
+    layer_size = sides * kv_heads * block_tokens * dim
+    out = torch.empty_like(query)
+    places = (
+        query.data_ptr(),
+        out.data_ptr(),
+        arena.data_ptr(),
+        batch.row_starts.data_ptr(),
+        batch.context_lengths.data_ptr(),
+        batch.tables.data_ptr(),
+        batch.tables.shape[1],
+        layer * layer_size,
+        (query.shape[1] // kv_heads, kv_heads, dim, block_tokens, layers * layer_size),
+        float(how.scale),
+        how.window or 0,
+        float(how.soft_cap or 0.0),
+        TAGS[query.dtype],
+    )
+    if batch.singles.size:
+        seen = min(batch.longest, how.window or batch.longest)
+        parts = parts_for(batch.singles.size * seen * query.shape[1] * dim, PAIRS)
+        decoding.attend_singles(parts, batch.singles, batch.longest, *places)
+    if batch.chunks.size:
+        parts = parts_for(query.numel() * batch.tables.shape[1] * block_tokens, PAIRS)
+        prefilling.attend_chunks(parts, batch.chunks, batch.most, *places)
+    return out
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first; ``silu`` or ``gelu_tanh``."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((rows, width))
+    parts = parts_for(gate_up.numel(), NUMBERS)
+    elementwise.gated(
+        parts, gate_up.data_ptr(), out.data_ptr(), rows, width, _KINDS[activation], TAGS[gate_up.dtype]
+    )
+    return out

@@ -1,0 +1,206 @@
+"""Elements and vectors as the loops see them: typed pointers, fp32 inside, one type's bits outside.
+
+bfloat16 travels as ``uint16``, float16 as ``int16``, float32 as itself. The only file that writes LLVM IR.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+TAGS: dict[torch.dtype, Any] = {
+    torch.float32: np.float32(0),
+    torch.bfloat16: np.uint16(0),
+    torch.float16: np.int16(0),
+}
+"""A number of the type that stands for a dtype: what a kernel is compiled for."""
+
+ROWS, LANES, VECTORS = 4, 16, 2
+COLUMNS = LANES * VECTORS
+"""A tile of `multiply_tile` is ``ROWS`` by ``COLUMNS`` numbers."""
+
+Pointer: TypeAlias = Any
+"""In compiled code: the address of elements of one type, indexed like an array."""
+
+_BF16_NAN = 0x7FC0
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer(typing: Any, address: Any, tag: Any) -> Any:
+    """The ``address`` (int64) of elements of ``tag``'s type."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(tag)(types.int64, tag), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def widen(typing: Any, bits: Any) -> Any:
+    """An element as fp32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if bits == types.float32:
+            return args[0]
+        if bits == types.int16:
+            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+        word = builder.zext(args[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(word, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+
+    return types.float32(bits), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def narrow(typing: Any, number: Any, tag: Any) -> Any:
+    """fp32 as an element of ``tag``'s type, rounded to nearest even; NaN stays NaN."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if tag == types.float32:
+            return args[0]
+        if tag == types.int16:
+            return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+        i16, i32 = ir.IntType(16), ir.IntType(32)
+        word = builder.bitcast(args[0], i32)
+        odd = builder.and_(builder.lshr(word, i32(16)), i32(1))
+        rounded = builder.lshr(builder.add(word, builder.add(odd, i32(0x7FFF))), i32(16))
+        is_nan = builder.fcmp_unordered("uno", args[0], args[0])
+        return builder.select(is_nan, i16(_BF16_NAN), builder.trunc(rounded, i16))
+
+    return tag(types.float32, tag), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bits_of(typing: Any, number: Any) -> Any:
+    """The bits of an fp32 number, int32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def float_of(typing: Any, bits: Any) -> Any:
+    """The fp32 number of such bits."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), codegen
+
+
+_SHIFT = np.float32(12582912.0)  # 1.5 * 2^23: added to a small number, its low bits are the nearest integer
+_SHIFT_BITS = np.int32(0x4B400000)
+_LOG2_E = np.float32(1.4426950408889634)
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_LEAST, _MOST = np.float32(-87.0), np.float32(88.0)
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})  # type: ignore[untyped-decorator]
+def exp(x: Any) -> Any:
+    """``e^x`` in fp32 within two units in the last place; 0 below -87, e^88 above 88, NaN for NaN.
+
+    Free of calls and branches, so that loops over it become vector code; its sums must stay in their order,
+    whatever liberties the caller takes. Source: Cephes' ``expf``.
+    """
+    bounded = _MOST if x > _MOST else x
+    shifted = bounded * _LOG2_E + _SHIFT
+    whole = shifted - _SHIFT
+    rest = bounded - whole * _LN2_HIGH - whole * _LN2_LOW
+    series = np.float32(1.9875691500e-4)
+    series = series * rest + np.float32(1.3981999507e-3)
+    series = series * rest + np.float32(8.3334519073e-3)
+    series = series * rest + np.float32(4.1665795894e-2)
+    series = series * rest + np.float32(1.6666665459e-1)
+    series = series * rest + np.float32(5.0000001201e-1)
+    series = series * rest * rest + rest + np.float32(1.0)
+    power = float_of(np.int32((bits_of(shifted) - _SHIFT_BITS + np.int32(127)) << np.int32(23)))
+    return np.float32(0.0) if x < _LEAST else series * power
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})  # type: ignore[untyped-decorator]
+def tanh(x: Any) -> Any:
+    """``tanh x`` in fp32, within 1e-7."""
+    return np.float32(1.0) - np.float32(2.0) / (exp(np.float32(2.0) * x) + np.float32(1.0))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def multiply_tile(typing: Any, left: Any, row: Any, right: Any, column: Any, into: Any, depth: Any) -> Any:
+    """``into[row:, column:] += left[row:, :depth] @ right[:depth, column:]``, ``ROWS`` by ``COLUMNS`` numbers.
+
+    Contiguous fp32 matrices. The tile stays in registers over the depth.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        matrices = [context.make_array(signature.args[at])(context, builder, args[at]) for at in (0, 2, 4)]
+        _, line, _, start, _, deep = args
+        (a, a_width), (b, b_width), (c, c_width) = [
+            (matrix.data, builder.extract_value(matrix.shape, 1)) for matrix in matrices
+        ]
+        rows = [builder.add(line, _I64(step)) for step in range(ROWS)]
+        places = [_vectors(builder, c, builder.add(builder.mul(one, c_width), start)) for one in rows]
+        lines = [builder.gep(a, [builder.mul(one, a_width)]) for one in rows]
+        columns = builder.gep(b, [start])
+        begin = [[builder.load(place, align=4) for place in places_of_row] for places_of_row in places]
+        for place, result in zip(
+            _flat(places), _flat(_tile_loop(builder, begin, lines, columns, b_width, deep)), strict=True
+        ):
+            builder.store(result, place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(left, row, right, column, into, depth), codegen
+
+
+_I64, _I32, _WIDE = ir.IntType(64), ir.IntType(32), ir.VectorType(ir.FloatType(), LANES)
+
+
+def _flat(rows: list[list[Any]]) -> list[Any]:
+    return [one for row in rows for one in row]
+
+
+def _vectors(builder: Any, base: Any, at: Any) -> list[Any]:
+    """Pointers to ``VECTORS`` vectors of ``base``, from number ``at`` on."""
+    starts = [builder.gep(base, [builder.add(at, _I64(LANES * step))]) for step in range(VECTORS)]
+    return [builder.bitcast(start, _WIDE.as_pointer()) for start in starts]
+
+
+def _spread(builder: Any, number: Any) -> Any:
+    """A vector with ``number`` in every lane."""
+    nothing = ir.Constant(_WIDE, ir.Undefined)
+    first = builder.insert_element(nothing, number, _I32(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+
+
+def _fused(builder: Any, one: Any, other: Any, old: Any) -> Any:
+    """``one * other + old``, which the code generator may round once."""
+    return builder.fadd(builder.fmul(one, other, flags=["contract"]), old, flags=["contract"])
+
+
+def _tile_loop(builder: Any, begin: Any, lines: Any, columns: Any, width: Any, depth: Any) -> Any:
+    """The loop over a depth of at least one: returns the sums."""
+    before, loop = builder.block, builder.append_basic_block("depth")
+    after = builder.append_basic_block("done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    step = builder.phi(_I64)
+    sums = [[builder.phi(_WIDE) for _ in row] for row in begin]
+    right = [builder.load(one, align=4) for one in _vectors(builder, columns, builder.mul(step, width))]
+    left = [_spread(builder, builder.load(builder.gep(line, [step]))) for line in lines]
+    more = [
+        [_fused(builder, number, vector, old) for vector, old in zip(right, row, strict=True)]
+        for number, row in zip(left, sums, strict=True)
+    ]
+    following = builder.add(step, _I64(1))
+    step.add_incoming(_I64(0), before)
+    step.add_incoming(following, loop)
+    for old, first, new in zip(_flat(sums), _flat(begin), _flat(more), strict=True):
+        old.add_incoming(first, before)
+        old.add_incoming(new, loop)
+    builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
+    builder.position_at_end(after)
+    return more

@@ -1,0 +1,93 @@
+"""A step's layout for the CPU backend: the rows as everyone reads them, and the attention's pieces of work.
+
+Knows rows as (first position, count, block table); no model, no sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..batch import PagedBatch
+
+CHUNK_VECTORS = 128
+"""Query vectors (tokens times the heads that share a KV head) of one piece of a chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuBatch(PagedBatch):
+    """``singles``: int64 ``[n]``, the rows of one token. ``chunks``: int64 ``[n]``, the other rows.
+
+    ``longest``: the longest context of a single token. ``most``: the most tokens of any row.
+    """
+
+    singles: NDArray[np.int64]
+    chunks: NDArray[np.int64]
+    longest: int
+    most: int
+
+
+def lay_out(
+    arena: Tensor, firsts: Sequence[int], counts: Sequence[int], tables: Sequence[NDArray[np.int32]]
+) -> CpuBatch:
+    """As `batch.lay_out`, without the reference's groups."""
+    block_tokens = arena.shape[4]
+    if len(counts) == 1:
+        return _one(block_tokens, firsts[0], counts[0], tables[0])
+    first, count = np.array(firsts, np.int64), np.array(counts, np.int64)
+    context = first + count
+    starts = np.zeros(len(count) + 1, np.int64)
+    count.cumsum(out=starts[1:])
+    widths = (-(-context // block_tokens)).tolist()
+    padded = np.zeros((len(count), max(widths, default=1)), np.int64)
+    for row, (table, width) in enumerate(zip(tables, widths, strict=True)):
+        padded[row, :width] = table[:width]
+    if len(count) == starts[-1]:
+        rows, positions = np.arange(len(count)), first
+    else:
+        rows = np.repeat(np.arange(len(count)), count)
+        positions = np.arange(starts[-1]) - (starts[:-1] - first)[rows]
+    slots = padded[rows, positions // block_tokens] * block_tokens + positions % block_tokens
+    single = count == 1
+    at, to, row_starts, lengths, blocks = map(torch.from_numpy, (positions, slots, starts, context, padded))
+    return CpuBatch(
+        at,
+        to,
+        row_starts,
+        lengths,
+        blocks,
+        groups=(),
+        singles=np.flatnonzero(single),
+        chunks=np.flatnonzero(~single),
+        longest=int(context[single].max(initial=0)),
+        most=int(count.max(initial=0)),
+    )
+
+
+_ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0, np.int64)
+
+
+def _one(block_tokens: int, first: int, count: int, table: NDArray[np.int32]) -> CpuBatch:
+    """The same for a step of one row, the commonest, with fewer operations."""
+    context = first + count
+    own = table[: -(-context // block_tokens)].astype(np.int64)
+    positions = np.arange(first, context)
+    slots = own[positions // block_tokens] * block_tokens + positions % block_tokens
+    starts, lengths = torch.tensor((0, count)), torch.tensor((context,))
+    return CpuBatch(
+        torch.from_numpy(positions),
+        torch.from_numpy(slots),
+        starts,
+        lengths,
+        torch.from_numpy(own[None]),
+        groups=(),
+        singles=_ZERO if count == 1 else _NONE,
+        chunks=_NONE if count == 1 else _ZERO,
+        longest=context if count == 1 else 0,
+        most=count,
+    )

@@ -1,0 +1,103 @@
+"""Every kernel made ready for one element type before the first step: compiled once, loaded afterwards.
+
+Compiling takes memory that would stay with the process, so another one does it and leaves its work on disk:
+``python -m holdfast.kernels.cpu.warming DTYPE``. Knows the backend's operations; no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numba
+import numpy as np
+import torch
+from llvmlite import binding
+
+from ..interface import Attention, HeadNorm
+from . import backend
+from .compiling import LAYER, cache_folder, join_torch, leave_compiler
+
+log = logging.getLogger(__name__)
+
+
+class Unfit(Exception):
+    """This machine or this process cannot run the backend; the text says why."""
+
+
+def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda done, what: None) -> None:
+    """Make every kernel ready for ``dtype``. ``compiling``: told what is next, and how far (0 to 1) this is.
+
+    Raises:
+        Unfit: a processor without conversions of ``dtype``, or another threading layer in this process.
+    """
+    if dtype == torch.float16 and not binding.get_host_cpu_features().get("f16c"):
+        raise Unfit("this processor has no float16 conversions (f16c)")
+    join_torch()
+    mark = _mark(dtype)
+    if mark is not None and not mark.exists():
+        _compile_apart(dtype, compiling)
+    run(dtype, compiling)
+    layer = numba.threading_layer()
+    if layer != LAYER:
+        raise Unfit(f"numba computes on the threading layer {layer!r} in this process, not on {LAYER!r}")
+    if mark is not None:
+        mark.touch()
+    leave_compiler()
+
+
+def run(dtype: torch.dtype, told: Callable[[float, str], None]) -> None:
+    """Run every kernel once on a few numbers, which compiles what is not on disk."""
+    steps = list(_steps(dtype))
+    for number, (name, call) in enumerate(steps):
+        told(number / len(steps), f"compiling {name}")
+        with torch.inference_mode():
+            call()
+
+
+def _mark(dtype: torch.dtype) -> Path | None:
+    """A file that says that all kernels for ``dtype`` and this processor are on disk; None without a disk."""
+    folder = cache_folder()
+    machine = f"{binding.get_host_cpu_name()} {sorted(binding.get_host_cpu_features().items())} {sys.version}"
+    digest = hashlib.blake2b(f"{machine} {numba.__version__}".encode(), digest_size=8).hexdigest()
+    return None if folder is None else Path(folder) / f"{str(dtype).removeprefix('torch.')}-{digest}"
+
+
+def _compile_apart(dtype: torch.dtype, compiling: Callable[[float, str], None]) -> None:
+    """Compile in another process; if that fails, this one will compile for itself."""
+    name = str(dtype).removeprefix("torch.")
+    command = [sys.executable, "-m", __name__, name]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            share, _, what = line.strip().partition(" ")
+            compiling(float(share), what)
+    if process.returncode:
+        log.warning("compiling the kernels apart ended with %s; compiling them here", process.returncode)
+
+
+def _steps(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Each kernel by name, and a call of it."""
+    dim, rows = 32, 3
+    arena = torch.zeros((3, 1, 2, 1, 16, dim), dtype=dtype)
+    x, weight = torch.ones((rows, dim), dtype=dtype), torch.ones((dim, dim), dtype=dtype)
+    qkv = torch.ones((rows, 4, dim), dtype=dtype)
+    table = np.arange(3, dtype=np.int32)
+    chunk, single = (backend.lay_out(arena, [0], [count], [table]) for count in (rows, 1))
+    norm = HeadNorm(torch.ones((3, dim), dtype=dtype), 1e-6)
+    yield "linear", lambda: backend.linear(x, weight)
+    yield "norm", lambda: backend.rms_norm(x, weight[0], 1e-6)
+    yield "gated", lambda: backend.gated(weight, "silu")
+    yield "rotation", lambda: backend.rotate_and_store(qkv, norm, (x, x), arena, 0, chunk.slots)
+    how = Attention(1.0)
+    yield "decoding", lambda: backend.paged_attention(qkv[:1, :2].contiguous(), arena, 0, single, how)
+    yield "prefilling", lambda: backend.paged_attention(qkv[:, :2].contiguous(), arena, 0, chunk, how)
+
+
+if __name__ == "__main__":
+    join_torch()
+    run(getattr(torch, sys.argv[1]), lambda done, what: print(f"{done:.2f} {what}", flush=True))

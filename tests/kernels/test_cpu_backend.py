@@ -1,0 +1,258 @@
+"""The CPU backend against the reference and plain readings, over poisoned arenas, at odd sizes."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from holdfast.kernels import reference
+from holdfast.kernels.cpu import backend
+from holdfast.kernels.interface import Attention, HeadNorm, Kernels
+
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+BACKENDS = {"reference": reference, "cpu": backend}
+LAYERS, LAYER = 2, 1
+DTYPES = list(TOLERANCE)
+
+
+def numbers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@dataclass
+class Stage:
+    """Sequences stored by a backend's own `rotate_and_store` in scattered blocks of a poisoned arena."""
+
+    contexts: list[int]
+    counts: list[int]
+    heads: int
+    share: int
+    dim: int
+    block: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        widths = [-(-context // self.block) for context in self.contexts]
+        order = np.random.default_rng(0).permutation(sum(widths) + 3).astype(np.int32)
+        self.tables = np.split(order[: sum(widths)], np.cumsum(widths)[:-1])
+        self.blocks = len(order)
+        self.keys = [numbers(n, self.heads, self.dim, dtype=self.dtype, seed=n) for n in self.contexts]
+        self.values = [numbers(n, self.heads, self.dim, dtype=self.dtype, seed=n + 1) for n in self.contexts]
+        self.query = numbers(sum(self.counts), self.heads * self.share, self.dim, dtype=self.dtype, seed=7)
+        self.firsts = [c - n for c, n in zip(self.contexts, self.counts, strict=True)]
+
+    def filled(self, kernels: Kernels) -> torch.Tensor:
+        shape = (self.blocks, LAYERS, 2, self.heads, self.block, self.dim)
+        arena = torch.full(shape, float("nan"), dtype=self.dtype)
+        for table, keys, values in zip(self.tables, self.keys, self.values, strict=True):
+            batch = kernels.lay_out(arena, [0], [len(keys)], [table])
+            qkv = torch.cat((torch.zeros_like(keys), keys, values), dim=1)
+            still = torch.ones(len(keys), self.dim, dtype=self.dtype)
+            angles = (still, torch.zeros_like(still))
+            kernels.rotate_and_store(qkv, None, angles, arena, LAYER, batch.slots)
+        return arena
+
+    def attended(self, kernels: Kernels, how: Attention) -> torch.Tensor:
+        arena = self.filled(kernels)
+        batch = kernels.lay_out(arena, self.firsts, self.counts, self.tables)
+        return kernels.paged_attention(self.query.clone(), arena, LAYER, batch, how)
+
+    def expected(self, how: Attention) -> torch.Tensor:
+        """In float64, from the definition."""
+        rows = zip(self.query.split(self.counts), self.keys, self.values, self.firsts, strict=True)
+        return torch.cat([self._row(how, *row) for row in rows])
+
+    def _row(self, how: Attention, query, keys, values, first: int) -> torch.Tensor:
+        spread = [side.double().repeat_interleave(self.share, 1) for side in (keys, values)]
+        scores = torch.einsum("qhd,khd->hqk", query.double(), spread[0]) * how.scale
+        if how.soft_cap is not None:
+            scores = how.soft_cap * torch.tanh(scores / how.soft_cap)
+        at, to = torch.arange(first, first + len(query))[:, None], torch.arange(len(keys))
+        seen = (to <= at) & (to > at - (how.window or len(keys) + 1))
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -math.inf).softmax(-1), spread[1])
+
+
+MIXES = {
+    "one": ([1], [1]),
+    "short": ([9], [9]),
+    "singles": ([1, 16, 257, 600, 33], [1, 1, 1, 1, 1]),
+    "chunk": ([331], [290]),
+    "mixed": ([64, 5, 130, 1, 300, 16, 48], [1, 5, 70, 1, 1, 16, 2]),
+}
+SHAPES = [  # heads, share, dim, block
+    (2, 2, 64, 16),
+    (1, 4, 80, 16),
+    (3, 1, 96, 32),
+    (1, 7, 128, 64),
+    (2, 3, 256, 16),
+    (1, 1, 16, 5),
+]
+HOWS = {
+    "plain": lambda dim: Attention(dim**-0.5),
+    "window": lambda dim: Attention(dim**-0.5, window=40),
+    "window of one": lambda dim: Attention(dim**-0.5, window=1),
+    "capped": lambda dim: Attention(0.5, soft_cap=5.0),
+    "window and cap": lambda dim: Attention(0.3, window=70, soft_cap=3.0),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("mix", list(MIXES))
+@pytest.mark.parametrize("how", list(HOWS))
+def test_attention_follows_the_definition(mix: str, shape, how: str, dtype: torch.dtype) -> None:
+    heads, share, dim, block = shape
+    stage = Stage(*MIXES[mix], heads, share, dim, block, dtype)
+    expected = stage.expected(HOWS[how](dim))
+    result = stage.attended(backend, HOWS[how](dim))
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.double(), expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("mix", list(MIXES))
+def test_both_backends_pass_the_same_stage(mix: str, name: str) -> None:
+    stage, how = Stage(*MIXES[mix], 2, 2, 64, 16, torch.float32), Attention(0.125)
+    torch.testing.assert_close(
+        stage.attended(BACKENDS[name], how).double(), stage.expected(how), rtol=0, atol=4e-6
+    )
+
+
+def test_a_single_token_has_the_same_numbers_in_any_company_and_on_any_threads(monkeypatch) -> None:
+    alone = Stage([600], [1], 2, 2, 64, 16, torch.float32)
+    beside = Stage([600, 31, 700], [1, 31, 1], 2, 2, 64, 16, torch.float32)
+    alone.query = beside.query[:1]
+    one = alone.attended(backend, Attention(0.125))
+    assert torch.equal(one[0], beside.attended(backend, Attention(0.125))[0])
+    monkeypatch.setattr(backend, "parts_for", lambda work, grain: 2)
+    assert torch.equal(one, alone.attended(backend, Attention(0.125)))
+
+
+@pytest.mark.parametrize("cut", [2, 50, 64, 130])
+def test_a_prompt_has_the_same_numbers_however_it_is_cut(cut: int) -> None:
+    stage = Stage([200], [200], 2, 3, 64, 16, torch.float32)
+    arena, how = stage.filled(backend), Attention(0.125, window=90)
+    whole = stage.attended(backend, how)
+    parts = []
+    for first in range(0, 200, cut):
+        count = min(cut, 200 - first)
+        batch = backend.lay_out(arena, [first], [count], stage.tables)
+        query = stage.query[first : first + count].clone()
+        parts.append(backend.paged_attention(query, arena, LAYER, batch, how))
+    assert torch.equal(whole, torch.cat(parts))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("turning", [64, 32, 20])
+@pytest.mark.parametrize("kind", ["none", "per head", "whole"])
+def test_rotate_and_store(kind: str, turning: int, dtype: torch.dtype) -> None:
+    tokens, queries, pairs, dim = 5, 4, 2, 64
+    qkv = numbers(tokens, queries + 2 * pairs, dim, dtype=dtype, seed=1)
+    angle = numbers(tokens, turning // 2, dtype=torch.float32, seed=2).repeat(1, 2)
+    angles = angle.cos().to(dtype), angle.sin().to(dtype)
+    weight = 1 + 0.1 * numbers(queries + pairs, dim, dtype=dtype, seed=3)
+    norm = None if kind == "none" else HeadNorm(weight, 1e-5, kind == "whole")
+    arena = torch.full((4, LAYERS, 2, pairs, 4, dim), float("nan"), dtype=dtype)
+    slots = torch.tensor([13, 2, 7, 0, 8])
+    query = backend.rotate_and_store(qkv.clone(), norm, angles, arena, LAYER, slots)
+
+    turned = qkv[:, : queries + pairs].double()
+    for part in (turned[:, :queries], turned[:, queries:]) if norm else ():
+        axes = (1, 2) if kind == "whole" else (2,)
+        part /= (part.pow(2).mean(axes, keepdim=True) + 1e-5).sqrt()
+    if norm:
+        turned *= weight.double()
+    cos, sin = (one.double()[:, None] for one in angles)
+    first, second = turned[..., :turning].chunk(2, -1)
+    rotated = turned[..., :turning] * cos + torch.cat((-second, first), -1) * sin
+    expected = torch.cat((rotated, turned[..., turning:]), -1)
+    close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(query.double(), expected[:, :queries], **close)
+    for token, slot in enumerate(slots.tolist()):
+        stored = arena[slot // 4, LAYER, :, :, slot % 4]
+        torch.testing.assert_close(stored[0].double(), expected[token, queries:], **close)
+        assert torch.equal(stored[1], qkv[token, queries + pairs :])
+    assert int((~arena.isnan()).sum()) == tokens * 2 * pairs * dim
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (37, 80), (64, 33), (700, 256)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(biased: bool, n: int, k: int, rows: int, dtype: torch.dtype) -> None:
+    x, weight = numbers(rows, k, dtype=dtype, seed=1), numbers(n, k, dtype=dtype, seed=2)
+    bias = numbers(n, dtype=dtype, seed=3) if biased else None
+    expected = x.double() @ weight.double().T + (bias.double() if biased else 0)
+    atol = TOLERANCE[dtype] * math.sqrt(k)
+    torch.testing.assert_close(
+        backend.linear(x, weight, bias).double(), expected, rtol=TOLERANCE[dtype], atol=atol
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 7, 600])
+def test_norms_and_gates(rows: int, dtype: torch.dtype) -> None:
+    x, residual = (numbers(rows, 96, dtype=dtype, seed=seed) for seed in (1, 2))
+    weight, close = numbers(96, dtype=dtype, seed=3), {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(
+        backend.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), **close
+    )
+    both = backend.add_norm(x.clone(), residual.clone(), weight, 1e-6)
+    for ours, theirs in zip(both, reference.add_norm(x, residual, weight, 1e-6), strict=True):
+        torch.testing.assert_close(ours, theirs, **close)
+    wide = 3 * numbers(rows, 96, dtype=dtype, seed=4)
+    for activation in ("silu", "gelu_tanh"):
+        torch.testing.assert_close(
+            backend.gated(wide, activation), reference.gated(wide, activation), **close
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_not_a_number_and_infinity_stay_what_they_are(dtype: torch.dtype) -> None:
+    x = torch.ones(3, 32, dtype=dtype)
+    x[1, 5] = float("nan")
+    normed = backend.rms_norm(x, torch.ones(32, dtype=dtype), 1e-6)
+    assert normed.isnan().any(-1).tolist() == [False, True, False]
+    assert backend.gated(x, "silu").isnan().any(-1).tolist() == [False, True, False]
+    product = backend.linear(x, torch.ones(4, 32, dtype=dtype))
+    assert product.isnan().all(-1).tolist() == [False, True, False]
+    huge = backend.linear(torch.full((1, 2), 3e38).to(dtype), torch.ones(1, 2, dtype=dtype))
+    assert huge.isinf().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_results_are_rounded_to_nearest_even(dtype: torch.dtype) -> None:
+    one = torch.ones(1, 1, dtype=dtype)
+    for bits in (0x3C00, 0x3C01, 0x7B00, 0x0001, 0x8001, 0xBC00):
+        x = torch.tensor([[bits - (bits >> 15 << 16)]], dtype=torch.int16).view(dtype)
+        assert torch.equal(backend.linear(x, one), x)
+    step = torch.finfo(dtype).eps
+    sums = torch.tensor([[1.0, step / 2], [1.0 + step, step / 2]], dtype=dtype)
+    assert backend.linear(sums, torch.ones(1, 2, dtype=dtype)).flatten().tolist() == [1.0, 1.0 + 2 * step]
+
+
+def test_calls_from_two_threads_do_not_disturb_each_other(monkeypatch) -> None:
+    monkeypatch.setattr(backend, "parts_for", lambda work, grain: 2)
+    stages = [Stage(*MIXES[mix], 2, 2, 64, 16, torch.float32) for mix in ("mixed", "singles")]
+    how, wrong = Attention(0.125), []
+    expected = [stage.expected(how) for stage in stages]
+
+    def run(at: int) -> None:
+        for _ in range(40):
+            error = (stages[at].attended(backend, how).double() - expected[at]).abs().max()
+            if not error <= 4e-6:
+                wrong.append((at, float(error)))
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
