@@ -7,7 +7,7 @@ BIN := .venv/bin
 PEERS := transformers openvino-genai
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: demo test slow check bench peers faults gpu clients clean
+.PHONY: demo test slow check bench peers faults aot gpu clients clean
 
 demo: .venv/ready
 	$(BIN)/holdfast demo
@@ -24,7 +24,7 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	MYPYPATH=.venv/types $(BIN)/mypy $(foreach room,$(ROOMS),-p holdfast.$(room))
 
-# About half an hour on two quiet cores. Results go to benchmarks/results/, with those of earlier runs replaced.
+# Long, and its figures mean little unless the machine is quiet. Results replace those in benchmarks/results/.
 bench: .venv/ready peers
 	$(BIN)/holdfast bench pocket
 	$(BIN)/holdfast bench turns
@@ -38,9 +38,13 @@ peers: $(PEERS:%=.venv-peers/%/ready)
 faults: .venv/ready
 	$(BIN)/holdfast bench faults
 
+# Every Triton kernel compiled for GPUs that are not here: registers, spills, shared memory. Kept in build/.
+aot: .venv/ready
+	TRITON_CACHE_DIR=build/triton $(BIN)/python -m holdfast.kernels.gpu.ahead --json build/ahead.json
+
 # One command on a machine with a GPU; there torch is the machine's own, so no environment is made.
 gpu:
-	$(if $(wildcard .venv/ready),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py $(if $(PART),--part $(PART))
+	$(if $(wildcard .venv/ready),$(BIN)/python,$(PYTHON)) benchmarks/gpu/run.py $(if $(PART),--part $(PART))
 
 clients: .venv-clients/ready
 

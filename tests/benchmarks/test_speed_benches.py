@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from holdfast.runtime.link.process import ChildEngine
 
 PEERS = {
     "turns": {"transformers-resend", "transformers-kept", "openvino-genai"},
@@ -89,6 +92,8 @@ def test_what_it_cannot_measure_is_exit_1(
     nowhere.write_text("")
     monkeypatch.setattr("sys.executable", str(nowhere))  # no process of ours can be started
     module = import_module(f"holdfast.benchmarks.{name}")
+    if name == "memory":
+        monkeypatch.setattr(module, "ChildEngine", partial(ChildEngine, program=(str(nowhere),)))
     assert module.main(["--quick", "--out", str(tmp_path)]) == 1
     assert f"holdfast bench {name}: " in capsys.readouterr().err
     assert not (tmp_path / f"{name}.json").exists()

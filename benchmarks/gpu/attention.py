@@ -1,0 +1,123 @@
+"""Parts ``correct``, ``decode``, ``prefill`` and ``prefix``: attention, right first and then fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...kernels.gpu.decode import decode_attention
+from ...kernels.gpu.extend import extend_attention
+from ...kernels.gpu.prefix import prefix_attention
+from ...kernels.interface import Attention
+from ...kernels.prefix import Families, lay_out_families
+from ...kernels.reference_attention import extend_attention as reference
+from . import peers
+from .measure import Bench, Figure, compared, figure, median_us, note, of_copy_rate, reason
+from .paging import LAYERS, Heads, Paged, paged
+
+QWEN_8B = Heads(32, 8, 128)
+ODD = (
+    (Heads(6, 2, 64, 32), Attention(0.125, window=37)),
+    (Heads(8, 8, 80, 16, torch.float16), Attention(0.11)),
+    (Heads(15, 3, 96), Attention(0.1, soft_cap=20.0)),
+    (QWEN_8B, Attention(0.088)),
+    (Heads(8, 4, 256), Attention(0.06, window=100, soft_cap=50.0)),
+    (Heads(64, 8, 64, 64), Attention(0.125)),
+)
+MOST_WRONG = 0.02
+"""Greatest absolute error against fp64, for values of about 1; bf16 rounds them by up to 0.004."""
+
+
+def correct(bench: Bench) -> list[Figure]:
+    """Every kernel at odd sizes against fp64; the greatest error over all, in 16-bit types."""
+    lines = []
+    firsts, counts = [0, 16, 200, 1030, 5], [1, 33, 1, 130, 70]
+    if bench.rehearsal:
+        firsts, counts = [0, 16, 20], [1, 33, 1]
+    for heads, how in ODD:
+        kind = f"{heads.query}/{heads.kv} heads of {heads.dim}, block {heads.block}"
+        dtype = torch.float16 if bench.rehearsal else heads.dtype  # the interpreter's bf16 product is wrong
+        shape = Heads(heads.query, heads.kv, heads.dim, heads.block, dtype)
+        for name, kernel, made in (
+            ("extend", extend_attention, paged(shape, firsts, counts, bench.device)),
+            ("decode", decode_attention, paged(shape, firsts, [1] * len(firsts), bench.device)),
+        ):
+            try:
+                got = kernel(made.query, made.arena, 1, made.batch, how)
+                wrong = (got.double() - reference(made.query, made.arena, 1, made.batch, how)).abs().max()
+                lines.append(figure(f"{name} {kind}, error", float(wrong), "", MOST_WRONG, "lower"))
+            except Exception as error:  # one shape that fails must not hide the others
+                lines.append(note(f"{name} {kind}, error", reason(error)) | {"met": False})
+    return lines
+
+
+def _kv_bytes(heads: Heads, tokens: int) -> int:
+    return 2 * tokens * heads.kv * heads.dim * heads.dtype.itemsize
+
+
+def decode(bench: Bench) -> list[Figure]:
+    """64 sequences at 8k, and one at 32k: the share of the copy rate, and against peers."""
+    lines = []
+    how = Attention(QWEN_8B.dim**-0.5)
+    for rows, length, goal in ((64, 8192, 90.0), (1, 32768, 75.0)):
+        rows, length = bench.size(rows, 2), bench.size(length, 40)
+        made = paged(QWEN_8B, [length - 1] * rows, [1] * rows, bench.device)
+        name = f"decode {rows} x {length}"
+        micros = median_us(bench, _calls(decode_attention, made, how))
+        lines += of_copy_rate(bench, name, rows * _kv_bytes(QWEN_8B, length), micros, goal)
+        others = peers.flashinfer(bench, made, QWEN_8B)
+        if rows == 1:
+            others |= peers.sdpa(bench, made, causal=False) | peers.flex(bench, made)
+        lines += compared(name, micros, others, {"FlashInfer": 1.0})
+    return lines
+
+
+def _calls(kernel: Callable[..., Tensor], made: Paged, how: Attention) -> list[Callable[[], object]]:
+    """One call per layer, so that each reads what the one before has not."""
+    return [partial(kernel, made.query, made.arena, at, made.batch, how) for at in range(LAYERS)]
+
+
+def prefill(bench: Bench) -> list[Figure]:
+    """A prompt of 8k, and 256 tokens on top of 8k, by the ragged kernel; FLOPs of the pairs that count."""
+    lines = []
+    how = Attention(QWEN_8B.dim**-0.5)
+    for first, count in ((0, 8192), (8192, 256)):
+        first, count = bench.size(first, first and 40), bench.size(count, 33)
+        made = paged(QWEN_8B, [first], [count], bench.device)
+        name = f"prefill {count} on {first}"
+        micros = median_us(bench, _calls(extend_attention, made, how))
+        pairs = count * first + count * (count + 1) // 2
+        rate = 4 * QWEN_8B.query * QWEN_8B.dim * pairs / micros / 1e6
+        lines += [figure(f"{name}, time", micros, "us"), figure(f"{name}, rate", rate, "TFLOP/s")]
+        dense = peers.sdpa(bench, made, causal=True)
+        others = dense | peers.flashinfer(bench, made, QWEN_8B) | peers.flex(bench, made)
+        times = [one for one in dense.values() if isinstance(one, float)]
+        if times:
+            lines.append(figure(f"{name}, ours against the fastest SDPA", min(times) / micros, "x", 0.6))
+        lines += compared(name, micros, others, {"FlashInfer": 1.0})
+    return lines
+
+
+def prefix(bench: Bench) -> list[Figure]:
+    """16 branches over a common 8k with tails of 64: against the kernel that reads the prefix 16 times."""
+    rows, common, tail = 16, bench.size(8192, 48), bench.size(64, 5)
+    made = paged(QWEN_8B, [common + tail - 1] * rows, [1] * rows, bench.device, share=common // QWEN_8B.block)
+    how = Attention(QWEN_8B.dim**-0.5)
+    families = lay_out_families([rows], [common], [common + tail] * rows, bench.device)
+    apart = median_us(bench, _calls(decode_attention, made, how))
+    together = median_us(bench, _shared(made, how, families))
+    return [
+        figure("16 branches, unshared", apart, "us"),
+        figure("16 branches, shared", together, "us"),
+        figure("16 branches, shared against unshared", apart / together, "x", 3.0),
+    ]
+
+
+def _shared(made: Paged, how: Attention, families: Families) -> list[Callable[[], object]]:
+    return [
+        partial(prefix_attention, made.query, made.arena, at, made.batch, how, families)
+        for at in range(LAYERS)
+    ]

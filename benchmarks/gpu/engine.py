@@ -1,0 +1,89 @@
+"""Parts ``engine`` and ``tests``: the pocket model on CUDA against the CPU; the suite's gpu mark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from ...kvstore.arena import DeviceArena
+from ...kvstore.keys import BlockHasher
+from ...kvstore.pool import BlockPool
+from ...runtime.engine import Engine
+from ...runtime.link import messages
+from ...runtime.model.load import LoadedModel, load_model
+from ...runtime.runner import TorchRunner
+from ...runtime.scheduler import Scheduler
+from ...runtime.settings import SchedulerSettings
+from .measure import Bench, Figure, figure
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def engine(_: Bench) -> list[Figure]:
+    """Pocket in fp32 on CUDA against the CPU, greedy, sixteen prompts in one batch; then its decode rate."""
+    prompts = [[(7 * seed + 13 * at) % 900 + 20 for at in range(5 + 11 * seed)] for seed in range(16)]
+    on_cpu, _seconds = _generate(load_model("pocket", "cpu", "float32"), prompts, 32)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    on_cuda, seconds = _generate(load_model("pocket", "cuda", "float32"), prompts, 32)
+    equal = sum(one == other for one, other in zip(on_cpu, on_cuda, strict=True))
+    return [
+        figure("greedy replies equal to the CPU's, of 16", equal, "replies", goal=16),
+        figure("decode, pocket, 16 sequences, eager fp32", 16 * 32 / seconds, "tok/s"),
+    ]
+
+
+def tests(bench: Bench) -> list[Figure]:
+    """The suite's ``gpu`` mark; pytest's exit status, where pytest is there."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        str(ROOT / "tests"),
+    ]
+    status = subprocess.run(command, env={**os.environ, "PYTHONPATH": bench.package}, check=False).returncode
+    return [figure("pytest -m gpu, exit status (5: none selected)", status, "", goal=0, better="lower")]
+
+
+def _generate(model: LoadedModel, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
+    """Greedy ids for all prompts in one batch, and the seconds from the first step to the last."""
+    made = _engine(model)
+    said: list[list[int]] = [[] for _ in prompts]
+    for seq, prompt in enumerate(prompts):
+        made.apply(messages.Open(0, seq, b"", prompt))
+        made.apply(messages.Generate(0, seq, messages.Sampling(), messages.Limits(new)))
+    start = time.perf_counter()
+    while (step := made.step()) is not None:
+        for row in step.rows:
+            said[row.seq] += row.tokens
+    return said, time.perf_counter() - start
+
+
+def _engine(model: LoadedModel) -> Engine:
+    blocks, size = 512, 16
+    groups = model.kv_groups(size)
+    device, dtype = model.decoder.device, model.decoder.dtype
+    settings = SchedulerSettings(
+        blocks=blocks,
+        vocab_size=model.config.vocab_size,
+        max_context=2048,
+        depth=2 if device.type == "cuda" else 1,
+    )
+    scheduler = Scheduler(
+        settings,
+        BlockPool(blocks, size),
+        BlockHasher(b"0" * 32, size),
+        model.namespace(groups),
+    )
+    arenas = [DeviceArena(group, blocks, device, dtype) for group in groups]
+    made: Engine = Engine(scheduler, TorchRunner(model.decoder, *arenas))
+    return made

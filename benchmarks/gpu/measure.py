@@ -1,0 +1,116 @@
+"""How a kernel is timed, and what a figure is.
+
+Device time by events around the replay of one graph that holds many launches, each on inputs of its own: what
+is read has left the L2 cache by the time it is read again, and no launch waits for the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Figure = dict[str, Any]
+Work = Callable[[], object]
+RUNS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where parts run: on a GPU at full size, or in rehearsal at toy sizes, where no figure means anything."""
+
+    device: torch.device
+    rehearsal: bool
+    package: str
+
+    def size(self, full: int, toy: int) -> int:
+        """A size of the problem."""
+        return toy if self.rehearsal else full
+
+
+def figure(name: str, value: float, unit: str, goal: float | None = None, better: str = "higher") -> Figure:
+    """One line of the table; with a goal, whether it is met."""
+    met = None if goal is None else (value >= goal if better == "higher" else value <= goal)
+    return {"name": name, "value": round(value, 4), "unit": unit, "goal": goal, "better": better, "met": met}
+
+
+def note(name: str, text: str) -> Figure:
+    """A line that says what could not be measured, and why."""
+    return {"name": name, "value": None, "unit": "", "goal": None, "better": "", "met": None, "note": text}
+
+
+def reason(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS) -> float:
+    """Median microseconds of one of ``works``, all alike but for their inputs."""
+    for work in works:
+        work()
+    if bench.device.type != "cuda":
+        start = time.perf_counter()
+        works[0]()
+        return (time.perf_counter() - start) * 1e6
+    torch.cuda.synchronize()
+    replay = _graph(works)
+    times = []
+    for _ in range(runs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / len(works))
+    return float(sorted(times)[runs // 2])
+
+
+def _graph(works: Sequence[Work]) -> Work:
+    """All of ``works`` as one graph, or one after the other where something cannot be captured."""
+
+    def eager() -> None:
+        for work in works:
+            work()
+
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            eager()
+    except RuntimeError as error:
+        print(f"not captured, timed eagerly: {reason(error)}", flush=True)
+        torch.cuda.synchronize()
+        return eager
+    return graph.replay
+
+
+@functools.cache
+def copy_rate(bench: Bench) -> float:
+    """The measured device copy, bytes per microsecond, read and written counted: the memory's ceiling."""
+    size = bench.size(1 << 30, 1 << 20)
+    source = torch.zeros(size, dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+    return 2 * size / median_us(bench, [lambda: target.copy_(source)])
+
+
+def of_copy_rate(
+    bench: Bench, name: str, moved: int, micros: float, goal: float | None = None
+) -> list[Figure]:
+    """A memory-bound kernel's time and the share of the measured copy rate that it reaches."""
+    share = 100 * moved / micros / copy_rate(bench)
+    return [figure(f"{name}, time", micros, "us"), figure(f"{name}, of the copy rate", share, "%", goal)]
+
+
+def compared(name: str, ours: float, theirs: dict[str, float | str], goals: dict[str, float]) -> list[Figure]:
+    """Peers' times and how many times faster ours is; a peer that is not there has a line with the reason."""
+    lines: list[Figure] = []
+    for peer, micros in theirs.items():
+        if isinstance(micros, str):
+            lines.append(note(f"{name}, {peer}", micros))
+        else:
+            lines.append(figure(f"{name}, {peer}", micros, "us"))
+            lines.append(figure(f"{name}, ours against {peer}", micros / ours, "x", goals.get(peer)))
+    return lines

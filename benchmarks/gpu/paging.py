@@ -1,0 +1,58 @@
+"""Random arenas and batches for the kernels' parts: blocks in random order, as after a day's use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...kernels.batch import PagedBatch, lay_out
+
+LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """A model's attention."""
+
+    query: int
+    kv: int
+    dim: int
+    block: int = 16
+    dtype: torch.dtype = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """``arena`` of `LAYERS` layers, the batch over it, and a query for each of the batch's tokens."""
+
+    arena: Tensor
+    batch: PagedBatch
+    query: Tensor
+
+
+def paged(
+    heads: Heads, firsts: Sequence[int], counts: Sequence[int], device: torch.device, share: int = 0
+) -> Paged:
+    """Rows of ``counts[r]`` tokens from ``firsts[r]`` on; the first ``share`` blocks are common."""
+    widths = [-(-(first + count) // heads.block) for first, count in zip(firsts, counts, strict=True)]
+    ids = np.random.default_rng(0).permutation(sum(widths)).astype(np.int32)
+    tables = np.split(ids, np.cumsum(widths)[:-1])
+    for table in tables[1:]:
+        table[:share] = tables[0][:share]
+    shape = (sum(widths), LAYERS, 2, heads.kv, heads.block, heads.dim)
+    torch.manual_seed(0)
+    arena = torch.randn(shape, device=device, dtype=heads.dtype)
+    query = torch.randn((sum(counts), heads.query, heads.dim), device=device, dtype=heads.dtype)
+    return Paged(arena, lay_out(arena, firsts, counts, tables), query)
+
+
+def contiguous(made: Paged, row: int, layer: int) -> tuple[Tensor, Tensor]:
+    """One row's K and V as a dense cache holds them: each ``[1, kv_heads, tokens, dim]``."""
+    length = int(made.batch.context_lengths[row])
+    blocks = made.batch.tables[row, : -(-length // made.arena.shape[4])]
+    whole = made.arena[blocks, layer].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length]
+    return whole[0][None].contiguous(), whole[1][None].contiguous()

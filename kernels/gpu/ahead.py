@@ -1,0 +1,174 @@
+"""Ahead-of-time compilation for GPUs that are not there: what each launch would compile, and what it needs.
+
+A stand-in for triton's driver answers for an architecture and runs nothing; the launches themselves are the
+real ones, on tensors without memory (``device="meta"``). So a configuration that does not compile, or does
+not fit into shared memory, is found on any machine. Registers and stack come from the machine code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from . import configurations
+from .launches import all_launches
+
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Bytes of shared memory that one program can have. Source: CUDA C++ programming guide, table of limits."""
+
+ATTENTION = ("decode_stretch", "extend_tile", "prefix_stretch")
+"""Kernels that must not spill registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One kernel as compiled: registers per thread, bytes of stack (spills) and of shared memory."""
+
+    kernel: str
+    arch: int
+    registers: int
+    stack: int
+    shared: int
+    warps: int
+    tensor_cores: str
+
+
+@dataclass
+class AbsentGpu:
+    """What triton asks of a driver, for a GPU of compute capability ``arch`` (90 for 9.0); launches vanish."""
+
+    arch: int
+    compiled: list[Compiled] = field(default_factory=list)
+
+    def get_current_target(self) -> GPUTarget:
+        """The architecture to compile for."""
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        """A number under which triton keeps what it compiled."""
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        """The default stream."""
+        return 0
+
+    @property
+    def utils(self) -> AbsentGpu:
+        """Loads binaries."""
+        return self
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """Limits that triton checks before a launch."""
+        return {"max_shared_mem": SHARED_LIMIT[self.arch]}
+
+    def load_binary(
+        self, name: str, kernel: bytes, shared: int, device: int
+    ) -> tuple[int, int, int, int, int]:
+        """Module, function, registers, spills, threads."""
+        return 1, 1, 0, 0, 1024
+
+    def unload_module(self, module: int) -> None:
+        """Nothing was loaded."""
+
+    def launcher_cls(self, src: Any, metadata: Any) -> Any:
+        """Something to call with a launch's arguments."""
+        return lambda *args: None
+
+    def loaded(self, module: Any, function: Any, name: str, files: dict[str, str], key: str) -> None:
+        """Triton's hook after a load: ``files`` are the compiled kernel's, by name."""
+        by_kind = {Path(path).suffix: Path(path) for path in files.values()}
+        meta, ptx = json.loads(by_kind[".json"].read_text()), by_kind[".ptx"].read_text()
+        units = [word for word in ("tcgen05.mma", "wgmma.mma", "mma.sync") if word in ptx]
+        registers, stack = resources_of(by_kind[".cubin"])
+        self.compiled.append(
+            Compiled(
+                name,
+                self.arch,
+                registers,
+                stack,
+                meta["shared"],
+                meta["num_warps"],
+                units[0] if units else "",
+            )
+        )
+
+
+def resources_of(cubin: Path) -> tuple[int, int]:
+    """Registers per thread and bytes of stack of a compiled kernel, as the bundled cuobjdump reads them."""
+    tool = triton.knobs.nvidia.cuobjdump.path
+    usage = subprocess.run(
+        [tool, "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if found is None:
+        raise ValueError(f"no resource usage in {usage!r}")
+    return int(found.group(1)), int(found.group(2))
+
+
+@contextmanager
+def compiling_for(arch: int) -> Iterator[AbsentGpu]:
+    """Launches in this context compile for ``arch`` and do not run."""
+    gpu = AbsentGpu(arch)
+    configurations.architecture.cache_clear()
+    driver.set_active(gpu)
+    triton.knobs.runtime.kernel_load_end_hook.add(gpu.loaded)
+    try:
+        yield gpu
+    finally:
+        triton.knobs.runtime.kernel_load_end_hook.remove(gpu.loaded)
+        configurations.architecture.cache_clear()
+
+
+def compile_all(arch: int, wanted: Sequence[str] = ("",)) -> Iterator[tuple[str, list[Compiled]]]:
+    """Compile every launch whose name contains one of ``wanted``: its name and the kernels it needed."""
+    with compiling_for(arch) as gpu:
+        for name, launch in all_launches(torch.device("meta")):
+            if any(part in name for part in wanted):
+                known = len(gpu.compiled)
+                launch()
+                yield name, gpu.compiled[known:]
+
+
+def main() -> int:
+    """Compile for each architecture and print a table; 1 if an attention kernel spills or none was compiled."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", type=int, action="append", choices=configurations.ARCHITECTURES)
+    parser.add_argument("--only", action="append", help="launches whose name contains this")
+    parser.add_argument("--json", type=Path, help="write the table there, too")
+    asked = parser.parse_args()
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    table = []
+    print(
+        f"{'launch':28} {'kernel':16} {'arch':>6} {'regs':>5} {'stack':>6} {'shared':>8} {'warps':>5} units"
+    )
+    for arch in asked.arch or configurations.ARCHITECTURES:
+        for name, kernels in compile_all(arch, asked.only or ("",)):
+            for one in kernels:
+                table.append({"launch": name} | asdict(one))
+                print(
+                    f"{name:28} {one.kernel:16} sm_{arch:<3} {one.registers:5} {one.stack:6} {one.shared:8} "
+                    f"{one.warps:5} {one.tensor_cores}",
+                    flush=True,
+                )
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(table, indent=1) + "\n")
+    spilling = [one for one in table if one["stack"] and one["kernel"] in ATTENTION]
+    print(f"{len(table)} kernels compiled, {len(spilling)} attention kernels with a stack")
+    return 1 if spilling or not table else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

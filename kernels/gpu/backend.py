@@ -1,0 +1,94 @@
+"""The GPU backend as the decoder gets it: `interface.Kernels` over the Triton kernels.
+
+Chooses between them by what the host knows of a batch; computes nothing itself. Matrix products are torch's.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import reference
+from ..batch import PagedBatch, lay_out
+from ..interface import Attention, HeadNorm
+from . import ops, rowwise, store
+from .decode import decode_attention
+from .extend import extend_attention
+from .store import copy_blocks
+from .support import check_supported
+
+__all__ = [
+    "add_norm",
+    "check_supported",
+    "copy_blocks",
+    "gated",
+    "lay_out",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rotate_and_store",
+]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``, by the vendor's library."""
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / rms(x) * weight`` over the last axis."""
+    if weight.shape != x.shape[-1:]:
+        return reference.rms_norm(x, weight, eps)
+    return (ops.rms_norm if torch.compiler.is_compiling() else rowwise.rms_norm)(x, weight, eps)
+
+
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum ``x + residual`` and its RMSNorm, in this order, in new memory."""
+    add = ops.add_norm if torch.compiler.is_compiling() else rowwise.add_norm
+    return add(x, residual, weight, eps)
+
+
+def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
+    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first."""
+    return (ops.gated if torch.compiler.is_compiling() else rowwise.gated)(gate_up, activation)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    norm: HeadNorm | None,
+    angles: tuple[Tensor, Tensor],
+    arena: Tensor,
+    layer: int,
+    slots: Tensor,
+) -> Tensor:
+    """Norm and rotate queries and keys, store K and V, return the queries: see `interface.Kernels`."""
+    if not torch.compiler.is_compiling():
+        return store.rotate_and_store(qkv, norm, angles, arena, layer, slots)
+    weight, eps, whole = (None, 0.0, False) if norm is None else (norm.weight, norm.eps, norm.whole)
+    queries: Tensor = ops.rotate_and_store(qkv, weight, eps, whole, *angles, arena, layer, slots)
+    return queries
+
+
+def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
+    """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``.
+
+    A batch of single tokens goes to the decode kernel, which splits long contexts; any other in one launch to
+    the one for ragged batches.
+    """
+    if not torch.compiler.is_compiling():
+        single = query.shape[0] == batch.context_lengths.shape[0]
+        return (decode_attention if single else extend_attention)(query, arena, layer, batch, how)
+    result: Tensor = ops.paged_attention(
+        query,
+        arena,
+        layer,
+        batch.positions,
+        batch.row_starts,
+        batch.context_lengths,
+        batch.tables,
+        how.scale,
+        how.window,
+        how.soft_cap,
+    )
+    return result

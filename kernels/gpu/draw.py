@@ -1,0 +1,250 @@
+"""Drawing the next token without sorting: limits are found by bisecting the bits of the logits.
+
+The same draw as ``kernels/sampling.py``, row for row: a token is kept by the top-k-th greatest logit and by
+the mass above it, both of which are monotone, so 32 counts find either edge. Where every limited row has a
+top-k, stretches of the vocabulary first send up only their own k best, and the rest is done on those. Masses
+are fp64; the uniform number is Philox's of (seed, position).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .configurations import chosen
+from .support import expect
+
+MOST_THINNED = 256
+"""The greatest top-k for which stretches send up their best; above it rows are read whole."""
+
+COLDEST = tl.constexpr(1e-6)
+NONE = tl.constexpr(1 << 30)
+
+
+@triton.jit
+def key_of(values: tl.tensor) -> tl.tensor:
+    """uint32 that orders as the fp32 ``values`` do; never 0 for a number."""
+    bits = (values + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0, its equal
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
+
+
+@triton.jit
+def value_of(key: tl.tensor) -> tl.tensor:
+    """The number that `key_of` made ``key`` of."""
+    bits = (key ^ 0x80000000).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
+    """As `philox.uniform`: 53 random bits in [0, 1)."""
+    low, high = (position & 0xFFFFFFFF).to(tl.uint32), ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    first, second, _, _ = tl.philox(seed, low, high, low ^ low, low ^ low)
+    return ((first.to(tl.uint64) << 21) | (second >> 11).to(tl.uint64)).to(tl.float64) * (1.0 / (1 << 53))
+
+
+@triton.jit
+def tile_of(
+    values_at: tl.tensor, ids_at: tl.tensor, at: tl.tensor, width: tl.tensor, direct: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Keys (0 where nothing is) and ids of a tile of a row: of the logits, or of what was sent up."""
+    places = at + tl.arange(0, TILE)
+    ids = places
+    if not direct:
+        ids = tl.load(ids_at + places, places < width, other=-1)
+    there = (places < width) & (ids >= 0)
+    keys = key_of(tl.load(values_at + places, there, other=0.0))
+    return tl.where(there, keys, 0), ids
+
+
+@triton.jit
+def count_from(
+    values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """How many keys are ``bound`` or more."""
+    many = tl.zeros([TILE], tl.int32)
+    for at in tl.range(0, width, TILE):
+        keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
+        many += (keys >= bound).to(tl.int32)
+    return tl.sum(many, 0)
+
+
+@triton.jit
+def share_of(keys: tl.tensor, best: tl.tensor, cold: tl.tensor, floor: tl.tensor) -> tl.tensor:
+    """exp(score - best) in fp64, 0 for a score under ``floor``."""
+    scores = value_of(keys).to(tl.float64) / cold
+    return tl.where(scores >= floor, tl.exp(scores - best), 0.0)
+
+
+@triton.jit
+def mass_above(
+    values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, bound: tl.tensor,
+    best: tl.tensor, cold: tl.tensor, floor: tl.tensor, TILE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The summed shares of keys greater than ``bound``."""
+    mass = tl.zeros([TILE], tl.float64)
+    for at in tl.range(0, width, TILE):
+        keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
+        mass += tl.where(keys > bound, share_of(keys, best, cold, floor), 0.0)
+    return tl.sum(mass, 0)
+
+
+@triton.jit
+def send_up(
+    logits: tl.tensor, temperature: tl.tensor, top_k: tl.tensor, values: tl.tensor, ids: tl.tensor,
+    vocab: tl.tensor, stride_row: tl.tensor, CHUNK: tl.constexpr, MOST: tl.constexpr,
+) -> None:  # fmt: skip
+    """The ``top_k`` best of a stretch, by their ids, to ``[rows, stretches, MOST]``; programs: (row, stretch).
+
+    The stretch stays in registers while its bits are bisected.
+    """
+    row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    places = stretch * CHUNK + tl.arange(0, CHUNK)
+    numbers = tl.load(logits + row * stride_row + places, places < vocab, other=0.0)
+    keys = tl.where(places < vocab, key_of(numbers), 0)
+    wanted = tl.where(tl.load(temperature + row) <= 0, 1, tl.load(top_k + row)).to(tl.int32)
+    edge = tl.zeros([], tl.uint32)
+    for turn in tl.range(0, 32):
+        bound = edge | (tl.full([], 1, tl.uint32) << (31 - turn))
+        edge = tl.where(tl.sum((keys >= bound).to(tl.int32), 0) >= wanted, bound, edge)
+    room = wanted - tl.sum((keys > edge).to(tl.int32), 0)
+    level = keys == edge
+    kept = ((keys > edge) | (level & (tl.cumsum(level.to(tl.int32), 0) <= room))) & (keys > 0)
+    slots = tl.cumsum(kept.to(tl.int32), 0) - 1
+    start = (row * tl.num_programs(1) + stretch) * MOST
+    tl.store(values + start + slots, numbers, kept)
+    tl.store(ids + start + slots, places, kept)
+    unused = tl.arange(0, MOST)
+    tl.store(ids + start + unused, tl.full([MOST], -1, tl.int32), unused >= tl.sum(kept.to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=["thinned"])
+def settle(
+    logits: tl.tensor, values: tl.tensor, ids: tl.tensor, temperature: tl.tensor, top_k: tl.tensor,
+    top_p: tl.tensor, min_p: tl.tensor, seeds: tl.tensor, positions: tl.tensor, out: tl.tensor,
+    vocab: tl.tensor, stride_row: tl.tensor, thinned: tl.tensor, TILE: tl.constexpr, THIN: tl.constexpr,
+    MIN_P: tl.constexpr,
+) -> None:  # fmt: skip
+    """One program per row: the edges of its limits, then the first id whose cumulated share passes the draw."""
+    row = tl.program_id(0).to(tl.int64)
+    heat, p = tl.load(temperature + row).to(tl.float64), tl.load(top_p + row).to(tl.float64)
+    greedy = heat <= 0
+    cold = tl.maximum(heat, COLDEST)
+    asked = tl.load(top_k + row).to(tl.int32)
+    most = tl.where(greedy, 1, tl.where(asked == 0, vocab, tl.minimum(asked, vocab)))
+    p = tl.where(greedy, 1.0, p)
+    direct = most == vocab  # an unlimited row among limited ones: nothing was sent up for it
+    values_at, ids_at, width = logits + row * stride_row, ids, vocab
+    if THIN:
+        direct = (asked == 0) & (heat > 0)
+        width = tl.where(direct, vocab, thinned)
+        values_at = tl.where(direct, values_at, values + row * thinned)
+        ids_at = ids + row * thinned
+    else:
+        direct = row >= 0
+    top = tl.zeros([], tl.uint32)
+    for at in tl.range(0, width, TILE):
+        keys, _ = tile_of(values_at, ids_at, at, width, direct, TILE)
+        top = tl.maximum(top, tl.max(keys, 0))
+    best = value_of(top).to(tl.float64) / cold
+    floor = best * 0 + float("-inf")
+    edge, room = top ^ top, top.to(tl.int32) * 0 + NONE
+    if most < vocab:
+        for turn in tl.range(0, 32):
+            bound = edge | ((top | 1) // (top | 1) << (31 - turn))
+            edge = tl.where(count_from(values_at, ids_at, width, direct, bound, TILE) >= most, bound, edge)
+        room = most - count_from(values_at, ids_at, width, direct, edge + 1, TILE)
+    above = mass_above(values_at, ids_at, width, direct, edge, best, cold, floor, TILE)
+    if p < 1:
+        each = tl.where(edge > 0, share_of(edge, best, cold, floor), 0.0)
+        limit = p * (above + tl.where(edge > 0, room * each, 0.0))
+        lowest = edge ^ edge
+        for turn in tl.range(0, 32):
+            bit = (top | 1) // (top | 1) << (31 - turn)
+            mass = mass_above(values_at, ids_at, width, direct, lowest | (bit - 1), best, cold, floor, TILE)
+            lowest = tl.where((mass < limit) | (mass == 0), lowest, lowest | bit)
+        room = tl.where(lowest > edge, NONE, room)
+        edge = tl.maximum(lowest, edge)
+        above = mass_above(values_at, ids_at, width, direct, edge, best, cold, floor, TILE)
+        each = tl.where(edge > 0, share_of(edge, best, cold, floor), 0.0)
+        fitting = tl.where(each > 0, tl.ceil((limit - above) / each), NONE)
+        room = tl.maximum(tl.minimum(room, tl.minimum(fitting, NONE).to(tl.int32)), 1)
+    level = count_from(values_at, ids_at, width, direct, edge, TILE)
+    level -= count_from(values_at, ids_at, width, direct, edge + 1, TILE)
+    room = tl.minimum(room, level)
+    if MIN_P:
+        floor = best + tl.log(tl.load(min_p + row).to(tl.float64))
+        above = mass_above(values_at, ids_at, width, direct, edge, best, cold, floor, TILE)
+    total = above + tl.where(edge > 0, room * share_of(edge, best, cold, floor), 0.0)
+    target = uniform(tl.load(seeds + row), tl.load(positions + row)) * total
+    drawn = pick(values_at, ids_at, width, direct, edge, room, best, cold, floor, target, TILE)
+    tl.store(out + row, drawn.to(tl.int64))
+
+
+@triton.jit
+def pick(
+    values_at: tl.tensor, ids_at: tl.tensor, width: tl.tensor, direct: tl.tensor, edge: tl.tensor,
+    room: tl.tensor, best: tl.tensor, cold: tl.tensor, floor: tl.tensor, target: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The first kept id whose cumulated share exceeds ``target``; the last kept one if rounding leaves none."""
+    passed, before = target * 0, room * 0
+    found, last = room * 0 + NONE, room * 0
+    for at in tl.range(0, width, TILE):
+        keys, names = tile_of(values_at, ids_at, at, width, direct, TILE)
+        level = (keys == edge) & (keys > 0)
+        rank = before + tl.cumsum(level.to(tl.int32), 0)
+        kept = (keys > edge) | (level & (rank <= room))
+        shares = tl.where(kept, share_of(keys, best, cold, floor), 0.0)
+        reached = passed + tl.cumsum(shares, 0)
+        found = tl.minimum(found, tl.min(tl.where((shares > 0) & (reached > target), names, NONE), 0))
+        last = tl.maximum(last, tl.max(tl.where(shares > 0, names, 0), 0))
+        before += tl.sum(level.to(tl.int32), 0)
+        passed += tl.sum(shares, 0)
+    return tl.minimum(found, last)
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    min_p: Tensor | None = None,
+    candidates: int | None = None,
+) -> Tensor:
+    """Draw one token id per row, int64 ``[rows]``: the arguments and the draw of `sampling.sample`.
+
+    ``candidates`` None means vocab: nothing waits for the device.
+    """
+    rows, vocab = logits.shape
+    for name, one in zip(
+        ("temperature", "top_k", "top_p", "seeds", "positions"),
+        (temperature, top_k, top_p, seeds, positions),
+        strict=True,
+    ):
+        expect(name, one, (rows,))
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    chunk = chosen("send_up", logits, vocab)
+    thin = candidates is not None and 0 < candidates <= MOST_THINNED
+    most = triton.next_power_of_2(candidates) if candidates and thin else 1
+    stretches = triton.cdiv(vocab, chunk["CHUNK"]) if thin else 0
+    values = torch.empty((rows, stretches * most), dtype=torch.float32, device=logits.device)
+    ids = torch.empty(values.shape, dtype=torch.int32, device=logits.device)
+    if rows and thin:
+        send_up[(rows, stretches)](
+            logits, temperature, top_k, values, ids, vocab, logits.stride(0), MOST=most, **chunk
+        )
+    if rows:
+        settle[(rows,)](
+            logits, values, ids, temperature, top_k, top_p, min_p, seeds, positions, out,
+            vocab, logits.stride(0), stretches * most, THIN=thin, MIN_P=min_p is not None,
+            **chosen("settle", logits, most * stretches if thin else vocab),
+        )  # fmt: skip
+    return out

@@ -1,0 +1,117 @@
+"""The launches that are worth compiling ahead of time: every kernel at the shapes that models have.
+
+Each takes a device, makes tensors there and calls the public function, so on ``meta`` it compiles and on a GPU
+it also warms up. Knows no measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..batch import PagedBatch
+from ..interface import Attention, HeadNorm
+from ..prefix import Families
+from . import draw, rowwise, store
+from .decode import decode_attention
+from .extend import extend_attention
+from .prefix import prefix_attention
+
+ROWS = 4
+LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model's attention: heads, and what sets its layers apart."""
+
+    name: str
+    q_heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype = torch.bfloat16
+    block: int = 16
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+
+
+SHAPES = (
+    Shape("qwen3-8b", 32, 8, 128),
+    Shape("gpt-oss", 64, 8, 64, window=128, sinks=True),
+    Shape("gemma-2", 8, 4, 256, window=4096, soft_cap=50.0),
+    Shape("qwen3-0.6b", 16, 8, 128),
+    Shape("phi-2", 32, 32, 80, torch.float16),
+    Shape("phi-3", 32, 32, 96),
+    Shape("llama-70b", 64, 8, 128, block=64),
+    Shape("qwen3-8b fp32", 32, 8, 128, torch.float32),
+)
+
+Launch = Callable[[], object]
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.int64, device: torch.device) -> Tensor:
+    """Zeros where there is memory, so that block ids and lengths are in range."""
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
+    """Decode, extend and, without a window, the common prefix."""
+    arena = empty(8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.dtype, device=device)
+    query = empty(ROWS, shape.q_heads, shape.dim, dtype=shape.dtype, device=device)
+    ids = [empty(*size, device=device) for size in ((ROWS,), (ROWS,), (ROWS + 1,), (ROWS,), (ROWS, 600))]
+    batch = PagedBatch(ids[0], ids[1], ids[2], ids[3], ids[4], ())
+    how = Attention(shape.dim**-0.5, shape.window, shape.soft_cap)
+    sinks = empty(shape.q_heads, dtype=torch.float32, device=device) if shape.sinks else None
+    yield f"decode {shape.name}", lambda: decode_attention(query, arena, 1, batch, how, sinks)
+    yield f"extend {shape.name}", lambda: extend_attention(query, arena, 1, batch, how, sinks)
+    if shape.window is None:
+        families = Families(empty(2, device=device), ids[0][:1], ids[0], 4096, 64)
+        yield f"prefix {shape.name}", lambda: prefix_attention(query, arena, 1, batch, how, families, sinks)
+
+
+def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
+    """Norm, rotation and storing."""
+    heads = shape.q_heads + 2 * shape.kv_heads
+    arena = empty(8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.dtype, device=device)
+    qkv = empty(ROWS, heads, shape.dim, dtype=shape.dtype, device=device)
+    angle = empty(ROWS, shape.dim, dtype=shape.dtype, device=device)
+    weight = empty(heads - shape.kv_heads, shape.dim, dtype=shape.dtype, device=device)
+    norm = HeadNorm(weight, 1e-6) if "qwen" in shape.name else None
+    slots = empty(ROWS, device=device)
+    yield (
+        f"store {shape.name}",
+        lambda: store.rotate_and_store(qkv, norm, (angle, angle), arena, 1, slots),
+    )
+
+
+def rows(hidden: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
+    """Norms and gates of one hidden size; the gate's width is three times that."""
+    x = empty(ROWS, hidden, dtype=torch.bfloat16, device=device)
+    wide = empty(ROWS, 6 * hidden, dtype=torch.bfloat16, device=device)
+    yield f"norm {hidden}", lambda: rowwise.rms_norm(x, x[0], 1e-6)
+    yield f"add and norm {hidden}", lambda: rowwise.add_norm(x, x, x[0], 1e-6)
+    yield f"gate {hidden}", lambda: rowwise.gated(wide, "silu")
+
+
+def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
+    """With a top-k for all, with limits of any kind, and without."""
+    logits = empty(ROWS, vocab, dtype=torch.float32, device=device)
+    whole, real = empty(ROWS, device=device), empty(ROWS, dtype=torch.float32, device=device)
+    for name, candidates in (("top-k 50", 50), ("any limits", vocab)):
+        arguments = (logits, real, whole, real, whole, whole)
+        yield f"draw {vocab} {name}", partial(draw.sample, *arguments, candidates=candidates)
+
+
+def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
+    """Everything that `ahead` compiles, by a name that says the kernel and the shape."""
+    for shape in SHAPES:
+        yield from attention(shape, device)
+        yield from stores(shape, device)
+    for hidden in (1024, 4096, 8192):
+        yield from rows(hidden, device)
+    yield from draws(151_936, device)

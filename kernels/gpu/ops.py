@@ -1,0 +1,106 @@
+"""The kernels as operators of torch, with what they write and the shapes they return.
+
+So ``torch.compile`` and graph capture see them as one node each, and never look inside. Eager code calls the
+functions themselves, which costs the host less.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..batch import PagedBatch
+from ..interface import Attention, HeadNorm
+from . import rowwise, store
+from .decode import decode_attention
+from .extend import extend_attention
+
+
+@torch.library.custom_op("holdfast::paged_attention", mutates_args=())
+def paged_attention(
+    query: Tensor,
+    arena: Tensor,
+    layer: int,
+    positions: Tensor,
+    row_starts: Tensor,
+    context_lengths: Tensor,
+    tables: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
+    """Attention of a ragged batch; the decode kernel where every row has one token."""
+    batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
+    attend = decode_attention if query.shape[0] == context_lengths.shape[0] else extend_attention
+    return attend(query, arena, layer, batch, Attention(scale, window, soft_cap))
+
+
+@torch.library.custom_op("holdfast::rotate_and_store", mutates_args=("arena",))
+def rotate_and_store(
+    qkv: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    whole: bool,
+    cos: Tensor,
+    sin: Tensor,
+    arena: Tensor,
+    layer: int,
+    slots: Tensor,
+) -> Tensor:
+    """Queries, normed and rotated; keys and values go into ``arena``."""
+    norm = None if weight is None else HeadNorm(weight, eps, whole)
+    return store.rotate_and_store(qkv, norm, (cos, sin), arena, layer, slots)
+
+
+@torch.library.custom_op("holdfast::rms_norm", mutates_args=())
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rowwise.rms_norm`."""
+    return rowwise.rms_norm(x, weight, eps)
+
+
+@torch.library.custom_op("holdfast::add_norm", mutates_args=())
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`rowwise.add_norm`."""
+    return rowwise.add_norm(x, residual, weight, eps)
+
+
+@torch.library.custom_op("holdfast::gated", mutates_args=())
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """`rowwise.gated`."""
+    return rowwise.gated(gate_up, activation)
+
+
+@paged_attention.register_fake
+def _(query: Tensor, *others: object) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@rotate_and_store.register_fake
+def _(
+    qkv: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    whole: bool,
+    cos: Tensor,
+    sin: Tensor,
+    arena: Tensor,
+    layer: int,
+    slots: Tensor,
+) -> Tensor:
+    tokens, heads, dim = qkv.shape
+    return qkv.new_empty((tokens, heads - 2 * arena.shape[3], dim))
+
+
+@rms_norm.register_fake
+def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@add_norm.register_fake
+def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+@gated.register_fake
+def _(gate_up: Tensor, activation: str) -> Tensor:
+    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))

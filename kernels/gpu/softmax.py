@@ -1,0 +1,75 @@
+"""Pieces of attention that its kernels share: addresses, scores, a running softmax, its end.
+
+Scores and log-sum-exps are in powers of two (scaled by log2 e), since the hardware has exp2. Knows no layout
+of rows and no launch.
+
+The running softmax is that of Milakov and Gimelshein (2018), as in FlashAttention (Dao et al., 2022).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def lines_of(
+    table: tl.tensor,
+    tokens: tl.tensor,
+    seen: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Offset in elements of each token's line within its head and layer: int64, since an arena passes 4 GiB."""
+    blocks = tl.load(table + tokens // BLOCK, mask=seen, other=0).to(tl.int64)
+    return blocks * stride_block + (tokens % BLOCK).to(tl.int64) * stride_slot
+
+
+@triton.jit
+def scores_of(query: tl.tensor, keys: tl.tensor, scale: tl.tensor, SOFT_CAP: tl.constexpr) -> tl.tensor:
+    """``[queries, tokens]`` scores; ``keys`` is ``[dim, tokens]``."""
+    scores = tl.dot(query, keys, input_precision="tf32x3")
+    if SOFT_CAP > 0:
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1), exact at both ends
+        grown = tl.math.exp2(scores * (scale * 2 * LOG2E / SOFT_CAP))
+        scores = (SOFT_CAP * LOG2E) * (1 - 2 / (grown + 1))
+    else:
+        scores = scores * (scale * LOG2E)
+    return scores
+
+
+@triton.jit
+def fold(
+    scores: tl.tensor, values: tl.tensor, best: tl.tensor, total: tl.tensor, acc: tl.tensor
+) -> tl.tensor:
+    """One more tile into the running softmax: its greatest score, its sum, its weighted values."""
+    top = tl.maximum(best, tl.max(scores, 1))
+    safe = tl.where(top == float("-inf"), 0.0, top)  # a query that has seen nothing yet
+    weights = tl.math.exp2(scores - safe[:, None])
+    decay = tl.math.exp2(best - safe)
+    total = total * decay + tl.sum(weights, 1)
+    acc = acc * decay[:, None]
+    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="tf32x3")
+    return top, total, acc
+
+
+@triton.jit
+def with_sink(best: tl.tensor, total: tl.tensor, sink: tl.tensor) -> tl.tensor:
+    """The sum with one more score that has no value: the attention sink's."""
+    safe = tl.where(best == float("-inf"), 0.0, best)
+    return total + tl.math.exp2(sink * LOG2E - safe)
+
+
+@triton.jit
+def normal(acc: tl.tensor, total: tl.tensor) -> tl.tensor:
+    """The weighted mean; 0 where nothing was seen."""
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@triton.jit
+def log_sum(best: tl.tensor, total: tl.tensor) -> tl.tensor:
+    """The log-sum-exp, in powers of two; -inf where nothing was seen."""
+    return best + tl.math.log2(tl.where(total == 0.0, 1.0, total))

@@ -1,0 +1,149 @@
+"""Norm, rotation and storing of a step's queries, keys and values in one pass; and copies of whole blocks.
+
+A program takes one token and some of its heads: queries go out, keys and values into the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..interface import HeadNorm
+from .configurations import chosen
+from .support import expect
+
+
+@triton.jit
+def inverse_rms(
+    heads_at: tl.tensor, eps: tl.tensor, COUNT: tl.constexpr, MOST: tl.constexpr, DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """1 / rms over ``COUNT`` heads together."""
+    heads, dims = tl.arange(0, MOST), tl.arange(0, WIDE)
+    inside = (heads < COUNT)[:, None] & (dims < DIM)[None, :]
+    wide = tl.load(heads_at + heads[:, None] * DIM + dims[None, :], inside, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(tl.sum(wide * wide, 1), 0) / (COUNT * DIM) + eps)
+
+
+@triton.jit(do_not_specialize=["layer"])
+def rotate_heads(
+    qkv: tl.tensor, weight: tl.tensor, cos: tl.tensor, sin: tl.tensor, arena: tl.tensor, slots: tl.tensor,
+    out: tl.tensor,
+    layer: tl.tensor, eps: tl.tensor, stride_token: tl.tensor,
+    stride_block: tl.tensor, stride_layer: tl.tensor, stride_side: tl.tensor, stride_head: tl.tensor,
+    stride_slot: tl.tensor,
+    Q: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TURNING: tl.constexpr,
+    BLOCK: tl.constexpr, HEADS: tl.constexpr, NORM: tl.constexpr, WHOLE: tl.constexpr,
+    MOST_Q: tl.constexpr, MOST_KV: tl.constexpr,
+) -> None:  # fmt: skip
+    """Programs are (token, ``HEADS`` heads of its queries, keys and values)."""
+    token, dims = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    # A number turns with its partner, half the turning part away; the second read of the line is a cache hit.
+    partners = tl.where(dims < TURNING // 2, dims + TURNING // 2, dims - TURNING // 2)
+    there = (heads < Q + 2 * KV)[:, None] & (dims < DIM)[None, :]
+    turns = (heads < Q + KV)[:, None] & (dims < TURNING)[None, :]
+    line, mate = heads[:, None] * DIM + dims[None, :], heads[:, None] * DIM + partners[None, :]
+    start = qkv + token * stride_token
+    own = tl.load(start + line, there, other=0.0)
+    other = tl.load(start + mate, turns, other=0.0)
+    if NORM:
+        normed = (heads < Q + KV)[:, None]
+        if WHOLE:
+            of_queries = inverse_rms(start, eps, Q, MOST_Q, DIM, WIDE)
+            of_keys = inverse_rms(start + Q * DIM, eps, KV, MOST_KV, DIM, WIDE)
+            factor = tl.where(heads < Q, of_queries, of_keys)[:, None]
+        else:
+            wide = own.to(tl.float32)
+            factor = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
+        weights = tl.load(weight + line, normed & there, other=0.0).to(tl.float32)
+        scaled = (own.to(tl.float32) * factor).to(own.dtype).to(tl.float32) * weights
+        own = tl.where(normed, scaled.to(own.dtype), own)
+        weights = tl.load(weight + mate, turns, other=0.0).to(tl.float32)
+        other = ((other.to(tl.float32) * factor).to(other.dtype).to(tl.float32) * weights).to(other.dtype)
+    angles = token * TURNING + dims
+    cosine = tl.load(cos + angles, dims < TURNING, other=1.0).to(tl.float32)[None, :]
+    sine = tl.load(sin + angles, dims < TURNING, other=0.0).to(tl.float32)[None, :]
+    against = tl.where((dims < TURNING // 2)[None, :], -other.to(tl.float32), other.to(tl.float32))
+    turned = (own.to(tl.float32) * cosine + against * sine).to(own.dtype)
+    own = tl.where(turns, turned, own)
+    tl.store(out + token * (Q * DIM) + line, own, (heads < Q)[:, None] & there)
+    slot = tl.load(slots + token).to(tl.int64)
+    cell = slot // BLOCK * stride_block + slot % BLOCK * stride_slot + layer.to(tl.int64) * stride_layer
+    side, pair = (heads >= Q + KV).to(tl.int64), (heads - Q) % KV
+    lines = cell + side * stride_side + pair * stride_head
+    tl.store(arena + lines[:, None] + dims[None, :], own, (heads >= Q)[:, None] & there)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    norm: HeadNorm | None,
+    angles: tuple[Tensor, Tensor],
+    arena: Tensor,
+    layer: int,
+    slots: Tensor,
+) -> Tensor:
+    """Norm and rotate queries and keys, store K and V, return the queries: see `interface.Kernels`."""
+    tokens, heads, dim = qkv.shape
+    pairs, block = arena.shape[3:5]
+    q_heads, turning = heads - 2 * pairs, angles[0].shape[1]
+    expect("queries, keys and values", qkv, (tokens, heads, arena.shape[5]))
+    expect("slots", slots, (tokens,))
+    for name, one in zip(("cos", "sin"), angles, strict=True):
+        expect(name, one, (tokens, turning))
+    if norm is not None:
+        expect("norm weight", norm.weight, (heads - pairs, dim))
+    out = torch.empty((tokens, q_heads, dim), dtype=qkv.dtype, device=qkv.device)
+    launch = chosen("store", arena, dim)
+    if tokens:
+        rotate_heads[(tokens, triton.cdiv(heads, launch["HEADS"]))](
+            qkv, None if norm is None else norm.weight, *angles, arena, slots, out,
+            layer, 0.0 if norm is None else norm.eps, qkv.stride(0), *arena.stride()[:5],
+            Q=q_heads, KV=pairs, DIM=dim, WIDE=triton.next_power_of_2(dim), TURNING=turning, BLOCK=block,
+            NORM=norm is not None, WHOLE=norm is not None and norm.whole,
+            MOST_Q=triton.next_power_of_2(q_heads), MOST_KV=triton.next_power_of_2(pairs), **launch,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def copy_runs(
+    arena: tl.tensor, sources: tl.tensor, targets: tl.tensor, size: tl.tensor, PIECE: tl.constexpr
+) -> None:
+    """Programs are (pair, piece of a block); no block is both a source and a target."""
+    pair, places = tl.program_id(0), tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    source, target = tl.load(sources + pair).to(tl.int64), tl.load(targets + pair).to(tl.int64)
+    inside = places < size
+    tl.store(arena + target * size + places, tl.load(arena + source * size + places, inside), inside)
+
+
+def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
+    """Copy whole blocks as if one after the other in the order given; most often in one launch."""
+    size, launch = arena.stride(0), chosen("copy", arena, 0)
+    for wave in waves(zip(sources, targets, strict=True)):
+        pairs = torch.tensor(wave, dtype=torch.int64)
+        if arena.device.type == "cuda":
+            pairs = pairs.pin_memory().to(arena.device, non_blocking=True)
+        columns = pairs.T.contiguous()
+        copy_runs[(len(wave), triton.cdiv(size, launch["PIECE"]))](
+            arena, columns[0], columns[1], size, **launch
+        )
+
+
+def waves(pairs: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Cut copies where one needs what an earlier one writes, or writes what an earlier one touches."""
+    wave: list[tuple[int, int]] = []
+    read, written = set[int](), set[int]()
+    for source, target in pairs:
+        if source in written or target in read or target in written:
+            yield wave
+            wave, read, written = [], set(), set()
+        wave.append((source, target))
+        read.add(source)
+        written.add(target)
+    if wave:
+        yield wave

@@ -1,0 +1,60 @@
+"""What the kernels take, checked once when an engine starts; and shapes, checked before every launch.
+
+Knows no kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+BLOCK_TOKENS = (16, 32, 64)
+OLDEST = (8, 0)
+
+
+class Unsupported(ValueError):
+    """The model, the settings or the GPU is none that the kernels are made for."""
+
+
+def check_supported(
+    head_dim: int, dtype: torch.dtype, block_tokens: int, capability: tuple[int, int] | None = None
+) -> None:
+    """Raise `Unsupported`, naming what is wrong and what is supported. ``capability``: None off a GPU."""
+    known = {
+        f"head_dim {head_dim}": (head_dim in HEAD_DIMS, HEAD_DIMS),
+        f"dtype {str(dtype).removeprefix('torch.')}": (
+            dtype in DTYPES,
+            tuple(str(one).removeprefix("torch.") for one in DTYPES),
+        ),
+        f"block size {block_tokens}": (block_tokens in BLOCK_TOKENS, BLOCK_TOKENS),
+    }
+    wrong = [
+        f"{name} (supported: {', '.join(map(str, some))})" for name, (ok, some) in known.items() if not ok
+    ]
+    if capability is not None and capability < OLDEST:
+        named, oldest = (".".join(map(str, one)) for one in (capability, OLDEST))
+        wrong.append(f"compute capability {named} (supported: {oldest} and later)")
+    if wrong:
+        raise Unsupported("the Triton kernels do not support " + ", ".join(wrong))
+
+
+def expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError with both shapes unless ``tensor`` has ``shape`` and lies dense in its last axis."""
+    if tensor.shape != shape:
+        raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected {shape}")
+    if tensor.numel() and tensor.stride(-1) != 1:
+        raise ValueError(
+            f"{name}: the last axis of {tuple(tensor.shape)} has stride {tensor.stride(-1)}, not 1"
+        )
+
+
+def group_of(query: Tensor, arena: Tensor) -> int:
+    """Query heads per KV head; raises ValueError unless ``[tokens, q_heads, dim]`` fits the arena."""
+    heads, dim = arena.shape[3], arena.shape[5]
+    if query.dim() != 3 or query.shape[1] % heads or query.shape[2] != dim:
+        raise ValueError(f"query {tuple(query.shape)} does not fit an arena {tuple(arena.shape)}")
+    if query.dtype != arena.dtype:
+        raise ValueError(f"query is {query.dtype}, the arena {arena.dtype}")
+    return int(query.shape[1]) // heads

@@ -1,0 +1,7 @@
+"""A process of its own, whose triton interprets, runs these: see ``tests/kernels/test_interpreted.py``."""
+
+from __future__ import annotations
+
+import os
+
+collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]

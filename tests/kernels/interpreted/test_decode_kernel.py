@@ -1,0 +1,38 @@
+"""Paged decode attention, interpreted, against the dense reference: odd lengths, groups, windows, sinks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.kernels.gpu.decode import decode_attention
+from holdfast.kernels.interface import Attention
+from holdfast.kernels.reference_attention import decode_attention as reference
+from holdfast.tests.kernels.interpreted.paged import paged, queries
+
+LENGTHS = (1, 15, 16, 17, 64, 65, 129, 300)
+ROWS = [(length - 1, 1) for length in LENGTHS]
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("how", "sunk"),
+    [
+        (Attention(0.125), False),
+        (Attention(0.125, window=40), True),
+        (Attention(0.3, window=1), False),
+        (Attention(0.125, soft_cap=3.0), False),
+        (Attention(0.125), True),
+        (Attention(0.125, window=70, soft_cap=5.0), True),
+    ],
+    ids=["plain", "window, sinks", "only itself", "soft cap", "sinks", "all"],
+)
+def test_equals_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) -> None:
+    arena, batch = paged(ROWS, dtype=dtype)
+    query = queries(batch, arena, 3)
+    sinks = torch.linspace(-2, 2, query.shape[1]) if sunk else None
+    expected = reference(query, arena, 1, batch, how, sinks)
+    for stretch in (None, 64, 512):
+        got = decode_attention(query, arena, 1, batch, how, sinks, stretch=stretch)
+        torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

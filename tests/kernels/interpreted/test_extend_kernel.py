@@ -1,0 +1,56 @@
+"""Paged attention of ragged batches, interpreted, against the dense reference and the room's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.kernels import reference as torch_kernels
+from holdfast.kernels.gpu.extend import extend_attention
+from holdfast.kernels.interface import Attention
+from holdfast.kernels.reference_attention import extend_attention as reference
+from holdfast.tests.kernels.interpreted.paged import paged, queries
+
+ROWS = [(0, 1), (0, 40), (63, 1), (64, 1), (30, 35), (129, 3), (200, 1)]
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("how", "sunk"),
+    [
+        (Attention(0.125), False),
+        (Attention(0.125, window=20), True),
+        (Attention(0.3, window=1), False),
+        (Attention(0.125, soft_cap=3.0), False),
+        (Attention(0.125, window=70, soft_cap=5.0), True),
+    ],
+    ids=["plain", "window, sinks", "only itself", "soft cap", "all"],
+)
+def test_equals_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) -> None:
+    arena, batch = paged(ROWS, dtype=dtype)
+    query = queries(batch, arena, 3)
+    sinks = torch.linspace(-2, 2, query.shape[1]) if sunk else None
+    got = extend_attention(query, arena, 1, batch, how, sinks)
+    expected = reference(query, arena, 1, batch, how, sinks)
+    torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("dim", "block", "group"), [(64, 32, 1), (80, 16, 4), (96, 64, 8), (128, 16, 5), (256, 16, 2)]
+)
+def test_every_shape(dim: int, block: int, group: int) -> None:
+    arena, batch = paged([(0, 1), (5, 30), (70, 1)], dim=dim, block=block)
+    query, how = queries(batch, arena, group), Attention(dim**-0.5)
+    got = extend_attention(query, arena, 0, batch, how)
+    torch.testing.assert_close(
+        got, torch_kernels.paged_attention(query, arena, 0, batch, how), atol=2e-5, rtol=2e-5
+    )
+
+
+def test_shapes_that_do_not_fit_are_refused_with_both() -> None:
+    arena, batch = paged([(0, 3)])
+    with pytest.raises(ValueError, match=r"query \(3, 3, 64\) does not fit an arena \(4, 2, 2, 2, 16, 64\)"):
+        extend_attention(torch.zeros(3, 3, 64), arena, 0, batch, Attention(1.0))
+    with pytest.raises(ValueError, match=r"positions: shape \(3,\), expected \(5,\)"):
+        extend_attention(torch.zeros(5, 2, 64), arena, 0, batch, Attention(1.0))
