@@ -327,7 +327,7 @@ async def test_a_killed_servers_sessions_go_on_in_the_next(tmp_path: Path, field
         assert handle is not None
         url = server.url
         async with connect(url) as client, client.resume(handle) as chat:
-            assert chat.session.temperature == fields.get("temperature")
+            assert chat.session.temperature == fields.get("temperature", 0.0)
             assert "Marisol" in await chat.say("What is my name?", temperature=0.0).text()
             newest = chat.handle
         async with connect(url) as client, client.resume(newest) as chat:
