@@ -327,7 +327,7 @@ async def test_a_killed_servers_sessions_go_on_in_the_next(tmp_path: Path, field
         assert handle is not None
         url = server.url
         async with connect(url) as client, client.resume(handle) as chat:
-            assert chat.session.temperature == fields.get("temperature")
+            assert chat.session.temperature == fields.get("temperature", 0.0)
             assert "Marisol" in await chat.say("What is my name?", temperature=0.0).text()
             newest = chat.handle
         async with connect(url) as client, client.resume(newest) as chat:
@@ -381,7 +381,7 @@ async def test_text_on_its_way_and_edits_come_back_with_the_session(
     settings = GatewaySettings(port=0, store=tmp_path)
     async with serving(settings, pocket) as running, greeted(running) as (one, handle):
         await one.send({"type": "input_text_buffer.append", "text": "My name is Maria", "event_id": "1"})
-        await one.send({"type": "input_text_buffer.replace", "from": 15, "text": "isol", "event_id": "2"})
+        await one.send({"type": "input_text_buffer.replace", "from": 15, "text": "sol", "event_id": "2"})
         fields = {"temperature": 0.0, "seed": 3}
         await one.send({"type": "session.update", "session": fields, "event_id": "3"})
         await one.until("session.updated")
