@@ -26,6 +26,7 @@ def run(name: str, marks: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(600)  # a whole file, on machines that others use too
 @pytest.mark.parametrize("name", FILES)
 def test_kernels_equal_their_references(name: str) -> None:
     ran = run(name, "not slow and not gpu")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from holdfast.kernels import sampling
 from holdfast.kernels.gpu.draw import sample
 
-VOCAB = 9_011
+VOCAB = 5_011
 
 
 def rows(count: int, vocab: int, seed: int, *, coarse: bool = False) -> torch.Tensor:
@@ -48,7 +48,7 @@ def both(
         ([0.0, 1.0, 0.7, 1.5], [0, 0, 0, 0], [1.0, 1.0, 1.0, 1.0], 0),
         ([0.0, 1.0, 0.7, 1.5], [50, 1, 200, 7], [1.0, 0.9, 0.5, 0.0], 200),
         ([1.0, 1.0, 0.0, 2.0], [50, 0, 0, 40], [0.9, 1.0, 1.0, 1.0], 50),
-        ([1.0, 0.8, 0.0, 2.0], [0, 0, 300, 8_500], [0.9, 0.2, 1.0, 0.999], VOCAB),
+        ([1.0, 0.8, 0.0, 2.0], [0, 0, 300, 4_500], [0.9, 0.2, 1.0, 0.999], VOCAB),
         ([1.0, 0.8, 0.0, 2.0], [0, 5, 300, 0], [0.9, 0.2, 1.0, 1.0], None),
     ],
     ids=["no limits", "all limited", "one unlimited", "top-p alone", "not told"],
@@ -59,7 +59,7 @@ def test_draws_what_the_cpu_draws(
     both(rows(4, VOCAB, 1, coarse=coarse), heat, k, p, candidates)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     vocab=st.integers(1, 300),
     seed=st.integers(0, 99),
@@ -75,7 +75,7 @@ def test_drawn_limits(vocab: int, seed: int, heat: float, k: int, p: float, coar
 
 
 @pytest.mark.parametrize("least", [0.01, 0.6])
-@pytest.mark.parametrize("candidates", [0, 40, 700])
+@pytest.mark.parametrize("candidates", [0, 40])
 def test_min_p_after_the_other_limits(candidates: int, least: float) -> None:
     k = 40 if candidates == 40 else 0
-    both(rows(6, 700, 2), [1.0] * 6, [k] * 6, [0.8 if candidates else 1.0] * 6, candidates, least)
+    both(rows(2, 700, 2), [1.0, 0.5], [k] * 2, [0.8 if candidates else 1.0] * 2, candidates, least)
