@@ -46,7 +46,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows, k = x.shape
     if rows > FEW_ROWS:
         return F.linear(x, weight, bias)
-    n = len(weight)
+    n = weight.shape[0]
     out = x.new_empty((rows, n))
     at = 0 if bias is None else bias.data_ptr()
     parts = parts_for(rows * n * k, PRODUCTS)

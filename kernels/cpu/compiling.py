@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 # Torch first: it brings its libgomp into the global scope, where numba's pool then finds it too. So both
 # compute on one pool, and neither's waiting threads spin on the cores that the other needs.
 import torch
-from numba import config, get_num_threads, njit, set_num_threads
+from numba import config, njit, set_num_threads
 
 __all__ = [
     "FAST",
@@ -109,4 +109,4 @@ def leave_compiler() -> None:
 
 def parts_for(work: int, grain: int) -> int:
     """Into how many parts to cut ``work`` (of any unit), none smaller than ``grain``; at least one."""
-    return max(1, min(int(get_num_threads()), work // grain))
+    return max(1, min(torch.get_num_threads(), work // grain))

@@ -98,10 +98,10 @@ class Decoder:
         arena: Tensor,
     ) -> Tensor:
         heads, dim = self.config.query_heads + 2 * self.config.kv_heads, self.config.head_dim
-        qkv = self.kernels.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads, dim)
+        qkv = self.kernels.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads, dim)
         query = self.kernels.rotate_and_store(qkv, place.head_norm, angles, arena, place.number, batch.slots)
         attended = self.kernels.paged_attention(query, arena, place.number, batch, place.attention)
-        return self.kernels.linear(attended.view(len(x), -1), layer.output, layer.output_bias)
+        return self.kernels.linear(attended.flatten(1), layer.output, layer.output_bias)
 
     def _join(
         self, x: Tensor, residual: Tensor, after: Tensor | None, before: Tensor | None

@@ -68,7 +68,9 @@ def test_options_become_settings(served: list[Any]) -> None:
     words = (
         "serve some/model --host 0.0.0.0 --port 9 --api-key k --device cpu --dtype float32 --kv-bytes 1.5GiB"
     )
-    words += " --max-context 100 --max-step-tokens 64 --max-sequences 8 --store /some/where"
+    words += (
+        " --kernels reference --max-context 100 --max-step-tokens 64 --max-sequences 8 --store /some/where"
+    )
     assert invoke(*words.split())[0] == 0
     gateway, engine = served[0]
     assert gateway == GatewaySettings(host="0.0.0.0", port=9, api_key="k", store=Path("/some/where"))
@@ -77,6 +79,7 @@ def test_options_become_settings(served: list[Any]) -> None:
         device="cpu",
         dtype="float32",
         kv_bytes=1536 << 20,
+        kernels="reference",
         max_context=100,
         max_step_tokens=64,
         max_sequences=8,
@@ -115,6 +118,7 @@ def test_sizes(served: list[Any], text: str, size: int) -> None:
         ["serve", "pocket", "--kv-bytes", "lots"],
         ["serve", "pocket", "--kv-bytes", "0"],
         ["serve", "pocket", "--port", "70000"],
+        ["serve", "pocket", "--kernels", "fast"],
         ["serve", "pocket", "--max-context", "0"],
         ["serve"],
         ["bench", "nothing"],

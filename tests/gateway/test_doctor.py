@@ -31,6 +31,9 @@ def test_its_arithmetic_is_the_engines() -> None:
     assert number(facts["tokens that fit"]) == hello.blocks * hello.block_tokens
     assert f"({hello.max_context:,})" in facts["sessions that fit"]
     assert facts["chat template"].startswith("append-only")
+    assert facts["kernels"].split()[0] == hello.kernels
+    assert facts["size of KV"] == "kv_bytes = 8 MiB, as asked"
+    assert "weights 13.51 MiB + KV 8 MiB" in facts["memory"]
     assert facts["sampling"] == "greedy"
     assert doctor._sampling(hello.defaults) == facts["sampling"]
 

@@ -8,10 +8,14 @@ from holdfast.runtime.settings import EngineSettings
 from holdfast.runtime.sizing import (
     HOST_MOST_BYTES,
     MOST_TOKENS,
+    PROCESS_BYTES,
     blocks_of,
     context_of,
     cuda_kv_bytes,
     host_kv_bytes,
+    memory_line,
+    rule_of,
+    shown,
 )
 
 KIB = 1024
@@ -46,3 +50,16 @@ def test_a_small_model_s_context_is_its_own() -> None:
 def test_defaults_leave_room_for_others() -> None:
     assert 0 < host_kv_bytes() <= HOST_MOST_BYTES
     assert 0 < cuda_kv_bytes(1000) < 1000
+
+
+def test_the_memory_is_a_sum_that_adds_up() -> None:
+    line = memory_line(weights=100 << 20, blocks=3000, block_bytes=1 << 15, block_tokens=16)
+    assert line.startswith("weights 100 MiB + KV 93.75 MiB (3,000 blocks × 32,768 B = 48,000 tokens)")
+    assert line.endswith(shown((100 << 20) + 3000 * (1 << 15) + PROCESS_BYTES))
+
+
+def test_the_rule_for_the_pool_is_the_one_that_was_followed() -> None:
+    assert rule_of(EngineSettings(model="m", blocks=1234), True) == "blocks = 1,234, as asked"
+    assert rule_of(EngineSettings(model="m", kv_bytes=3 << 20), True) == "kv_bytes = 3 MiB, as asked"
+    assert shown(host_kv_bytes()) in rule_of(EngineSettings(model="m"), True)
+    assert "free" in rule_of(EngineSettings(model="m"), False)

@@ -1,0 +1,57 @@
+"""Which backend computes: what is asked for, what there is, and that a fallback is loud."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from holdfast.kernels import choose as choosing
+from holdfast.kernels import reference
+from holdfast.kernels.choose import BackendMissing, choose, named
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_a_cpu_takes_the_cpu_backend_unless_told_otherwise() -> None:
+    pytest.importorskip("numba")
+    told: list[tuple[float, str]] = []
+    found = choose("auto", CPU, torch.float32, lambda done, what: told.append((done, what)))
+    assert (found.name, found.note) == ("cpu", "")
+    assert found.kernels.rms_norm(torch.ones(1, 4), torch.ones(4), 0.0).tolist() == [[1.0] * 4]
+    assert told and all("compiling" in what and 0 <= done < 1 for done, what in told)
+    assert choose("reference", CPU, torch.float32).kernels is reference
+
+
+def test_a_gpu_does_not() -> None:
+    assert named("auto", CUDA) == ("reference", "")
+    with pytest.raises(BackendMissing, match="not on cuda"):
+        named("cpu", CUDA)
+
+
+def test_without_numba_the_reference_computes_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choosing, "find_spec", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        found = choose("auto", CPU, torch.float32)
+    assert found.kernels is reference and "numba is not installed" in found.note
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "numba is not installed" in caplog.text
+    with pytest.raises(BackendMissing, match="numba is not installed"):
+        choose("cpu", CPU, torch.float32)
+
+
+def test_kernels_that_cannot_be_compiled_do_not_keep_us_from_serving(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no\nsuch instruction")
+
+    monkeypatch.setattr(choosing, "_ready", broken)
+    with caplog.at_level(logging.WARNING):
+        assert choose("auto", CPU, torch.float32).kernels is reference
+    assert "RuntimeError: no such instruction" in caplog.text
+    with pytest.raises(BackendMissing, match="no such instruction"):
+        choose("cpu", CPU, torch.float32)
