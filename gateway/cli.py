@@ -72,6 +72,9 @@ def serve(
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed by one step.")] = 512,
     max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
     store: Store = None,
+    disk_bytes: Annotated[
+        str | None, typer.Option("--disk-bytes", help="KV that the store may hold; a share of what is free.")
+    ] = None,
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Keep sessions in memory only: they end with the server.")
     ] = False,
@@ -88,6 +91,8 @@ def serve(
         kv_bytes,
         max_context,
         host_bytes=host_bytes,
+        store=None if folder is None else str(folder),
+        disk_bytes=disk_bytes,
         max_step_tokens=max_step_tokens,
         max_sequences=max_sequences,
     )
@@ -160,6 +165,8 @@ def _engine_settings(
     kv_bytes: str | None,
     max_context: int | None,
     host_bytes: str | None = None,
+    store: str | None = None,
+    disk_bytes: str | None = None,
     max_step_tokens: int = 512,
     max_sequences: int = 64,
 ) -> EngineSettings:
@@ -170,6 +177,8 @@ def _engine_settings(
             dtype=dtype,
             kv_bytes=None if kv_bytes is None else _bytes("--kv-bytes", kv_bytes),
             host_bytes=None if host_bytes is None else _bytes("--host-bytes", host_bytes),
+            store=store,
+            disk_bytes=None if disk_bytes is None else _bytes("--disk-bytes", disk_bytes),
             max_context=max_context,
             max_step_tokens=max_step_tokens,
             max_sequences=max_sequences,
