@@ -1,4 +1,4 @@
-"""The command line: ``holdfast serve | chat | demo | doctor | bench``.
+"""The command line: ``holdfast serve | store | chat | demo | doctor | bench``.
 
 The one place that reads argv and the environment; everything below takes settings objects. Imports what a
 command needs when it runs, so that ``--help`` costs nothing. Exit codes: 0 done, 1 it ran and failed, 2 it
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -21,6 +22,16 @@ from ..runtime.settings import EngineSettings
 from .settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings
 
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgt]?)(i?b)?", re.IGNORECASE)
+
+
+class Upkeep(StrEnum):
+    """What can be done with a store's KV."""
+
+    STAT = "stat"
+    VERIFY = "verify"
+    GC = "gc"
+    CLEAR = "clear"
+
 
 app = typer.Typer(
     name="holdfast",
@@ -137,6 +148,21 @@ def doctor(
         else _engine_settings(model, device, dtype, kv_bytes, max_context, host_bytes=host_bytes)
     )
     raise typer.Exit(run(settings))
+
+
+@app.command()
+def store(
+    act: Annotated[Upkeep, typer.Argument(help="verify and gc drop what is damaged; clear removes all KV.")],
+    folder: Annotated[Path, typer.Argument(help="The folder given to `serve --store`.")],
+) -> None:
+    """Look after the KV that a server left on disk; sessions are not touched. No server may hold it."""
+    from ..runtime.tending import tend
+
+    try:
+        for line in tend(act.value, folder):
+            print(line)
+    except RuntimeFault as fault:
+        _refuse(fault.message)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
