@@ -1,4 +1,4 @@
-"""The command line: ``holdfast serve | chat | demo | doctor | bench``.
+"""The command line: ``holdfast serve | store | chat | demo | doctor | bench``.
 
 The one place that reads argv and the environment; everything below takes settings objects. Imports what a
 command needs when it runs, so that ``--help`` costs nothing. Exit codes: 0 done, 1 it ran and failed, 2 it
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -21,6 +22,16 @@ from ..runtime.settings import EngineSettings
 from .settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings
 
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgt]?)(i?b)?", re.IGNORECASE)
+
+
+class Upkeep(StrEnum):
+    """What can be done with a store's KV."""
+
+    STAT = "stat"
+    VERIFY = "verify"
+    GC = "gc"
+    CLEAR = "clear"
+
 
 app = typer.Typer(
     name="holdfast",
@@ -74,6 +85,9 @@ def serve(
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed by one step.")] = 512,
     max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
     store: Store = None,
+    disk_bytes: Annotated[
+        str | None, typer.Option("--disk-bytes", help="KV that the store may hold; a share of what is free.")
+    ] = None,
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Keep sessions in memory only: they end with the server.")
     ] = False,
@@ -91,6 +105,8 @@ def serve(
         max_context,
         host_bytes=host_bytes,
         kernels=kernels,
+        store=None if folder is None else str(folder),
+        disk_bytes=disk_bytes,
         max_step_tokens=max_step_tokens,
         max_sequences=max_sequences,
     )
@@ -140,6 +156,21 @@ def doctor(
     raise typer.Exit(run(settings))
 
 
+@app.command()
+def store(
+    act: Annotated[Upkeep, typer.Argument(help="verify and gc drop what is damaged; clear removes all KV.")],
+    folder: Annotated[Path, typer.Argument(help="The folder given to `serve --store`.")],
+) -> None:
+    """Look after the KV that a server left on disk; sessions are not touched. No server may hold it."""
+    from ..runtime.tending import tend
+
+    try:
+        for line in tend(act.value, folder):
+            print(line)
+    except RuntimeFault as fault:
+        _refuse(fault.message)
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     context: typer.Context,
@@ -167,6 +198,8 @@ def _engine_settings(
     max_context: int | None,
     host_bytes: str | None = None,
     kernels: str = "auto",
+    store: str | None = None,
+    disk_bytes: str | None = None,
     max_step_tokens: int = 512,
     max_sequences: int = 64,
 ) -> EngineSettings:
@@ -177,6 +210,8 @@ def _engine_settings(
             dtype=dtype,
             kv_bytes=None if kv_bytes is None else _bytes("--kv-bytes", kv_bytes),
             host_bytes=None if host_bytes is None else _bytes("--host-bytes", host_bytes),
+            store=store,
+            disk_bytes=None if disk_bytes is None else _bytes("--disk-bytes", disk_bytes),
             max_context=max_context,
             kernels=kernels,
             max_step_tokens=max_step_tokens,

@@ -16,11 +16,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 COUNTED = frozenset(
     {"steps", "rows", "discarded", "faults", "turns", "preempted", "taken", "stalls", "copies", "isolations"}
+    | {f"host_{name}" for name in ("hits", "misses", "damaged", "refused", "dropped", "saved", "loaded")}
+    | {f"disk_{name}" for name in ("stored", "fetched", "failed", "lost")}
     | {"prefilled", "recomputed", "t_plan", "t_launch", "t_device", "t_commit", "t_gap"}
 )
 """Engine statistics that only rise; the others are lengths and levels."""
 
-TOKENS = ("computed", "adopted", "sampled")
+TOKENS = ("computed", "adopted", "restored", "sampled")
 """Engine statistics in tokens: one counter with a class each."""
 
 

@@ -187,6 +187,6 @@ def receipt_of(usage: TurnUsage) -> KVReceipt:
         recomputed=usage.recomputed_tokens,
         host=usage.host_tokens,
         disk=usage.disk_tokens,
-        restore_ms=0.0,
+        restore_ms=usage.restore_ms,
         miss_reason=None if usage.miss_reason is None else usage.miss_reason.value,
     )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import chain, islice
 
 MOST_HITS = (0, 3)
 """The most hits a block of rank 0 and of rank 1 has; rank 2 is open above."""
@@ -81,6 +82,10 @@ class EvictionOrder:
             wanted = min(count - len(taken), len(rank))
             taken.extend(rank.popitem(last=False)[0] for _ in range(wanted))
         return taken
+
+    def first(self, count: int) -> list[int]:
+        """The ``count`` least worthy, the least worthy first; they stay."""
+        return list(islice(chain.from_iterable(self._ranks), max(0, count)))
 
     def blocks(self) -> list[int]:
         """All of them, the least worthy first."""

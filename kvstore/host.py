@@ -76,6 +76,15 @@ class HostTier:
         """Tokens of the record in ``slot``."""
         return self._tokens[slot]
 
+    @property
+    def free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
+
+    def oldest(self, count: int) -> list[bytes]:
+        """Keys of the records that would give way next, the first of them first."""
+        return [self._key_of[slot] for slot in self._order.first(count)]
+
     def touch(self, keys: Iterable[bytes]) -> None:
         """These were used, in the order of their sequence: they go after all that were used before.
 

@@ -21,7 +21,7 @@ from ..kvstore.moves import BlockMover
 from ..kvstore.pool import BlockPool
 from .engine import Engine
 from .errors import SettingsInvalid
-from .hosting import host_memory, host_tier
+from .hosting import disk_tier, host_memory, host_tier
 from .link.messages import Hello, Phase
 from .link.pulse import LOAD_STALL, Pulse
 from .link.serve import Loaded, Progress
@@ -38,11 +38,16 @@ KVGroups: TypeAlias = tuple[KVGroup, ...]
 
 
 def load_engine(
-    settings: EngineSettings, progress: Progress, pulse: Pulse, memory: int | None = None
+    settings: EngineSettings,
+    progress: Progress,
+    pulse: Pulse,
+    memory: int | None = None,
+    shelf: int | None = None,
 ) -> Loaded:
     """Load the model and build its engine; ``pulse`` is told before each step how long it may take.
 
     ``memory``: the host tier's, a file descriptor that outlives the engine; without it the engine makes one.
+    ``shelf``: the control socket of a shelf's keeper, with such a memory.
 
     Raises:
         ModelUnreadable: naming file and cause.
@@ -53,14 +58,14 @@ def load_engine(
     model = replace(model, decoder=Decoder(model.config, model.decoder.weights, backend.kernels))
     progress(1.0, "allocating the KV arena")
     try:
-        engine, numbers, groups = _engine(settings, model, pulse, memory)
+        engine, numbers, groups = _engine(settings, model, pulse, memory, shelf)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
-    return Loaded(engine, _hello(model, numbers, groups, backend))
+    return Loaded(engine, _hello(model, numbers, groups, backend), engine.due, engine.leave)
 
 
 def _engine(
-    settings: EngineSettings, model: LoadedModel, pulse: Pulse, memory: int | None
+    settings: EngineSettings, model: LoadedModel, pulse: Pulse, memory: int | None, shelf: int | None
 ) -> tuple[Engine, SchedulerSettings, KVGroups]:
     device = model.decoder.device
     groups = model.kv_groups(settings.block_tokens)
@@ -79,7 +84,10 @@ def _engine(
     pool = BlockPool(blocks, settings.block_tokens, debug=settings.debug)
     namespace = model.namespace(groups)
     tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
-    scheduler = Scheduler(numbers, pool, hasher, namespace, tier)
+    disk = None
+    if tier is not None and shelf is not None:
+        disk = disk_tier(shelf, tier, settings, hasher, namespace)
+    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk)
     mover = None if tier is None else BlockMover(arenas, tier.memory)
     runner = PacedRunner(TorchRunner(model.decoder, *arenas, mover=mover), pulse)
     return Engine(scheduler, runner, debug=settings.debug), numbers, groups

@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
     parser.add_argument("--box", type=int, help="a black box's descriptor")
     parser.add_argument("--memory", type=int, help="the host tier's memory, a memfd")
+    parser.add_argument("--shelf", type=int, help="the control socket of the shelf's keeper")
     given = parser.parse_args()
     sock = socket.socket(fileno=given.fd)
     sock.set_inheritable(False)  # its end must be ours alone, or nobody would see it
@@ -46,12 +47,12 @@ def main() -> int:
     logging.basicConfig(format="holdfast engine: %(levelname)s: %(message)s")
     try:
         pulse = Pulse(record=box.record) if box is not None else Pulse()
-        return _serve(sock, pulse, given.memory)
+        return _serve(sock, pulse, given.memory, given.shelf)
     except RuntimeFault:  # `Fatal` has told it: the parent says it, once
         return EXIT_UNSERVABLE
 
 
-def _serve(sock: socket.socket, pulse: Pulse, memory: int | None) -> int:
+def _serve(sock: socket.socket, pulse: Pulse, memory: int | None, shelf: int | None) -> int:
     try:
         settings = receive_one(sock, EngineSettings)
     except LinkClosed:
@@ -64,7 +65,7 @@ def _serve(sock: socket.socket, pulse: Pulse, memory: int | None) -> int:
     def load(progress: Progress, pulse: Pulse) -> Loaded:
         from .build import load_engine  # torch comes with it: heartbeats go out meanwhile
 
-        return load_engine(settings, progress, pulse, memory)
+        return load_engine(settings, progress, pulse, memory, shelf)
 
     serve(sock, load, _leave_soon, pulse)
     return 0

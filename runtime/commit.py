@@ -10,12 +10,14 @@ from .paging import Paging
 from .plan import Outcome, Plan, RowFault, Scored
 from .roster import Roster
 from .sequence import Flight, Sequence, Turn
+from .shelving import Shelving
 
 
 class Committer:
     """Settles plans, in the order in which they were made."""
 
-    def __init__(self, roster: Roster, paging: Paging, counters: Counters) -> None:
+    def __init__(self, roster: Roster, paging: Paging, shelving: Shelving, counters: Counters) -> None:
+        self._shelving = shelving
         self._roster = roster
         self._paging = paging
         self._counters = counters
@@ -62,6 +64,7 @@ class Committer:
         self._paging.trim(sequence)
         self._paging.settle(sequence)
         self._roster.rest(sequence)
+        self._shelving.rest(sequence)
         self._counters.turns += 1
         return work
 

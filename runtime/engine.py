@@ -7,7 +7,9 @@ has lost its device raises `EngineDied`, which ends the engine. Knows no sockets
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..kvstore.errors import LeakFound
@@ -15,10 +17,14 @@ from .errors import EngineDied, VerbRefused
 from .link.messages import AnyVerb, Refusal, Reply, Row, Statistics, Step
 from .plan import Handle, Outcome, Plan, RowFault, Runner
 from .scheduler import Scheduler
+from .shelving import POLL_SECONDS
 from .steplog import StepLog, Timing
 
 MOST_LOST_STEPS = 16
 """Steps in a row of which no sequence could be computed, not even alone, before the device is given up."""
+
+LEAVE_SECONDS = 1.5
+"""For KV on its way to disk when the engine ends."""
 
 AUDIT_EVERY = 64
 """Idle moments between two audits, unless in debug."""
@@ -38,10 +44,19 @@ class Engine:
     """Runs a scheduler's plans on a runner.
 
     ``debug``: audit whenever idle and raise on a leak; otherwise audit now and then and count leaks.
+    ``clock``: seconds; for the tiers alone, no step depends on it.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, *, debug: bool = False) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        debug: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.scheduler = scheduler
+        self._clock = clock
         self._runner = runner
         self._debug = debug
         self.log = StepLog(scheduler.counters)
@@ -61,6 +76,7 @@ class Engine:
         if isinstance(verb, Statistics):
             return Reply(verb.request, statistics=self.statistics())
         self._idle = False
+        self.scheduler.shelving.now = self._clock()
         try:
             return Reply(verb.request, state=self.scheduler.apply(verb))
         except VerbRefused as refusal:
@@ -73,6 +89,7 @@ class Engine:
             EngineDied: the device computes nothing any more.
             LeakFound: only in debug.
         """
+        self.scheduler.shelving.tick(self._clock())
         while len(self._in_flight) < self.scheduler.settings.depth and not self._broken:
             timing = self.log.begin()
             plan = self.scheduler.plan()
@@ -99,6 +116,20 @@ class Engine:
         rows = self.scheduler.commit(plan, outcomes)
         self.log.committed(timing, plan.step, len(plan.rows))
         return Step(plan.step, rows)
+
+    def due(self) -> float | None:
+        """Seconds after which `step` has something to do though no verb came; None: never."""
+        return self.scheduler.shelving.due()
+
+    def leave(self) -> None:
+        """Nobody is there any more: what the host tier holds goes to disk, within ``LEAVE_SECONDS``."""
+        shelving = self.scheduler.shelving
+        shelving.flush()
+        end = self._clock() + LEAVE_SECONDS
+        while shelving.busy and self._clock() < end:
+            shelving.tick(self._clock())
+            time.sleep(POLL_SECONDS)
+        shelving.close()
 
     def statistics(self) -> dict[str, float]:
         """The scheduler's, seconds by part of the step, steps in flight and leaks found by audits."""

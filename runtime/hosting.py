@@ -1,21 +1,33 @@
-"""The host tier's memory: how large it is, who makes it, and the tier in it.
+"""The tiers below the device: how large they are, who makes them, and the engine's hold of them.
 
 Whoever outlives the engine makes the memory and hands it to each that comes, so that the next adopts what the
-last one kept. Reads the machine's limits; knows no torch and no device.
+last one kept; it keeps the shelf's process, too. Reads the machine's limits; knows no torch and no device.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import shutil
+import socket
+from pathlib import Path
+
+import msgspec
 
 from ..kvstore.host import HostTier
 from ..kvstore.keys import BlockHasher
+from ..kvstore.shelf.client import DiskTier
+from ..kvstore.shelf.messages import Begin
 from ..kvstore.slots import SlotMemory, make_memory
-from .settings import EngineSettings
+from .errors import SettingsInvalid
+from .settings import SECRET_BYTES, EngineSettings
 from .sizing import machine_bytes
 
 SHARE = 0.125  # of all memory; pages are taken as KV comes
 MOST_BYTES = 64 << 30
+DISK_SHARE = 0.25  # of what is free; the journal and others need the rest
+MOST_DISK_BYTES = 64 << 30
 
 
 def host_bytes(settings: EngineSettings) -> int:
@@ -38,3 +50,68 @@ def host_tier(fd: int, hasher: BlockHasher, namespace: bytes, block_bytes: int) 
     """
     memory = SlotMemory(fd, hasher.space(namespace), block_bytes)
     return HostTier(memory, owner=os.getpid()) if memory.slots else None
+
+
+def kv_folder(settings: EngineSettings) -> Path | None:
+    """Where KV lies on disk; None where none shall."""
+    return None if settings.store is None else Path(settings.store).expanduser() / "kv"
+
+
+def disk_bytes(settings: EngineSettings, folder: Path) -> int:
+    """Bytes that records may take under ``folder``, which exists."""
+    if settings.disk_bytes is not None:
+        return settings.disk_bytes
+    return min(MOST_DISK_BYTES, int(DISK_SHARE * shutil.disk_usage(folder).free))
+
+
+def with_secret(settings: EngineSettings) -> EngineSettings:
+    """Settings under which every engine from now on names its blocks alike, after a restart of all too if they
+    have a store.
+
+    Raises:
+        SettingsInvalid: the store cannot be written.
+    """
+    if settings.secret:
+        return settings
+    folder = kv_folder(settings)
+    secret = secrets.token_bytes(SECRET_BYTES) if folder is None else _kept_secret(folder)
+    return msgspec.structs.replace(settings, secret=secret)
+
+
+def disk_tier(
+    control: int, host: HostTier, settings: EngineSettings, hasher: BlockHasher, namespace: bytes
+) -> DiskTier | None:
+    """The tier on disk below ``host``, by way of a keeper at the other end of ``control``."""
+    folder = kv_folder(settings)
+    sock = socket.socket(fileno=control)
+    sock.set_inheritable(False)
+    if folder is None:
+        sock.close()
+        return None
+    space = hasher.space(namespace)
+    budget = disk_bytes(settings, folder)
+    begin = Begin(str(folder / space.hex()), space, host.memory.block_bytes, budget)
+    return DiskTier(host, sock, begin)
+
+
+def _kept_secret(folder: Path) -> bytes:
+    path = folder / "secret"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / f"secret.{os.getpid()}"
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # another start was first
+            os.link(fresh, path)
+        fresh.unlink()
+        found = path.read_bytes()
+    except OSError as error:
+        raise SettingsInvalid(f"store {folder}: {error}") from error
+    if len(found) != SECRET_BYTES:
+        raise SettingsInvalid(
+            f"{path} holds {len(found)} bytes, not {SECRET_BYTES}: remove it, and its records"
+        )
+    return found

@@ -13,14 +13,16 @@ from dataclasses import asdict
 from itertools import takewhile
 
 from ..kvstore.host import HostTier
+from ..kvstore.shelf.client import DiskTier
 from .plan import BlockLoad, BlockSave, Plan
 
 
 class Moves:
-    """Between a pool of blocks of ``block_tokens`` tokens and ``tier``."""
+    """Between a pool of blocks of ``block_tokens`` tokens and ``tier``; ``disk`` is told what is dropped."""
 
-    def __init__(self, tier: HostTier | None, block_tokens: int) -> None:
+    def __init__(self, tier: HostTier | None, block_tokens: int, disk: DiskTier | None = None) -> None:
         self.tier = tier
+        self.disk = disk
         self.saved = self.loaded = 0
         self._block_tokens = block_tokens
         self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens
@@ -60,6 +62,8 @@ class Moves:
         self._wanted.pop(key, None)
         if self.tier is not None:
             self.tier.drop(key)
+        if self.disk is not None:
+            self.disk.supersede(key)
 
     # --- with the plan ----------------------------------------------------------------------------------
 

@@ -7,13 +7,14 @@ have blocks is `pressure`'s affair, what is computed is `planning`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import numpy as np
 
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
+from ..kvstore.shelf.client import DiskTier
 from .moves import Moves
 from .plan import BlockCopy
 from .sequence import Sequence
@@ -86,13 +87,39 @@ class Paging:
         self._hash(sequence, most // size)
         keys = sequence.keys[own : most // size]
         found = keys[: len(self.moves.found(keys))]
-        at = own + len(found)
-        parent = sequence.keys[at - 1] if at else sequence.root
-        for end in range(min(most, (at + 1) * size - 1), max(at * size, sequence.computed), -1):
-            tail = self._hasher.tail(parent, sequence.tokens.span(at * size, end))
+        tail = next((key for key in self._tails(sequence, own + len(found)) if key in tier), None)
+        return found if tail is None else [*found, tail]
+
+    def on_disk(self, sequence: Sequence, disk: DiskTier) -> list[bytes]:
+        """Keys of the records that go on where tokens are computed, and are neither on the device nor in the
+        host tier, but on disk or on their way from it.
+        """
+        tier, size, most = self.moves.tier, self.block_tokens, len(sequence.tokens) - 1
+        if tier is None or sequence.planned != sequence.computed or sequence.computed >= most:
+            return []
+        found: list[bytes] = []
+        at = sequence.computed // size
+        self._hash(sequence, most // size)
+        for key in sequence.keys[at : most // size]:
+            if key in disk or disk.fetching(key):
+                if key not in tier and self.pool.index.block_of(key) is None:
+                    found.append(key)
+            elif not tier.sought(key) and self.pool.index.block_of(key) is None:
+                break
+            at += 1
+        for tail in self._tails(sequence, at):
             if tail in tier:
+                break
+            if tail in disk or disk.fetching(tail):
                 return [*found, tail]
         return found
+
+    def _tails(self, sequence: Sequence, at: int) -> Iterator[bytes]:
+        """Keys under which a partial block ``at`` of the sequence could be kept, the longest first."""
+        size, most = self.block_tokens, len(sequence.tokens) - 1
+        parent = sequence.keys[at - 1] if at else sequence.root
+        for end in range(min(most, (at + 1) * size - 1), max(at * size, sequence.computed), -1):
+            yield self._hasher.tail(parent, sequence.tokens.span(at * size, end))
 
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
         """Lease blocks, which are available, for as many of ``keys`` (see `below`) as are sound, and load them.
@@ -115,6 +142,8 @@ class Paging:
                 self.moves.load(slot, leased)
             sequence.table.append(block)
             end += tokens
+            if key in sequence.from_disk:
+                sequence.disk += tokens
             if tokens < self.block_tokens:
                 sequence.tail = key, end
         restored, sequence.computed, sequence.planned = end - sequence.computed, end, end
@@ -273,7 +302,7 @@ class Paging:
         if not keep:
             self._drop_below(sequence)
         if sequence.turn is None or sequence.turn.resident is None:
-            sequence.host = 0
+            sequence.host = sequence.disk = 0
         sequence.computed = sequence.planned = sequence.sealed = 0
         sequence.shared_tail = False
         sequence.unmatched = True

@@ -26,7 +26,8 @@ class Roster:
     """All open sequences, each idle, waiting or running.
 
     ``holders``: idle ones that may hold blocks, the longest unused first. ``prefill``: idle ones with tokens
-    to compute, in the order of their verbs.
+    to compute, in the order of their verbs. ``fetching``: turns whose KV comes up from disk; they hold nothing
+    and have no place among the others yet.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class Roster:
         self.waiting: deque[Sequence] = deque()
         self.holders: OrderedDict[int, Sequence] = OrderedDict()
         self.prefill: dict[int, Sequence] = {}
+        self.fetching: dict[int, Sequence] = {}
 
     def __getitem__(self, seq: int) -> Sequence:
         """Raises `SequenceUnknown`."""
@@ -77,7 +79,7 @@ class Roster:
 
     def rest(self, sequence: Sequence) -> None:
         """The turn is over."""
-        if self.running.pop(sequence.id, None) is None:
+        if self.fetching.pop(sequence.id, None) is None and self.running.pop(sequence.id, None) is None:
             self.waiting.remove(sequence)
         self.touch(sequence)
 

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from ..kvstore.host import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
+from ..kvstore.shelf.client import DiskTier
 from .commit import Committer
 from .counters import Counters
 from .errors import SettingsInvalid
@@ -32,6 +33,8 @@ from .link.messages import (
     Generate,
     Open,
     Row,
+    Settle,
+    Stage,
     State,
     Stop,
     Truncate,
@@ -43,9 +46,10 @@ from .planning import Planner
 from .pressure import Pressure
 from .roster import Roster
 from .settings import SchedulerSettings
+from .shelving import Shelving
 from .verbs import Verbs
 
-SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close
+SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Stage | Settle
 
 
 class Scheduler:
@@ -57,6 +61,7 @@ class Scheduler:
         hasher: names blocks of ``settings.block_tokens`` tokens.
         namespace: the digest of all that decides what a block's bytes mean.
         tier: keeps blocks below the device, under the same names; None without one.
+        disk: keeps records of ``tier`` below it.
 
     Raises:
         SettingsInvalid: pool or hasher are made for other numbers.
@@ -69,6 +74,7 @@ class Scheduler:
         hasher: BlockHasher,
         namespace: bytes = b"",
         tier: HostTier | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
         if pool.blocks != settings.blocks or hasher.block_tokens != settings.block_tokens:
             raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
@@ -76,12 +82,15 @@ class Scheduler:
         self.pool = pool
         self.counters = Counters()
         self._roster = Roster()
-        self._moves = Moves(tier, settings.block_tokens)
+        self._moves = Moves(tier, settings.block_tokens, disk)
         self._paging = Paging(pool, hasher, namespace, self._moves)
         pressure = Pressure(settings, self._roster, self._paging, self.counters)
         self._planner = Planner(settings, self._roster, self._paging, pressure, self.counters)
-        self._committer = Committer(self._roster, self._paging, self.counters)
-        self._verbs = Verbs(settings, self._roster, self._paging, self._committer, self.counters)
+        self.shelving = Shelving(self._roster, self._paging, disk)
+        self._committer = Committer(self._roster, self._paging, self.shelving, self.counters)
+        self._verbs = Verbs(
+            settings, self._roster, self._paging, self._committer, self.shelving, self.counters
+        )
 
     def apply(self, verb: SequenceVerb) -> State | None:
         """Do what a verb says, between a commit and the next plan; or raise a `VerbRefused`."""
@@ -98,6 +107,10 @@ class Scheduler:
                 return self._verbs.stop(verb)
             case Fork():
                 return self._verbs.fork(verb)
+            case Stage():
+                return self._verbs.stage(verb)
+            case Settle():
+                return self._verbs.settle(verb)
             case Close():
                 self._verbs.close(verb)
                 return None
@@ -138,7 +151,13 @@ class Scheduler:
             "idle_prefill": len(roster.prefill),
         }
         pool = {f"pool_{name}": value for name, value in asdict(self.pool.statistics()).items()}
-        return {**gauges, **pool, **self._moves.statistics(), **asdict(self.counters)}
+        return {
+            **gauges,
+            **pool,
+            **self._moves.statistics(),
+            **self.shelving.statistics(),
+            **asdict(self.counters),
+        }
 
     def audit(self) -> None:
         """Check that the pool's references are those of the open sequences, to the block, and the tier's books.

@@ -73,7 +73,8 @@ class Sequence:
     ``frontier``: tokens that have had KV at some time; computing below it is work done again.
     ``alone``: suspected of having killed an engine; shares no step until it has sampled a token.
     ``tail``: key and end of the partial last block that was saved last. ``host``: tokens brought up from there
-    on the account that the next turn settles.
+    on the account that the next turn settles, ``disk`` those of them whose records, ``from_disk``, came up from
+    disk, for which it waited ``restore_seconds``.
     """
 
     id: int
@@ -96,6 +97,9 @@ class Sequence:
     alone: bool = False
     tail: tuple[bytes, int] | None = None
     host: int = 0
+    disk: int = 0
+    from_disk: set[bytes] = field(default_factory=set)
+    restore_seconds: float = 0.0
 
     @property
     def total(self) -> int:
@@ -125,6 +129,10 @@ class Sequence:
     def to_do(self) -> int:
         """Tokens that could be planned now."""
         return self.target - self.planned
+
+    def names(self) -> list[bytes]:
+        """Keys of its records, in order."""
+        return [*self.keys, self.tail[0]] if self.tail is not None else list(self.keys)
 
     def extend(self, tokens: NDArray[np.int32]) -> None:
         """Append known tokens."""
@@ -195,6 +203,10 @@ class Sequence:
         # What was found or brought up twice, or computed and then found, counts once.
         resident = min(turn.resident or 0, max(0, turn.prompt - self.prefilled))
         host = min(self.host, max(0, turn.prompt - self.prefilled - resident))
-        work = Work(self.prefilled, self.recomputed, resident, turn.sampled, host)
-        self.prefilled = self.recomputed = self.host = 0
+        disk = min(self.disk, host)
+        waited = self.restore_seconds
+        work = Work(self.prefilled, self.recomputed, resident, turn.sampled, host - disk, disk, waited)
+        self.prefilled = self.recomputed = self.host = self.disk = 0
+        self.restore_seconds = 0.0
+        self.from_disk.clear()
         return work

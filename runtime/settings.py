@@ -30,6 +30,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     device, dtype: as torch names them, or ``auto``.
     blocks, kv_bytes: device KV as a number of blocks or of bytes; at most one of them.
     host_bytes: memory for KV below the device; a share of the machine's by default, 0 for none.
+    store: a folder for KV on disk, below ``kv`` in it; none by default.
+    disk_bytes: how much it may hold; a share of what is free there by default.
     block_tokens: tokens in one block.
     max_step_tokens: tokens one step may compute.
     max_sequences: turns that may run at once.
@@ -48,6 +50,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     blocks: int | None = None
     kv_bytes: int | None = None
     host_bytes: int | None = None
+    store: str | None = None
+    disk_bytes: int | None = None
     block_tokens: int = 16
     max_step_tokens: int = 512
     max_sequences: int = 64
@@ -66,6 +70,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise SettingsInvalid(f"kernels is {self.kernels!r}, not one of {', '.join(BACKENDS)}")
         _check_least(1, blocks=self.blocks, kv_bytes=self.kv_bytes, max_context=self.max_context)
         _check_least(0, host_bytes=self.host_bytes)
+        _check_least(1, disk_bytes=self.disk_bytes)
 
     def resolved(self, *, blocks: int, max_context: int, vocab_size: int, depth: int) -> SchedulerSettings:
         """The scheduler's numbers, now that the model and its memory are known; own settings go first.

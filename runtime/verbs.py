@@ -25,6 +25,8 @@ from .link.messages import (
     Fork,
     Generate,
     Open,
+    Settle,
+    Stage,
     State,
     Stop,
     Truncate,
@@ -34,6 +36,7 @@ from .roster import Roster
 from .sampling import check_sampling
 from .sequence import Sequence, Turn
 from .settings import SchedulerSettings
+from .shelving import Shelving
 from .tokens import TokenList, checked_tokens
 
 
@@ -46,8 +49,10 @@ class Verbs:
         roster: Roster,
         paging: Paging,
         committer: Committer,
+        shelving: Shelving,
         counters: Counters,
     ) -> None:
+        self._shelving = shelving
         self._settings = settings
         self._roster = roster
         self._paging = paging
@@ -62,6 +67,7 @@ class Verbs:
         sequence = Sequence(verb.seq, self._paging.root(verb.salt), TokenList(tokens), alone=verb.alone)
         self._counters.adopted += self._paging.adopt(sequence)
         self._roster.touch(sequence)
+        self._shelving.stage(sequence)
         return sequence.state
 
     def extend(self, verb: Extend) -> State:
@@ -71,6 +77,7 @@ class Verbs:
         self._check_context(sequence.total + len(tokens))
         sequence.extend(tokens)
         self._roster.touch(sequence)
+        self._shelving.stage(sequence)
         return sequence.state
 
     def truncate(self, verb: Truncate) -> State:
@@ -93,7 +100,11 @@ class Verbs:
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
             self._paging.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
-        self._roster.enqueue(sequence)
+        if self._shelving.fetch(sequence):
+            self._roster.taken(sequence)
+            self._roster.fetching[sequence.id] = sequence
+        else:
+            self._roster.enqueue(sequence)
         return sequence.state
 
     def stop(self, verb: Stop) -> State:
@@ -119,7 +130,26 @@ class Verbs:
         """Forget a sequence."""
         sequence = self._roster[verb.seq]
         self._paging.surrender(sequence, keep=verb.keep_kv)
+        if verb.keep_kv:
+            self._shelving.leave(sequence)
         self._roster.close(sequence)
+
+    def stage(self, verb: Stage) -> State:
+        """An idle sequence comes back soon: what lower tiers hold of it is brought up, the rest computed."""
+        sequence = self._idle(verb.seq)
+        sequence.unmatched = True
+        self._roster.touch(sequence)
+        self._shelving.stage(sequence)
+        return sequence.state
+
+    def settle(self, verb: Settle) -> State:
+        """An idle sequence will not be wanted for a while: its KV leaves the device, what it can for disk."""
+        sequence = self._idle(verb.seq)
+        self._paging.surrender(sequence)
+        self._roster.taken(sequence)
+        if verb.disk:
+            self._shelving.leave(sequence)
+        return sequence.state
 
     def _halt(self, sequence: Sequence) -> None:
         if sequence.turn is not None:

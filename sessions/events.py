@@ -58,7 +58,8 @@ class TurnUsage:
     ``input_tokens``: the whole prompt; ``cached_tokens``: of these, found computed; ``new_tokens``: truly
     new, that is appended + written by the template + the pending last token of the reply before;
     ``prefilled_tokens``: computed for the first time; ``recomputed_tokens``: again after a preemption;
-    ``host_tokens``, ``disk_tokens``: of the cached ones, brought up from that tier.
+    ``host_tokens``, ``disk_tokens``: of the cached ones, brought up from that tier; ``restore_ms``:
+    milliseconds it waited for the disk.
     """
 
     input_tokens: int = 0
@@ -69,6 +70,7 @@ class TurnUsage:
     recomputed_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
+    restore_ms: float = 0.0
     miss_reason: MissReason | None = None
 
 

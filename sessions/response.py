@@ -250,5 +250,6 @@ class Response:
             recomputed_tokens=work.recomputed,
             host_tokens=work.host,
             disk_tokens=work.disk,
+            restore_ms=round(1e3 * work.restore_seconds, 3),
             miss_reason=reason if missed else None,
         )

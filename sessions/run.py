@@ -214,6 +214,7 @@ class Run:
             decoded=said,
             host=lost.host,
             disk=lost.disk,
+            restore_seconds=lost.restore_seconds + work.restore_seconds,
         )
 
     def _all(self) -> Ids:

@@ -75,9 +75,14 @@ class DiskTier:
         return self._ready and key in self._keys
 
     @property
+    def ready(self) -> bool:
+        """Whether a shelf is there and has said what it holds."""
+        return self._ready
+
+    @property
     def waiting(self) -> bool:
-        """Whether answers are on their way, a new shelf among them."""
-        return bool(self._requests) or not self._ready
+        """Whether answers are on their way."""
+        return bool(self._requests)
 
     @property
     def room(self) -> int:
@@ -85,8 +90,8 @@ class DiskTier:
         return STORES_IN_FLIGHT - len(self._storing) if self._ready else 0
 
     def fetching(self, key: bytes) -> bool:
-        """Whether it is on its way up."""
-        return key in self._fetching
+        """Whether it is on its way up; not with a shelf that is lost."""
+        return self._ready and key in self._fetching
 
     def stored(self, key: bytes) -> bool:
         """Whether it is on disk or on its way there."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-GRACE = 5.0  # seconds a shelf has to end once the engine is gone
+GRACE = 2.0  # seconds a shelf has to end once the engine is gone
 STEADY = 10.0  # seconds after which a shelf is no longer a failed start
 LONGEST = 30.0  # seconds between two starts at most
 
@@ -35,7 +35,8 @@ class ShelfKeeper:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Begin to listen; the engine has its end, or will."""
+        """Begin to listen. The engine has its end: this process's copy is closed, so that its death shows."""
+        self.theirs.close()
         self._thread.start()
 
     def stop(self) -> None:

@@ -32,6 +32,7 @@ from .messages import (
 )
 from .messages import down_decoder as decoder
 from .store import Given, RecordStore, StoreFailed
+from .upkeep import write_about
 
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
@@ -147,7 +148,10 @@ def serve(sock: socket.socket, memory_fd: int) -> None:
     if not isinstance(begin, Begin):
         raise msgspec.ValidationError("the first packet begins nothing")
     memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
-    store = RecordStore(Path(begin.folder), begin.space, begin.block_bytes, begin.budget)
+    folder = Path(begin.folder)
+    store = RecordStore(folder, begin.space, begin.block_bytes, begin.budget)
+    with contextlib.suppress(OSError):  # a full disk: only who looks from outside misses it
+        write_about(folder, begin.block_bytes)
     try:
         Shelf(sock, memory, store).run()
     except (BrokenPipeError, ConnectionResetError):

@@ -28,6 +28,8 @@ from .messages import (
     Phase,
     Reply,
     Sampling,
+    Settle,
+    Stage,
     State,
     Statistics,
     Stop,
@@ -153,6 +155,16 @@ class EngineLink:
         ids = [self._new_id() for _ in range(children)]
         await wire.call(Fork(wire.next_request(), seq, ids, at))
         return ids
+
+    async def stage(self, seq: int) -> State:
+        """An idle sequence will be wanted: bring its KV up."""
+        wire = self._there(seq)
+        return _state(await wire.call(Stage(wire.next_request(), seq)))
+
+    async def settle(self, seq: int, disk: bool = False) -> State:
+        """An idle sequence will not be wanted for a while: its KV leaves the device, or for ``disk``."""
+        wire = self._there(seq)
+        return _state(await wire.call(Settle(wire.next_request(), seq, disk)))
 
     async def close(self, seq: int, keep_kv: bool = True) -> None:
         """Forget a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""

@@ -135,11 +135,24 @@ class Close(Verb, frozen=True, tag="close"):
     keep_kv: bool = True
 
 
+class Stage(Verb, frozen=True, tag="stage"):
+    """An idle sequence will be wanted: bring its KV up."""
+
+    seq: int
+
+
+class Settle(Verb, frozen=True, tag="settle"):
+    """Nobody will want an idle sequence for a while: its KV leaves the device, to ``disk`` also the host."""
+
+    seq: int
+    disk: bool = False
+
+
 class Statistics(Verb, frozen=True, tag="statistics"):
     """Ask for the engine's counters."""
 
 
-AnyVerb: TypeAlias = Open | Extend | Truncate | Generate | Stop | Fork | Close | Statistics
+AnyVerb: TypeAlias = Open | Extend | Truncate | Generate | Stop | Fork | Close | Stage | Settle | Statistics
 
 
 # --- up -----------------------------------------------------------------------------------------------------
@@ -175,7 +188,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
 
     ``prefilled``: computed for the first time; ``recomputed``: computed again after preemption;
     ``resident``: found computed when the turn began (own KV or a prefix hit); ``decoded``: sampled;
-    ``host``, ``disk``: of its prompt, brought up from that tier.
+    ``host``, ``disk``: of its prompt, brought up from that tier; ``restore_seconds``: waited for the disk.
     """
 
     prefilled: int
@@ -184,6 +197,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     decoded: int
     host: int = 0
     disk: int = 0
+    restore_seconds: float = 0.0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

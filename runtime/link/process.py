@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import anyio
-import msgspec
 
+from ...kvstore.shelf.keeper import ShelfKeeper
 from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
-from ..hosting import host_memory
-from ..settings import SECRET_BYTES, EngineSettings
+from ..hosting import host_memory, with_secret
+from ..settings import EngineSettings
 from .blackbox import BlackBox, Death
 from .client import EngineLink
 from .codec import frame
@@ -75,10 +75,9 @@ class ChildEngine:
         program: Sequence[str] = PROGRAM,
     ) -> None:
         self.link = EngineLink()
-        # Each incarnation names its blocks alike, so that it finds those that the one before it kept.
-        secret = settings.secret or os.urandom(SECRET_BYTES)
-        self._settings = msgspec.structs.replace(settings, secret=secret)
+        self._settings = settings
         self._memory: int | None = None
+        self._shelf: ShelfKeeper | None = None
         self._backoff = backoff or Backoff()
         self._heard = heard
         self._program = program
@@ -97,6 +96,8 @@ class ChildEngine:
             self._child.kill()
 
     async def __aenter__(self) -> EngineLink:
+        # Each incarnation names its blocks alike, so that it finds those that the one before it kept.
+        self._settings = await asyncio.to_thread(with_secret, self._settings)
         self._memory = host_memory(self._settings)
         try:
             child = await self._start()
@@ -130,7 +131,7 @@ class ChildEngine:
         box, wire = BlackBox.new(), Wire(self._heard)
         try:
             with theirs:
-                process = _spawn(self._program, theirs, box, self._memory)
+                process = self._spawn(theirs, box)
         except OSError:
             box.close()
             ours.close()
@@ -177,28 +178,35 @@ class ChildEngine:
     async def _bury(self) -> Death | None:
         """The account of the child whose socket has ended, which the log gets too; None if there is none."""
         child, self._child = self._child, None
+        shelf, self._shelf = self._shelf, None
         if child is None:
             return None
         death = await child.bury(self.link.incarnation)
+        if shelf is not None:  # the next engine takes the slots that it may still have
+            await asyncio.to_thread(shelf.stop)
         if not self._leaving:
             log.warning("engine %d died: %s", death.incarnation, death.cause)
         if death.stacks:
             log.error("stacks of engine %d:\n%s", death.incarnation, death.stacks)
         return death
 
-
-def _spawn(
-    program: Sequence[str], sock: socket.socket, box: BlackBox, memory: int | None
-) -> subprocess.Popen[bytes]:
-    command = [*program, "--fd", str(sock.fileno()), "--box", str(box.fd)]
-    fds = [sock.fileno(), box.fd]
-    if memory is not None:
-        command += ["--memory", str(memory)]
-        fds.append(memory)
-    return subprocess.Popen(
-        command,
-        pass_fds=fds,
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # what a library prints there is for the operator, too
-        env={**os.environ, **ENVIRONMENT},
-    )
+    def _spawn(self, sock: socket.socket, box: BlackBox) -> subprocess.Popen[bytes]:
+        command = [*self._program, "--fd", str(sock.fileno()), "--box", str(box.fd)]
+        fds = [sock.fileno(), box.fd]
+        if self._memory is not None:
+            command += ["--memory", str(self._memory)]
+            fds.append(self._memory)
+            if self._settings.store is not None:
+                self._shelf = ShelfKeeper(self._memory)
+                command += ["--shelf", str(self._shelf.theirs.fileno())]
+                fds.append(self._shelf.theirs.fileno())
+        process = subprocess.Popen(
+            command,
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what a library prints there is for the operator, too
+            env={**os.environ, **ENVIRONMENT},
+        )
+        if self._shelf is not None:
+            self._shelf.start()
+        return process

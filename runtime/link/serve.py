@@ -37,10 +37,16 @@ class Serves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An engine that is ready, and how it introduces itself."""
+    """An engine that is ready, and how it introduces itself.
+
+    ``due``: seconds after which it wants to step though no verb came, None for never. ``leave``: called when
+    the other end has closed.
+    """
 
     engine: Serves
     hello: Hello
+    due: Callable[[], float | None] = lambda: None
+    leave: Callable[[], None] = lambda: None
 
 
 Load: TypeAlias = Callable[[Progress, Pulse], Loaded]
@@ -64,7 +70,10 @@ def serve(
     try:
         loaded = _load(load, uplink, pulse)
         uplink.send(loaded.hello)
-        _drive(loaded.engine, uplink, pulse)
+        try:
+            _drive(loaded, uplink, pulse)
+        except LinkClosed:
+            loaded.leave()
     except LinkClosed:
         return
     except Exception as error:
@@ -83,12 +92,12 @@ def _load(load: Load, uplink: Uplink, pulse: Pulse) -> Loaded:
     return load(progress, pulse)
 
 
-def _drive(engine: Serves, uplink: Uplink, pulse: Pulse) -> None:
-    busy = True
+def _drive(loaded: Loaded, uplink: Uplink, pulse: Pulse) -> None:
+    engine, busy = loaded.engine, True
     while True:
         if not busy:
             pulse.enter(Phase.IDLE)
-        verbs = uplink.take(wait=not busy)
+        verbs = uplink.take(wait=not busy, seconds=None if busy else loaded.due())
         pulse.enter(Phase.STEPPING, STEP_FLOOR)  # the runner knows better once there is a plan
         for verb in verbs:
             uplink.send(_answer(engine, verb, uplink))

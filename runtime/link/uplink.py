@@ -76,11 +76,14 @@ class Uplink:
         if self._closed:
             raise LinkClosed(self._closed.message)
 
-    def take(self, wait: bool) -> list[AnyVerb]:
-        """All verbs that have come, in order; with ``wait`` one at least. ``LinkClosed`` at the end."""
+    def take(self, wait: bool, seconds: float | None = None) -> list[AnyVerb]:
+        """All verbs that have come, in order; with ``wait`` one at least. ``LinkClosed`` at the end.
+
+        ``seconds``: wait no longer; then there may be none.
+        """
         with self._changed:
-            while wait and not self._inbox and not self._closed:
-                self._changed.wait()
+            if wait:
+                self._changed.wait_for(lambda: self._inbox or self._closed, seconds)
             self.check()
             verbs = list(self._inbox)
             self._inbox.clear()

@@ -1,0 +1,86 @@
+"""What an operator does with records on disk while no server holds them: look, verify, tidy, remove.
+
+A store's ``kv`` folder has one folder per namespace (model, KV type, block size, layout), named by its digest,
+so that records of another model lie beside each other and are never mistaken. Knows files and headers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .store import RecordStore, clear, hold
+
+ABOUT = "about.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One namespace's records: how many, their bytes, the file's; ``damaged``, ``ignored`` of them."""
+
+    name: str
+    records: int
+    bytes: int
+    file_bytes: int
+    damaged: int = 0
+    ignored: int = 0
+
+
+def write_about(folder: Path, block_bytes: int) -> None:
+    """Say beside the records how long one is, for who opens them without a model."""
+    (folder / ABOUT).write_text(json.dumps({"block_bytes": block_bytes}))
+
+
+def spaces(kv: Path) -> list[Path]:
+    """The folders of records below ``kv``."""
+    return sorted(path.parent for path in kv.glob(f"*/{ABOUT}"))
+
+
+def stat(kv: Path) -> Iterator[Account]:
+    """How much there is of each namespace. Raises `StoreHeld`, `StoreFailed`."""
+    for folder in spaces(kv):
+        store = _opened(folder)
+        yield _account(folder, store)
+        store.close()
+
+
+def verify(kv: Path) -> Iterator[Account]:
+    """Read and check every byte; what is damaged is dropped. Raises `StoreHeld`, `StoreFailed`."""
+    for folder in spaces(kv):
+        store = _opened(folder)
+        damaged = sum(1 for _ in store.damaged())
+        yield _account(folder, store, damaged)
+        store.close()
+
+
+def gc(kv: Path) -> Iterator[Account]:
+    """Drop what is damaged, and folders without any record. Raises `StoreHeld`, `StoreFailed`."""
+    for account in verify(kv):
+        if not account.records:
+            clear(kv / account.name)
+        yield account
+
+
+def remove(kv: Path) -> int:
+    """Remove all records and the secret that names them; how many folders. Raises `StoreHeld`."""
+    folders = spaces(kv)
+    locks = [hold(folder) for folder in folders]
+    shutil.rmtree(kv, ignore_errors=True)
+    for lock in locks:
+        os.close(lock)
+    return len(folders)
+
+
+def _opened(folder: Path) -> RecordStore:
+    block_bytes = int(json.loads((folder / ABOUT).read_text())["block_bytes"])
+    return RecordStore(folder, bytes.fromhex(folder.name), block_bytes, 1 << 62)
+
+
+def _account(folder: Path, store: RecordStore, damaged: int = 0) -> Account:
+    path = folder / "data.mdb"
+    size = path.stat().st_blocks * 512 if path.exists() else 0
+    return Account(folder.name, len(store), store.size, size, damaged, store.ignored)

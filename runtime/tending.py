@@ -1,0 +1,35 @@
+"""Looking after the KV that lies in a store, for the command line; loads no model and starts no process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..kvstore.errors import KVStoreError
+from ..kvstore.shelf import upkeep
+from .errors import SettingsInvalid
+
+
+def tend(act: str, store: Path) -> Iterator[str]:
+    """Do ``act`` (stat, verify, gc or clear) to the KV below ``store``; a line for each kind of records.
+
+    Raises:
+        SettingsInvalid: a server holds it, or it cannot be read.
+    """
+    kv = store.expanduser() / "kv"
+    try:
+        if act == "clear":
+            yield f"{upkeep.remove(kv)} kinds of records removed"
+            return
+        found = False
+        for account in {"stat": upkeep.stat, "verify": upkeep.verify, "gc": upkeep.gc}[act](kv):
+            found = True
+            checked = "" if act == "stat" else f", {account.damaged} damaged and dropped"
+            yield (
+                f"{account.name}: {account.records} records, {account.bytes} bytes"
+                f" in a file of {account.file_bytes}{checked}"
+            )
+        if not found:
+            yield f"{kv}: no records"
+    except (KVStoreError, OSError, ValueError) as error:
+        raise SettingsInvalid(str(error)) from error

@@ -1,0 +1,100 @@
+"""KV that outlives the server: on disk when a session settles, back from there before the next turn."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+from wires import text_of, wire
+
+from holdfast.gateway.serve import serving
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.runtime.link.client import EngineLink
+from holdfast.runtime.link.messages import Limits, Sampling, Work
+from holdfast.runtime.link.process import ChildEngine
+from holdfast.runtime.settings import EngineSettings
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = [1 + n % 300 for n in range(77)]
+SMALL = EngineSettings(
+    model="pocket", dtype="float32", blocks=40, max_context=384, host_bytes=32 << 20, debug=True
+)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> EngineSettings:
+    return msgspec.structs.replace(SMALL, store=str(tmp_path), disk_bytes=64 << 20)
+
+
+async def turn(link: EngineLink, seq: int, count: int = 20) -> tuple[list[int], Work]:
+    async with await link.generate(seq, Sampling(), Limits(count)) as generation:
+        tokens = [token async for row in generation for token in row.tokens]
+    assert generation.last is not None and generation.last.work is not None
+    return tokens, generation.last.work
+
+
+async def statistics(link: EngineLink, name: str, least: float) -> None:
+    """Wait until a figure is there."""
+    while (await link.statistics()).get(name, -1) < least:
+        pass
+
+
+async def test_a_sequence_settled_to_disk_is_there_after_a_restart_of_everything(stored) -> None:
+    async with ChildEngine(msgspec.structs.replace(SMALL, host_bytes=0)) as link:
+        plain = (await link.open(PROMPT)).seq
+        expected = [(await turn(link, plain))[0] for _ in range(2)]
+    async with ChildEngine(stored) as link:
+        await statistics(link, "disk_records", 0)
+        seq = (await link.open(PROMPT)).seq
+        said, _ = await turn(link, seq)
+        assert said == expected[0]
+        await link.settle(seq, disk=True)
+        await statistics(link, "disk_records", 97 // 16)
+    async with ChildEngine(stored) as link:
+        await statistics(link, "disk_records", 97 // 16)
+        seq = (await link.open([*PROMPT, *said])).seq
+        again, work = await turn(link, seq)
+        assert again == expected[1]
+        assert (work.prefilled, work.recomputed, work.resident, work.host) == (1, 0, 0, 0)
+        assert work.disk == 96 and work.restore_seconds > 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_shelf_that_goes_takes_no_turn_with_it(stored, how: signal.Signals) -> None:
+    """Killed or stopped: the turn that waited for it computes, and another shelf serves the next one."""
+    engine = ChildEngine(stored)
+    async with engine as link:
+        await statistics(link, "disk_records", 0)
+        first, other = [(await link.open([*PROMPT, n])).seq for n in (7, 8)]
+        said = [(await turn(link, seq))[0] for seq in (first, other)]
+        for seq in (first, other):
+            await link.settle(seq, disk=True)
+        await statistics(link, "disk_records", 6 + 6 - 4)
+    engine = ChildEngine(stored)
+    async with engine as link:
+        await statistics(link, "disk_records", 8)
+        assert engine._shelf is not None and engine._shelf.pid is not None
+        os.kill(engine._shelf.pid, how)
+        seq = (await link.open([*PROMPT, 7, *said[0]])).seq
+        again, _ = await turn(link, seq)
+        assert len(again) == 20
+        await statistics(link, "disk_lost", 1)
+        await statistics(link, "disk_records", 8)
+        seq = (await link.open([*PROMPT, 8, *said[1]])).seq
+        _, work = await turn(link, seq)
+        assert work.disk > 0
+
+
+async def test_a_server_that_begins_anew_finds_its_sessions_kv_on_disk(stored) -> None:
+    story = "My name is Marisol. " * 6
+    async with serving(GatewaySettings(port=0), stored) as server, wire(server.url) as one:
+        await one.say(story)
+        await statistics(server.engine.link, "disk_records", 2)  # it was idle for a while
+    async with serving(GatewaySettings(port=0), stored) as server, wire(server.url) as two:
+        await statistics(server.engine.link, "disk_records", 2)
+        done = await two.say(story)
+        assert text_of(done) and done["kv"]["disk"] > 0

@@ -1,0 +1,172 @@
+"""The engine's end and a real shelf: records go down and come up, and slots come back only from the dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.shelf.client import DEADLINE, DiskTier
+from holdfast.kvstore.shelf.keeper import ShelfKeeper
+from holdfast.kvstore.shelf.messages import Begin
+from holdfast.kvstore.shelf.upkeep import remove, stat, verify
+from holdfast.kvstore.slots import SlotMemory, SlotState, make_memory
+from holdfast.kvstore.tiers import Record
+
+SIZE = 8192
+SPACE = bytes(range(16))
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def payload(number: int) -> bytes:
+    return Random(number).randbytes(SIZE)
+
+
+class Stage:
+    """A host tier of 40 slots, a keeper beside it, and the disk below; ``now`` is the test's."""
+
+    def __init__(self, folder: Path) -> None:
+        fd = make_memory(2 * 4096 + 41 * (SIZE + 64))
+        memory = SlotMemory(fd, SPACE, SIZE)
+        self.host = HostTier(memory)
+        self.keeper = ShelfKeeper(fd)
+        control = self.keeper.theirs.dup()
+        self.keeper.start()
+        self.now = 0.0
+        self.disk = DiskTier(self.host, control, Begin(str(folder / SPACE.hex()), SPACE, SIZE, 1 << 22))
+        self._fd = fd
+
+    def until(self, reached: Callable[[], object]) -> None:
+        end = time.monotonic() + 60
+        while not reached():
+            self.disk.poll(self.now)
+            assert time.monotonic() < end, "it never came"
+
+    def settled(self) -> bool:
+        return self.disk.ready and not self.disk.waiting
+
+    def keep(self, *numbers: int) -> None:
+        for number in numbers:
+            assert self.host.put(Record(key(number), number % 4 + 1, memoryview(payload(number))))
+
+    def down(self, *numbers: int) -> None:
+        self.keep(*numbers)
+        for number in numbers:
+            self.until(lambda: self.disk.room > 0)
+            assert self.disk.store(key(number), self.now)
+        self.until(self.settled)
+
+    def check(self, number: int) -> None:
+        record = self.host.get(key(number))
+        assert (record.tokens, bytes(record.payload)) == (number % 4 + 1, payload(number))
+
+    def close(self) -> None:
+        self.disk.close()
+        self.keeper.stop()
+        os.close(self._fd)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    stage.until(stage.settled)
+    yield stage
+    stage.host.audit()
+    stage.close()
+
+
+def test_records_go_down_and_come_up_as_they_were(stage: Stage) -> None:
+    stage.down(*range(30))
+    for number in range(30):
+        stage.host.drop(key(number))
+        assert stage.disk.fetch(key(number), stage.now) and stage.disk.fetching(key(number))
+    assert not any(key(number) in stage.host for number in range(30)), "not before it has come"
+    stage.until(stage.settled)
+    for number in range(30):
+        stage.check(number)
+    statistics = stage.disk.statistics()
+    assert (statistics.stored, statistics.fetched, statistics.lost) == (30, 30, 0)
+
+
+def test_another_start_knows_what_is_there(stage: Stage, tmp_path: Path) -> None:
+    stage.down(*range(10))
+    stage.close()
+    again = Stage(tmp_path)
+    again.until(again.settled)
+    assert len(again.disk) == 10 and again.disk.fetch(key(4), 0.0)
+    again.until(again.settled)
+    again.check(4)
+    again.close()
+    (account,) = verify(tmp_path)
+    assert (account.records, account.damaged) == (10, 0) and [one.records for one in stat(tmp_path)] == [10]
+    assert remove(tmp_path) == 1 and not list(stat(tmp_path))
+    stage.__init__(tmp_path)  # for the fixture to close
+    stage.until(stage.settled)
+
+
+def test_a_record_nobody_has_is_not_fetched(stage: Stage) -> None:
+    assert not stage.disk.fetch(key(1), stage.now) and not stage.disk.store(key(1), stage.now)
+    stage.keep(1)
+    assert stage.disk.store(key(1), stage.now) and not stage.disk.store(key(1), stage.now)
+    stage.until(stage.settled)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_slots_of_a_shelf_that_is_lost_come_back_when_it_is_dead(stage: Stage, how: signal.Signals) -> None:
+    stage.down(1, 2)
+    stage.host.drop(key(1))
+    first = stage.keeper.pid
+    assert first is not None
+    os.kill(first, how)
+    assert stage.disk.fetch(key(1), stage.now)
+    stage.keep(3)
+    storing = stage.disk.store(key(3), stage.now)
+    stage.now += DEADLINE + 1
+    stage.until(lambda: not stage.disk.ready)
+    filling = [slot for slot in range(40) if stage.host.memory.entry(slot).state is SlotState.FILLING]
+    assert len(filling) == 1 and storing, "the slot is the lost one's until that is dead"
+    stage.until(stage.settled)
+    assert stage.keeper.pid != first
+    assert stage.host.memory.entry(filling[0]).state is SlotState.FREE
+    assert stage.disk.fetch(key(1), stage.now)
+    stage.until(stage.settled)
+    stage.check(1)
+    assert stage.disk.statistics().lost == 1
+
+
+def test_kills_at_any_moment_lose_and_mix_up_nothing(stage: Stage) -> None:
+    random = Random(5)
+    for _ in range(12):
+        numbers = random.sample(range(60), 8)
+        for number in numbers:
+            if key(number) not in stage.host and not stage.disk.fetch(key(number), stage.now):
+                stage.host.put(Record(key(number), number % 4 + 1, memoryview(payload(number))))
+            stage.disk.store(key(number), stage.now)
+        for _ in range(random.randrange(200)):
+            stage.disk.poll(stage.now)
+        if stage.keeper.pid is not None:
+            os.kill(stage.keeper.pid, signal.SIGKILL)
+        stage.until(stage.settled)
+        for number in numbers:
+            if key(number) in stage.host:
+                stage.check(number)
+    assert stage.disk.statistics().lost > 0
+
+
+def test_the_shelf_leaves_with_the_engine(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.until(stage.settled)
+    pid = stage.keeper.pid
+    assert pid is not None
+    stage.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -1,0 +1,210 @@
+"""Records in their file: budget, order of use, what is superseded, and every way a file goes bad."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from holdfast.kvstore.errors import RecordDamaged, RecordMissing
+from holdfast.kvstore.shelf.record import RecordHeader, read_header
+from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed, StoreHeld, clear
+
+SPACE = bytes(range(16))
+SIZE = 60_000
+ROOM = 61_440  # bytes that one takes
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def payload(number: int) -> bytes:
+    return Random(number).randbytes(SIZE)
+
+
+def given(number: int) -> Given:
+    data = payload(number)
+    return Given(key(number), 4 + number % 12, xxh3_64_intdigest(data), memoryview(data))
+
+
+def opened(folder: Path, budget: int = 100 * ROOM, space: bytes = SPACE, size: int = SIZE) -> RecordStore:
+    return RecordStore(folder, space, size, budget)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RecordStore]:
+    store = opened(tmp_path / "kv")
+    yield store
+    store.close()
+
+
+def read(store: RecordStore, number: int) -> RecordHeader:
+    into = memoryview(bytearray(SIZE))
+    header = store.get(key(number), into)
+    assert bytes(into) == payload(number)
+    return header
+
+
+def test_records_outlive_the_store_that_wrote_them(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    assert store.put([given(n) for n in range(8)]) == []
+    store.sync()
+    store.close()
+    again = opened(tmp_path)
+    assert [read(again, n).tokens for n in range(8)] == [4 + n for n in range(8)]
+    with pytest.raises(RecordMissing):
+        read(again, 9)
+    again.close()
+
+
+def test_the_map_grows_and_the_budget_does_not(tmp_path: Path) -> None:
+    store = opened(tmp_path, budget=400 * ROOM)
+    for n in range(0, 600, 20):
+        store.put([given(m) for m in range(n, n + 20)])
+        assert store.size <= store.budget
+    assert len(store) == 400 and key(199) not in store and key(200) in store
+    read(store, 599)
+    file = (tmp_path / "data.mdb").stat().st_size
+    assert file < 2 * store.budget + (64 << 20)
+    store.close()
+
+
+def test_the_longest_unused_goes_first_and_reading_is_a_use_that_is_remembered(tmp_path: Path) -> None:
+    store = opened(tmp_path, budget=5 * ROOM)
+    store.put([given(n) for n in range(5)])
+    read(store, 0)
+    assert store.put([given(5)]) == [key(1)]
+    store.close()
+    again = opened(tmp_path, budget=5 * ROOM)
+    assert again.put([given(6), given(7)]) == [key(2), key(3)]
+    assert key(0) in again
+    again.close()
+
+
+def test_what_is_superseded_goes_with_what_replaces_it(store: RecordStore) -> None:
+    store.put([given(1), given(2)])
+    store.put([given(3)], superseded=[key(1), key(77)])
+    assert set(store.keys()) == {key(2), key(3)}
+    with pytest.raises(RecordMissing):
+        read(store, 1)
+
+
+def test_more_than_the_budget_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    store = opened(tmp_path, budget=2 * ROOM)
+    store.put([given(1)])
+    with pytest.raises(StoreFailed, match="do not fit"):
+        store.put([given(2), given(3), given(4)])
+    assert store.keys() == [key(1)] and read(store, 1)
+    store.close()
+
+
+def test_a_store_is_one_process_s(store: RecordStore, tmp_path: Path) -> None:
+    with pytest.raises(StoreHeld, match=f"held by process {os.getpid()}"):
+        opened(tmp_path / "kv")
+    with pytest.raises(StoreHeld):
+        clear(tmp_path / "kv")
+
+
+def test_headers_of_anything_else_are_not_ours() -> None:
+    header = RecordHeader(SPACE, key(1), 4, SIZE, 99, 7)
+    packed = header.packed()
+    assert read_header(packed, key(1), SPACE, SIZE) == header
+    assert read_header(packed, key(2), SPACE, SIZE) is None
+    assert read_header(packed, key(1), bytes(16), SIZE) is None
+    assert read_header(packed, key(1), SPACE, SIZE + 1) is None
+    assert read_header(packed[:-1], key(1), SPACE, SIZE) is None
+    assert read_header(b"x" + packed[1:], key(1), SPACE, SIZE) is None
+    assert read_header(packed[:8] + b"\2" + packed[9:], key(1), SPACE, SIZE) is None, "another layout"
+
+
+def test_records_of_another_block_size_are_ignored_and_dropped(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put([given(1), given(2)])
+    store.close()
+    other = opened(tmp_path, size=SIZE // 2)
+    assert (other.ignored, len(other)) == (2, 0)
+    other.close()
+
+
+def test_every_bit_flip_in_a_value_is_found(tmp_path: Path) -> None:
+    """The file itself does not notice: whatever is read is what was stored, or nothing."""
+    store = opened(tmp_path)
+    store.put([given(n) for n in range(40)])
+    store.sync()
+    store.close()
+    path, random = tmp_path / "data.mdb", Random(3)
+    data = bytearray(path.read_bytes())
+    hit = set()
+    for number in range(0, 40, 2):
+        at = data.find(payload(number)[:64])
+        assert at > 0
+        data[at + random.randrange(SIZE // 2)] ^= 1 << random.randrange(8)
+        hit.add(number)
+    path.write_bytes(data)
+    store = opened(tmp_path)
+    for number in range(40):
+        if number in hit:
+            with pytest.raises(RecordDamaged):
+                read(store, number)
+            assert key(number) not in store
+        else:
+            read(store, number)
+    store.close()
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.97])
+def test_a_truncated_file_is_begun_anew(tmp_path: Path, kept: float) -> None:
+    store = opened(tmp_path)
+    store.put([given(n) for n in range(30)])
+    store.sync()
+    store.close()
+    path = tmp_path / "data.mdb"
+    os.truncate(path, int(path.stat().st_size * kept))
+    store = opened(tmp_path)
+    assert len(store) == 0
+    store.put([given(1)])
+    read(store, 1)
+    store.close()
+
+
+def test_rubbish_in_place_of_a_file_is_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").write_bytes(Random(1).randbytes(100_000))
+    store = opened(tmp_path)
+    store.put([given(1)])
+    read(store, 1)
+    store.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two megabytes."""
+    where = tmp_path / "small"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(where)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a tmpfs")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_full_disk_refuses_and_heals(small_disk: Path) -> None:
+    store = opened(small_disk / "kv", budget=1 << 30)
+    kept: list[int] = []
+    with pytest.raises(StoreFailed):
+        kept += [n for n in range(100) if store.put([given(n)]) == []]
+    kept = [n for n in range(100) if key(n) in store]
+    assert kept
+    for n in kept:
+        read(store, n)
+    with pytest.raises(StoreFailed):
+        store.put([given(200)])
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    store.put([given(200)])
+    read(store, 200)
+    store.close()
