@@ -84,9 +84,14 @@ def inlined(function: Function) -> Function:
 
 
 def join_torch() -> None:
-    """Let numba use as many threads as torch does in this thread."""
+    """Let numba use as many threads as torch does in this thread.
+
+    Numba's start sets OpenMP's own number, which is torch's too now: it is put back.
+    """
+    threads = torch.get_num_threads()
     config.THREADING_LAYER = LAYER
-    set_num_threads(min(torch.get_num_threads(), config.NUMBA_NUM_THREADS))
+    set_num_threads(min(threads, config.NUMBA_NUM_THREADS))
+    torch.set_num_threads(threads)
 
 
 def leave_compiler() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -55,3 +57,15 @@ def test_kernels_that_cannot_be_compiled_do_not_keep_us_from_serving(
     assert "RuntimeError: no such instruction" in caplog.text
     with pytest.raises(BackendMissing, match="no such instruction"):
         choose("cpu", CPU, torch.float32)
+
+
+def test_torch_keeps_its_number_of_threads() -> None:
+    """Both compute on one OpenMP pool, whose number numba would set to that of all cores."""
+    pytest.importorskip("numba")
+    program = (
+        "import ctypes, torch; torch.set_num_threads(1)\n"
+        "from holdfast.kernels.cpu.compiling import join_torch; join_torch()\n"
+        "print(torch.get_num_threads(), ctypes.CDLL('libgomp.so.1').omp_get_max_threads())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1"]
