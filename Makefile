@@ -12,8 +12,11 @@ ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 demo: .venv/ready
 	$(BIN)/holdfast demo
 
-# Two workers with one computing thread each; a file stays on one of them, with the models it loaded.
+# Two workers with one computing thread each; a file stays on one of them, with the models it loaded. Kernels
+# are compiled before, so that no test's time limit has to hold for that.
 test: .venv/ready .venv-clients/ready
+	$(BIN)/python -m holdfast.kernels.cpu.warming float32 >/dev/null
+	$(BIN)/python -m holdfast.kernels.cpu.warming bfloat16 >/dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 slow: .venv/ready .venv-clients/ready

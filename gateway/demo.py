@@ -1,7 +1,8 @@
 """``demo``: a server with its engine in a child process, and a conversation with it over a real WebSocket.
 
 Prints what is said, each turn's TTFT, and tokens prefilled against truly new ones. It fails where they
-differ, or where the model does not recall what it was told.
+differ, where the model does not recall what it was told, or where a killed engine or server shows in what is
+said: see `endurance`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..sdk.errors import SDKError
 from ..sdk.reply import Finished
 from ..sessions.errors import SessionError
 from .chat import cost
+from .endurance import endure
 from .serve import serving
 from .settings import GatewaySettings
 
@@ -90,6 +92,8 @@ async def _demo(console: Console) -> int:
             for turn, line in enumerate(SCRIPT, start=1):
                 wrong += await _turn(chat, line, turn, rows, console)
     console.print(_table(rows))
+    console.print("\n[bold]Second act[/bold]: a server on a store; its engine is killed, then the server.\n")
+    wrong += await endure(MODEL, console)
     return _verdict(wrong, console)
 
 
@@ -141,6 +145,7 @@ def _table(rows: list[Row]) -> Table:
 def _verdict(wrong: list[str], console: Console) -> int:
     if not wrong:
         console.print("Every turn prefilled exactly its new tokens, and what was told was recalled.")
+        console.print("Engine and server were killed in mid-reply: it said what an undisturbed session says.")
         return 0
     for fault in wrong:
         console.print(f"[red]{fault}[/red]")

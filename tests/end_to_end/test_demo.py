@@ -16,6 +16,7 @@ from holdfast.sdk.frames.response import KVReceipt
 from holdfast.sdk.reply import Finished
 
 
+@pytest.mark.timeout(600)
 def test_the_demo_recalls_calls_and_counts(tmp_path: Path) -> None:
     program = "from holdfast.gateway.cli import main; main()"
     done = subprocess.run(
@@ -25,6 +26,8 @@ def test_the_demo_recalls_calls_and_counts(tmp_path: Path) -> None:
     counts = re.findall(r"TTFT \d+ ms · prefilled (\d+) (.) new (\d+)", done.stdout)
     assert len(counts) >= 6 and all(computed == new and sign == "=" for computed, sign, new in counts)
     assert "called get_weather(" in done.stdout
+    assert "the engine was killed in mid-reply" in done.stdout
+    assert "the server was killed in mid-reply" in done.stdout
     assert not list(tmp_path.iterdir())
 
 
