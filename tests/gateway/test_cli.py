@@ -59,7 +59,10 @@ def test_the_gateways_process_needs_no_torch() -> None:
 def test_serve_without_options_takes_the_defaults(served: list[Any], tmp_path: Path) -> None:
     assert invoke("serve", "pocket", XDG_STATE_HOME=str(tmp_path))[0] == 0
     assert served == [
-        (GatewaySettings(store=tmp_path / "holdfast" / "pocket"), EngineSettings(model="pocket"))
+        (
+            GatewaySettings(store=tmp_path / "holdfast" / "pocket"),
+            EngineSettings(model="pocket", store=str(tmp_path / "holdfast" / "pocket")),
+        )
     ]
     assert served[0][0].port == DEFAULT_PORT and served[0][0].host == "127.0.0.1"
 
@@ -79,6 +82,7 @@ def test_options_become_settings(served: list[Any]) -> None:
         device="cpu",
         dtype="float32",
         kv_bytes=1536 << 20,
+        store="/some/where",
         kernels="reference",
         max_context=100,
         max_step_tokens=64,

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.errors import LeakFound, RecordDamaged, RecordMissing
 from holdfast.kvstore.host import HostTier
@@ -228,6 +229,20 @@ def test_what_a_dead_process_was_filling_is_free_and_what_it_was_reading_is_ther
     assert memory.entry(half).state is SlotState.FREE and memory.entry(read).state is SlotState.READY
     tier.audit()
     assert tier.find(b"k" * 16) == read
+
+
+def test_bytes_that_come_from_elsewhere_are_checked() -> None:
+    tier = HostTier(memory_of())
+    digest = xxh3_64_intdigest(content(b"k" * 16, 0))
+    for version, found in ((1, False), (0, True)):
+        slot = tier.reserve(b"k" * 16, 0)
+        assert slot is not None
+        tier.memory.payload(slot)[:] = content(b"k" * 16, version)
+        tier.filled(slot, tokens=3, digest=digest)
+        assert (b"k" * 16 in tier) is found
+    assert tier.get(b"k" * 16).tokens == 3 and tier.statistics().damaged == 1
+    assert HostTier(tier.memory).get(b"k" * 16).tokens == 3
+    tier.audit()
 
 
 def test_an_audit_notices_a_directory_that_says_something_else() -> None:

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
+from holdfast.kvstore.shelf.client import ShelfStatistics
 from holdfast.kvstore.slots import SlotMemory, make_memory
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.link.messages import Sampling
@@ -332,18 +334,114 @@ def fake_engine(
     *,
     chance: Random | None = None,
     memory: SlotMemory | None = None,
+    disk: FakeDisk | None = None,
     **runner: object,
 ) -> tuple[Engine, FakeRunner]:
     """An engine in debug on a fake device of the same size; ``runner``: arguments of `FakeRunner`.
 
-    ``memory``: its host tier's, of slots of `slot_bytes`.
+    ``memory``: its host tier's, of slots of `slot_bytes`; ``disk``: below that, its clock is the engine's.
     """
     pool = BlockPool(settings.blocks, settings.block_tokens, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
     runner.setdefault("vocab_size", settings.vocab_size)
     device = FakeRunner(settings.blocks, settings.block_tokens, chance=chance, memory=memory, **runner)  # type: ignore[arg-type]
     tier = HostTier(memory) if memory is not None else None
-    return Engine(Scheduler(settings, pool, hasher, b"fake", tier), device, debug=True), device
+    if disk is None or tier is None:
+        return Engine(Scheduler(settings, pool, hasher, b"fake", tier), device, debug=True), device
+    disk.begin(tier)
+    scheduler = Scheduler(settings, pool, hasher, b"fake", tier, disk)  # type: ignore[arg-type]
+    return Engine(scheduler, device, debug=True, clock=disk.clock), device
+
+
+class FakeDisk:
+    """A `DiskTier` without a process: each request ends when ``chance`` says so, well or badly.
+
+    ``time``: virtual seconds, one for each look at the clock. Bytes go to the slot when the request ends.
+    """
+
+    def __init__(self, chance: Random) -> None:
+        self.records: dict[bytes, tuple[int, bytes]] = {}
+        self.time = 0.0
+        self.fetched = 0
+        self._chance = chance
+
+    def begin(self, host: HostTier) -> None:
+        """Another engine: requests of the one before are forgotten, as its shelf is dead."""
+        self._host = host
+        self._storing: dict[bytes, int] = {}
+        self._fetching: dict[bytes, int] = {}
+
+    ready = True
+    room = 4
+
+    def clock(self) -> float:
+        self.time += 0.5
+        return self.time
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.records
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._storing or self._fetching)
+
+    def fetching(self, key: bytes) -> bool:
+        return key in self._fetching
+
+    def stored(self, key: bytes) -> bool:
+        return key in self.records or key in self._storing
+
+    def store(self, key: bytes, now: float) -> bool:
+        slot = self._host.slot_of(key)
+        if slot is None or self.stored(key):
+            return False
+        self._host.hold(slot)
+        self._storing[key] = slot
+        return True
+
+    def fetch(self, key: bytes, now: float) -> bool:
+        if key in self._fetching:
+            return True
+        slot = self._host.reserve(key, 0) if key in self.records else None
+        if slot is None:
+            return False
+        self._fetching[key] = slot
+        return True
+
+    def supersede(self, key: bytes) -> None:
+        self.records.pop(key, None)
+
+    def poll(self, now: float) -> None:
+        for key in [key for key in self._storing if self._chance.random() < 0.5]:
+            slot = self._storing.pop(key)
+            payload = bytes(self._host.memory.payload(slot))
+            if (
+                self._chance.random() < 0.9
+                and xxh3_64_intdigest(payload) == self._host.memory.entry(slot).digest
+            ):
+                self.records[key] = self._tokens(slot), payload
+            self._host.let_go(slot)
+        for key in [key for key in self._fetching if self._chance.random() < 0.3]:
+            slot = self._fetching.pop(key)
+            if key not in self.records or self._chance.random() < 0.1:
+                self._host.abandon(slot)
+                continue
+            tokens, payload = self.records[key]
+            self._host.memory.payload(slot)[:] = payload
+            self._host.filled(slot, tokens=tokens, digest=xxh3_64_intdigest(payload))
+            self.fetched += 1
+
+    def _tokens(self, slot: int) -> int:
+        return self._host.memory.entry(slot).tokens
+
+    def statistics(self) -> ShelfStatistics:
+        return ShelfStatistics(len(self.records), len(self._fetching), 0, self.fetched, 0, 0)
+
+    def close(self) -> None:
+        """Nothing to leave."""
 
 
 def slot_bytes(block_tokens: int) -> int:

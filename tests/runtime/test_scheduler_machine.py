@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from holdfast.kvstore.slots import SlotState
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.settings import SchedulerSettings
-from holdfast.tests.runtime.fakes import fake_memory
+from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, World
 
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
@@ -62,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ),
             Random(seed),
             memory=None if slots is None else fake_memory(int(slots * blocks), block_tokens),
+            disk=FakeDisk(Random(seed + 1)) if slots and seed % 2 else None,
         )
         self.random = Random(seed)
         self.longest = longest

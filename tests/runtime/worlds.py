@@ -29,7 +29,7 @@ from holdfast.runtime.link.messages import (
     Truncate,
 )
 from holdfast.runtime.settings import SchedulerSettings
-from holdfast.tests.runtime.fakes import GREEDY, Shadow, fake_engine, fake_memory
+from holdfast.tests.runtime.fakes import GREEDY, FakeDisk, Shadow, fake_engine, fake_memory
 
 DRAWN = 256
 """Tokens the fake device samples are below this; the three that fail are above."""
@@ -88,6 +88,7 @@ class World:
     chance: Random | None = None
     late: bool = False
     memory: SlotMemory | None = None
+    disk: FakeDisk | None = None
     beings: dict[int, Being] = field(default_factory=dict)
     turns: list[int] = field(default_factory=list)
     ended: dict[int, Row] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class World:
             self.settings,
             chance=self.chance,
             memory=self.memory,
+            disk=self.disk,
             late=self.late,
             vocab_size=DRAWN,
             poison=frozenset({POISON}),
@@ -180,7 +182,8 @@ class World:
             before = [turn.deadline for other in self.turns if (turn := self.beings[other].turn)]
             deadline = max([self.steps, *before]) + self.settings.most_steps(prompt, max_tokens)
             being.turn = Turn(sampling, limits, generated_from, prompt, deadline)
-            self.turns.append(seq)
+            if seq not in self._roster.fetching:
+                self.turns.append(seq)
             if being.alone:  # it goes before those that are older, and nobody beside it
                 for other in self.turns:
                     delayed = self.beings[other].turn
@@ -219,7 +222,7 @@ class World:
         """Forced preemption: who must compute again, and who waits for it, may take longer."""
         self.scheduler.evict(seq)
         being = self.beings[seq]
-        if being.turn is not None:
+        if being.turn is not None and seq in self.turns:
             again = self.settings.most_steps(len(being.shadow.tokens), 0)
             for other in self.turns[self.turns.index(seq) :]:
                 turn = self.beings[other].turn
@@ -236,7 +239,11 @@ class World:
         """One step, everything about it checked."""
         oldest = self.turns[0] if self.turns else None
         before = self._progress(oldest)
+        waited = [
+            seq for seq, being in self.beings.items() if being.turn is not None and seq not in self.turns
+        ]
         step = self.engine.step()
+        self._let_in(waited)
         if step is None:
             assert not self.turns, "a turn is open and nothing runs"
             return None
@@ -264,8 +271,24 @@ class World:
     def run(self, steps: int = 1_000_000) -> None:
         """Steps until idle, at most ``steps``."""
         for _ in range(steps):
-            if self.step() is None:
+            if self.step() is None and not self._roster.fetching:
                 return
+
+    def _let_in(self, waited: list[int]) -> None:
+        """Turns whose KV has come from disk, or will not, are as old as that."""
+        order = self._order()
+        arrived = [seq for seq in waited if seq not in self._roster.fetching]
+        arrived.sort(key=lambda seq: order.index(seq) if seq in order else -1)  # else it is over already
+        for seq in arrived:
+            turn = self.beings[seq].turn
+            assert turn is not None
+            before = [other.deadline for name in self.turns if (other := self.beings[name].turn)]
+            left = self.settings.most_steps(len(self.beings[seq].shadow.tokens), turn.limits.max_tokens)
+            turn.deadline = max([self.steps, *before]) + left
+            self.turns.append(seq)
+
+    def _order(self) -> list[int]:
+        return [sequence.id for sequence in self._roster.turns()]
 
     def reply(self, seq: int, max_tokens: int, **turn: object) -> list[int]:
         """A turn from beginning to end: what it sampled."""
@@ -317,7 +340,7 @@ class World:
         work = row.work
         assert work is not None and work.decoded == turn.sampled
         if not (work.recomputed or being.cut or being.cursed):
-            assert work.prefilled + work.resident + work.host == turn.prompt
+            assert work.prefilled + work.resident + work.host + work.disk == turn.prompt
 
     # --- the model --------------------------------------------------------------------------------------
 
@@ -355,4 +378,5 @@ class World:
     def _end(self, seq: int) -> None:
         self.beings[seq].turn = None
         self.beings[seq].cut = False
-        self.turns.remove(seq)
+        if seq in self.turns:  # else it waited for the disk
+            self.turns.remove(seq)

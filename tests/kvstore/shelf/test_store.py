@@ -95,6 +95,16 @@ def test_what_is_superseded_goes_with_what_replaces_it(store: RecordStore) -> No
         read(store, 1)
 
 
+def test_what_is_superseded_is_gone_after_a_restart_too(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put([given(1), given(2)])
+    store.put([given(3)], superseded=[key(1)])
+    store.close()
+    again = opened(tmp_path)
+    assert set(again.keys()) == {key(2), key(3)}
+    again.close()
+
+
 def test_more_than_the_budget_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     store = opened(tmp_path, budget=2 * ROOM)
     store.put([given(1)])

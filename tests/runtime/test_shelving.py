@@ -1,0 +1,168 @@
+"""KV on disk: when it goes there, and turns that wait for it while others run; on the fake device and disk."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from holdfast.runtime.link.messages import Reply, Settle, Stage, Work
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.shelving import IDLE_SECONDS
+from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
+from holdfast.tests.runtime.worlds import VOCAB, World
+
+PROMPT = list(range(30, 43))
+
+
+def shelved(slots: int = 40, depth: int = 2) -> World:
+    settings = SchedulerSettings(
+        blocks=16,
+        vocab_size=VOCAB,
+        max_context=48,
+        block_tokens=4,
+        max_step_tokens=8,
+        max_sequences=4,
+        depth=depth,
+    )
+    return World(settings, memory=fake_memory(slots, 4), disk=FakeDisk(Random(1)))
+
+
+def down(here: World) -> None:
+    """Let everything go to disk that is on its way there."""
+    here.run()
+    while here.scheduler.shelving.busy:
+        here.step()
+
+
+def settle(here: World, seq: int) -> None:
+    here.run()
+    assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), Reply)
+    for _ in range(10):  # what the disk refuses is asked again
+        down(here)
+        here.scheduler.shelving.leave(here._roster[seq])
+
+
+def begin_anew(here: World) -> None:
+    """Another machine with the same disk."""
+    here.memory = fake_memory(40, 4)
+    here.restart()
+
+
+def work_of(here: World, seq: int) -> Work:
+    work = here.ended[seq].work
+    assert work is not None
+    return work
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_turn_waits_for_the_disk_and_computes_only_what_is_new(depth: int) -> None:
+    here = shelved(depth=depth)
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    assert here.state(0).computed == 0
+    begin_anew(here)
+    assert here.disk is not None
+    here.disk._chance = Random(4)
+    here.open(0, [*PROMPT, *said, 7])
+    here.reply(0, 4)
+    work = work_of(here, 0)
+    assert work.disk > 0 and work.restore_seconds > 0
+    assert work.disk + work.host + work.resident + work.prefilled == 20
+
+
+def test_others_run_while_a_turn_waits_and_it_holds_nothing() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    assert here.disk is not None
+    poll, here.disk.poll = here.disk.poll, lambda now: None  # type: ignore[method-assign]
+    here.open(0, [*PROMPT, *said, 7])
+    here.generate(0, 4)
+    assert list(here._roster.fetching) == [0] and not len(here._roster[0].table)
+    here.open(1, [3, *PROMPT])
+    assert len(here.reply(1, 5)) == 5
+    assert list(here._roster.fetching) == [0]
+    here.disk.poll = poll  # type: ignore[method-assign]
+    here.run()
+    assert 0 in here.ended
+
+
+def test_a_turn_that_waits_for_a_disk_that_never_answers_is_computed() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    assert here.disk is not None
+    here.disk.poll = lambda now: None  # type: ignore[method-assign]
+    here.open(0, [*PROMPT, *said, 7])
+    here.reply(0, 4)
+    assert work_of(here, 0).disk == 0 and work_of(here, 0).prefilled == 20
+
+
+def test_a_turn_stopped_or_closed_while_it_waits_is_over() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    for seq in (0, 1):
+        here.open(seq, [*PROMPT, *said, 7])
+        here.generate(seq, 4)
+        assert seq in here._roster.fetching
+    here.stop(0)
+    here.close(1)
+    here.run()
+    here.reply(0, 3)
+
+
+def test_an_idle_sequence_goes_to_disk_by_itself_and_a_closed_one_at_once() -> None:
+    here = shelved()
+    assert here.disk is not None
+    here.open(0, PROMPT)
+    here.reply(0, 6)
+    here.run()
+    due = here.engine.due()
+    assert due is not None and 0 < due <= IDLE_SECONDS and not len(here.disk)
+    here.disk.time += IDLE_SECONDS
+    down(here)
+    assert len(here.disk) > 0
+    kept = len(here.disk)
+    here.open(1, [9, *PROMPT])
+    here.reply(1, 6)
+    here.run()
+    here.close(1)
+    down(here)
+    assert len(here.disk) > kept
+
+
+def test_a_host_tier_that_is_nearly_full_sends_down_what_it_would_drop() -> None:
+    here = shelved(slots=12)
+    assert here.disk is not None
+    for seq in range(6):
+        here.open(seq, [seq + 1, *PROMPT])
+        here.reply(seq, 3)
+        here.run()
+    assert len(here.disk) > 0
+
+
+def test_a_staged_sequence_is_computed_when_its_turn_begins() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    here.open(0, PROMPT)
+    here.run()
+    here.evict(0)
+    assert isinstance(here.engine.apply(Stage(here._next(), 0)), Reply)
+    while here.scheduler.shelving._awaited:
+        here.step()
+    here.run()
+    assert here.state(0).computed == len(PROMPT) - 1
+    here.reply(0, 3)
+    assert work_of(here, 0).restore_seconds >= 0
