@@ -1,6 +1,7 @@
 """For all tests: hypothesis profile, and more of it.
 
 ``HOLDFAST_EXAMPLES=10`` runs ten times as many hypothesis examples, within ten times the time limit.
+``HOLDFAST_NO_SHRINK=1``: the first failure will do, however large its example; for planted bugs.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
+PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
 
 settings.register_profile(
@@ -18,6 +20,7 @@ settings.register_profile(
     deadline=None,
     max_examples=100 * FACTOR,
     stateful_step_count=100,
+    phases=PHASES if "HOLDFAST_NO_SHRINK" in os.environ else list(Phase),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("holdfast")

@@ -72,6 +72,7 @@ def run_in_copy(where: Path, tests: list[str], bug: Bug | None = None) -> subpro
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "HOLDFAST_EXAMPLES": "1",
+        "HOLDFAST_NO_SHRINK": "1",
     }
     return subprocess.run(command, cwd=house, env=environment, capture_output=True, text=True, check=False)
 
