@@ -230,6 +230,7 @@ class DiskTier:
             self._sock.close()
         self._sock, self._ready = None, False
         self._outbox.clear()
+        self._keys.clear()  # the next one says what it holds
         self._ask()
 
     def _ask(self) -> None:
@@ -246,7 +247,6 @@ class DiskTier:
         for request in list(self._requests.values()):
             self._give_up(request.message)
         self._requests.clear()
-        self._keys.clear()
         os.set_inheritable(fds[0], False)
         self._sock = socket.socket(fileno=fds[0])
         self._sock.setblocking(False)

@@ -41,6 +41,8 @@ async def command(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 async def address(process: asyncio.subprocess.Process) -> str:
     assert process.stderr is not None
+    memory = (await process.stderr.readline()).decode()
+    assert memory.startswith("holdfast: weights "), memory
     line = (await process.stderr.readline()).decode()
     assert line.startswith("holdfast: pocket at http://"), line
     return line.split()[-1]

@@ -277,6 +277,8 @@ class Server:
             stderr=asyncio.subprocess.PIPE,
         )
         assert self.process.stderr is not None
+        memory = (await self.process.stderr.readline()).decode()
+        assert memory.startswith("holdfast: weights "), memory
         line = (await self.process.stderr.readline()).decode()
         assert line.startswith("holdfast: pocket at http://"), line
         self.url = line.split()[-1]
@@ -322,7 +324,7 @@ async def test_a_killed_servers_sessions_go_on_in_the_next(tmp_path: Path, field
             assert "".join(pieces) == wanted[1] == told(chat)
             assert server.process is not None
             assert await chat.say(lines[2]).text() == wanted[2]
-            assert chat.last.kv is not None and chat.last.kv.prefilled == chat.last.kv.new
+            assert chat.last.kv is not None and chat.last.kv.prefilled <= chat.last.kv.new
             handle = chat.handle
         assert handle is not None
         url = server.url
