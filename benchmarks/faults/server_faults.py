@@ -47,7 +47,11 @@ async def command() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     )
     assert process.stderr is not None
     try:
-        yield process, (await process.stderr.readline()).decode().split()[-1]
+        line = ""
+        while " at http://" not in line:
+            line = (await process.stderr.readline()).decode()
+            assert line, "the server ended before it told its address"
+        yield process, line.split()[-1]
     finally:
         if process.returncode is None:
             process.kill()

@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def engine(_: Bench) -> list[Figure]:
     """Pocket in fp32 on CUDA against the CPU, greedy, sixteen prompts in one batch; then its decode rate."""
     prompts = [[(7 * seed + 13 * at) % 900 + 20 for at in range(5 + 11 * seed)] for seed in range(16)]
-    on_cpu, _seconds = _generate(load_model("pocket", "cpu", "float32"), prompts, 32)
+    on_cpu, _seconds = generate(load_model("pocket", "cpu", "float32"), prompts, 32)
     torch.backends.cuda.matmul.allow_tf32 = False
-    on_cuda, seconds = _generate(load_model("pocket", "cuda", "float32"), prompts, 32)
+    on_cuda, seconds = generate(load_model("pocket", "cuda", "float32"), prompts, 32)
     equal = sum(one == other for one, other in zip(on_cpu, on_cuda, strict=True))
     return [
         figure("greedy replies equal to the CPU's, of 16", equal, "replies", goal=16),
@@ -54,7 +54,7 @@ def tests(bench: Bench) -> list[Figure]:
     return [figure("pytest -m gpu, exit status (5: none selected)", status, "", goal=0, better="lower")]
 
 
-def _generate(model: LoadedModel, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
+def generate(model: LoadedModel, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
     """Greedy ids for all prompts in one batch, and the seconds from the first step to the last."""
     made = _engine(model)
     said: list[list[int]] = [[] for _ in prompts]

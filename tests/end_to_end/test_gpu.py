@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.benchmarks import gpu
+from holdfast.benchmarks.gpu import engine
+from holdfast.benchmarks.gpu.measure import Bench
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_says_what_the_cpu_says() -> None:
-    figures = {figure["name"]: figure for figure in gpu.engine("")}
+    figures = {figure["name"]: figure for figure in engine.engine(Bench(torch.device("cuda"), False, ""))}
     assert figures["greedy replies equal to the CPU's, of 16"]["met"]
 
 
@@ -20,6 +21,6 @@ def test_the_same_path_runs_on_a_cpu() -> None:
     from holdfast.runtime.model.load import load_model
 
     model = load_model("pocket", "cpu", "float32")
-    said, seconds = gpu._generate(model, [[30, 31, 32], [40] * 20], 8)
+    said, seconds = engine.generate(model, [[30, 31, 32], [40] * 20], 8)
     assert [len(one) for one in said] == [8, 8]
     assert seconds > 0
