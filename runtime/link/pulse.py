@@ -52,6 +52,7 @@ class Pulse:
         self._now = _Entered(Phase.LOADING, clock(), LOAD_STALL)
         self._told: _Entered | None = None
         self._next = clock()
+        self._until = clock()  # what the last heartbeat promised
 
     def enter(self, phase: Phase, limit: float = math.inf, detail: str = "", fraction: float = 0.0) -> None:
         """From now on the device thread is in ``phase``, for at most ``limit`` seconds."""
@@ -83,7 +84,16 @@ class Pulse:
             return None
         self._next = now + min(INTERVAL, left)  # before the promise runs out, whatever the phase is by then
         promise = IDLE_PROMISE if entered.phase is Phase.IDLE else left
+        self._until = now + promise
         return Heartbeat(entered.phase, promise + SLACK, entered.detail, entered.fraction)
+
+    def shortened(self) -> Heartbeat | None:
+        """One to send at once, where the last promised far more than is needed now: loading, a first step."""
+        entered, now = self._now, self._clock()
+        if self._until - now <= IDLE_PROMISE + STEP_FLOOR:
+            return None
+        self._until = now + IDLE_PROMISE
+        return Heartbeat(entered.phase, IDLE_PROMISE + SLACK, entered.detail, entered.fraction)
 
     def _tell(self, entered: _Entered, elapsed: float) -> Heartbeat | None:
         if self._told is entered:

@@ -69,6 +69,8 @@ def serve(
     uplink.start()
     try:
         loaded = _load(load, uplink, pulse)
+        pulse.enter(Phase.IDLE)
+        _shorten(uplink, pulse)
         uplink.send(loaded.hello)
         try:
             _drive(loaded, uplink, pulse)
@@ -104,7 +106,16 @@ def _drive(loaded: Loaded, uplink: Uplink, pulse: Pulse) -> None:
         step = engine.step()
         busy = step is not None
         if step is not None:
+            pulse.enter(Phase.STEPPING, STEP_FLOOR)
+            _shorten(uplink, pulse)
             uplink.send(step)
+
+
+def _shorten(uplink: Uplink, pulse: Pulse) -> None:
+    """Before what is sent next: a process that stops behind it must not look busy with what it has done."""
+    beat = pulse.shortened()
+    if beat is not None:
+        uplink.send(beat)
 
 
 def _answer(engine: Serves, verb: AnyVerb, uplink: Uplink) -> Reply | Refusal:
