@@ -20,12 +20,16 @@ from ..runtime.link.thread import ThreadEngine
 from ..runtime.settings import EngineSettings
 from ..sdk.client import Client
 from ..sdk.errors import ConnectionFailed, ConnectionLost
+from ..sdk.resume import Patience
 from .channel import ChannelClosed, MemoryChannel, memory_pair
 from .compose import model_name, opened
 from .errors import GatewayError
 from .realtime import Visitor
 from .service import Service
 from .settings import GatewaySettings
+
+ONE_TRY = Patience(total=0.0)
+"""The way back inside one process: where it is not open at once the engine has been left, and never will be."""
 
 
 class MemoryTransport:
@@ -91,7 +95,7 @@ def in_memory(service: Service) -> Client:
     async def redial(model: str | None) -> MemoryTransport:
         return await dial(model, resume=True)
 
-    return Client(dial, redial=redial)
+    return Client(dial, redial=redial, patience=ONE_TRY)
 
 
 async def _serve(service: Service, channel: MemoryChannel, visitor: Visitor) -> None:

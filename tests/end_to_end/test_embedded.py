@@ -41,6 +41,7 @@ async def test_another_model_than_its_own_is_refused(client: Client) -> None:
             pass
 
 
+@pytest.mark.timeout(40)  # a client that went on looking for the way back took a minute
 async def test_leaving_ends_its_sessions_and_its_thread(pocket: EngineSettings) -> None:
     threads, tasks = set(threading.enumerate()), asyncio.all_tasks()
     async with embedded(engine=pocket) as client:
