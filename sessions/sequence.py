@@ -80,15 +80,26 @@ class LiveSequence:
             return state
 
     async def anticipate(self, ids: Ids, *, unless: Callable[[], bool]) -> None:
-        """`bring`, for tokens of a turn that has not begun; not if one did while this waited for its place."""
+        """`bring`, for tokens of a turn that has not begun; not if one did while this waited for its place.
+
+        Nor where an engine died over this branch: whether that was its doing is for a turn to find out, which
+        pays for it with the poison rule, and not for every piece of text that comes.
+        """
         async with self._verbs:
-            if not unless():
+            if not unless() and not self._doubtful:
                 before = self.held
                 if not self._ahead:
                     self._computed_before = self._state.computed if self._state else 0
                 await self._bring(ids)
                 self.retracted |= self._ahead and common_prefix(before, ids) < len(before)
                 self._ahead = True
+
+    @property
+    def _doubtful(self) -> bool:
+        if self._state is None or not self.lost:
+            return self.suspicion.alone
+        death = self._link.death_of(self._incarnation)
+        return death is None or self._state.seq in death.step
 
     async def _bring(self, ids: Ids) -> State:
         assert len(ids) > 0, "a prompt has at least one token"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from scripted_link import ScriptedLink
 from session_stage import run
 
 from holdfast.runtime.errors import EngineDied, SequenceUnknown
+from holdfast.runtime.link.blackbox import Death
 from holdfast.runtime.link.messages import Limits, Sampling
 from holdfast.sessions.ids import Ids, ids_of
 from holdfast.sessions.sequence import LiveSequence
+from holdfast.sessions.suspicion import TRIAL, Suspicion
 
 END = 0
 
@@ -147,3 +150,44 @@ async def test_after_a_restart_it_opens_without_closing_what_is_gone() -> None:
 async def test_without_a_sequence_nothing_is_generated() -> None:
     with pytest.raises(SequenceUnknown):
         await LiveSequence(counting()).generate(Sampling(), Limits(1))
+
+
+@run
+async def test_text_on_its_way_is_not_tried_again_on_the_next_engine() -> None:
+    """Else each piece of a text that kills engines would kill one."""
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.anticipate(span(1, 9), unless=lambda: False)
+    (held,) = link.held
+    link.die()
+    link.deaths[-1] = replace(link.deaths[-1], step=frozenset({held}))
+    link.restart()
+    link.log.clear()
+    await sequence.anticipate(span(1, 12), unless=lambda: False)
+    assert verbs(link) == []
+    await sequence.bring(span(1, 12))
+    assert verbs(link) == [("open", 11)], "a turn does, under the poison rule"
+
+
+@run
+async def test_text_on_its_way_goes_on_after_a_death_that_others_died_of() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.anticipate(span(1, 9), unless=lambda: False)
+    link.die()
+    link.deaths[-1] = replace(link.deaths[-1], step=frozenset({99}))
+    link.restart()
+    link.log.clear()
+    await sequence.anticipate(span(1, 12), unless=lambda: False)
+    assert verbs(link) == [("open", 11)]
+
+
+@run
+async def test_a_branch_on_trial_is_not_anticipated() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    sequence.suspicion = Suspicion()
+    for _ in range(TRIAL):
+        sequence.suspicion.weigh(Death(1, "crash", False, frozenset({7}), 0.0), 7, alone=False)
+    await sequence.anticipate(span(1, 9), unless=lambda: False)
+    assert verbs(link) == []
