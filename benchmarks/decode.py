@@ -7,17 +7,14 @@ where our own step's time goes: parts by the step log, operators by torch's prof
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from .harness.options import Options, options_of, parser_of, run
 from .harness.rounds import prompt, ratio, rotated, vocabulary
-from .harness.workers import Worker, commands, loaded
+from .harness.workers import Worker, commands, on_toy
 from .report import Goal, show, summary, table
-from .toys import make_toy, teach
 
 ENGINES = ("holdfast", "transformers", "openvino-genai")
 OVER_TRANSFORMERS = {1: 3.0, 8: 2.0, 32: 2.0}
@@ -45,12 +42,10 @@ def measure(options: Options, sequences: Sequence[int], *, profiled: bool) -> No
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
     for model in options.models:
-        with tempfile.TemporaryDirectory() as folder:
-            teach(make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype))
-            with loaded(found, Path(folder), options) as workers:
-                rates = _rates(workers, sequences, options, model)
-                figures[model] = {"engines": {worker.name: worker.told for worker in workers}}
-                steps = _steps(workers[0], sequences, options, model, profiled=profiled)
+        with on_toy(model, found, options) as workers:
+            rates = _rates(workers, sequences, options, model)
+            figures[model] = {"engines": {worker.name: worker.told for worker in workers}}
+            steps = _steps(workers[0], sequences, options, model, profiled=profiled)
         figures[model] |= {"tokens_per_second": _told(rates), "our_steps": steps}
         goals += _goals(model, rates)
         _tables(model, rates, steps)

@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from .harness.options import Options, options_of, parser_of, run
 from .harness.rounds import prompt, ratio, rotated, vocabulary
-from .harness.workers import Worker, commands, loaded
+from .harness.workers import Worker, commands, on_toy
 from .report import Goal, show, summary, table
-from .toys import make_toy, teach
 
 ENGINES = ("holdfast", "transformers", "openvino-genai")
 LENGTHS = (512, 2048, 4096)
@@ -41,11 +38,9 @@ def measure(options: Options, lengths: Sequence[int]) -> None:
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
     for model in options.models:
-        with tempfile.TemporaryDirectory() as folder:
-            teach(make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype))
-            with loaded(found, Path(folder), options) as workers:
-                rates = _rates(workers, lengths, options, model)
-                figures[model] = {"engines": {worker.name: worker.told for worker in workers}}
+        with on_toy(model, found, options) as workers:
+            rates = _rates(workers, lengths, options, model)
+            figures[model] = {"engines": {worker.name: worker.told for worker in workers}}
         figures[model]["tokens_per_second"] = {
             length: {name: summary(runs, 1) for name, runs in engines.items()}
             for length, engines in rates.items()

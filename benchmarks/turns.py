@@ -9,19 +9,16 @@ the same for all; what an engine generated is its own history.
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from .harness.options import Options, options_of, parser_of, run
 from .harness.plots import Axes, draw
 from .harness.rounds import agreeing, prompt, ratio, rotated, slope, vocabulary
-from .harness.workers import OURS, Worker, commands, loaded
+from .harness.workers import OURS, Worker, commands, on_toy
 from .report import Goal, show, summary, table
-from .toys import make_toy, teach
 
 ENGINES = ("holdfast", "holdfast-gateway", "transformers-resend", "transformers-kept", "openvino-genai")
 KEPT = "transformers-kept"
@@ -91,11 +88,9 @@ def measure(options: Options, script: Script) -> None:
     goals: list[Goal] = []
     pictures = []
     for model in options.models:
-        with tempfile.TemporaryDirectory() as folder:
-            teach(make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype))
-            with loaded(found, Path(folder), options) as workers:
-                played = _play(workers, script, options, model)
-                engines = {worker.name: worker.told for worker in workers}
+        with on_toy(model, found, options) as workers:
+            played = _play(workers, script, options, model)
+            engines = {worker.name: worker.told for worker in workers}
         figures[model] = {"engines": engines, **_figures(played, script)}
         goals += _goals(model, played, script)
         _table(model, played, script)

@@ -49,7 +49,7 @@ class Renderer:
     def settled(self, script: Script) -> Ids:
         """The tokens from the root that nothing said later can change; the last message still grows.
 
-        None where a turn before it would have to be rendered anew, or the template does not write the
+        No tokens where a turn before it would have to be rendered anew, or the template does not write the
         message as it is. Raises ``TemplateFailed``.
         """
         *before, last = script.segments

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..toys import make_toy, teach
 from .options import CannotMeasure, Options
 
 Json = dict[str, Any]
@@ -127,6 +128,15 @@ class Worker:
         self._complaints.seek(0)
         lines = self._complaints.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.poll()}"
+
+
+@contextmanager
+def on_toy(model: str, found: Iterable[Command], options: Options) -> Iterator[list[Worker]]:
+    """Workers with the toy ``model``, made for them, loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        teach(make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype))
+        with loaded(found, Path(folder), options) as workers:
+            yield workers
 
 
 @contextmanager
