@@ -47,7 +47,7 @@ class Session:
     ) -> None:
         settings = settings or SessionSettings()
         self.id = id
-        self.history = history or History(max_items=settings.max_items)
+        self.history = History(max_items=settings.max_items) if history is None else history
         self.log: SessionLog = log or EphemeralLog()
         self.history.record = self.log.append
         self.handles = handles or SessionHandles(b"", self.log)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from journal_stage import MODEL, SMALL, book_in, folder
 from scripted_link import ScriptedLink
@@ -368,6 +368,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=settings().max_examples // 4)
 @given(actions=ACTIONS, seed=st.integers(0, 2**16))
+@example(actions=["preamble", "restart"], seed=0)
 def test_a_session_that_is_opened_again_goes_on_as_one_that_was_not(actions: list[str], seed: int) -> None:
     """Two sessions live the same life; one of them is put away at every chance."""
 
