@@ -31,7 +31,7 @@ __all__ = [
     "rotate_and_store",
 ]
 
-FEW_ROWS = 8
+FEW_ROWS = 32
 """Up to so many rows a product is ours; with more, torch's is faster."""
 
 PRODUCTS, NUMBERS, PAIRS = 1 << 17, 1 << 14, 1 << 15

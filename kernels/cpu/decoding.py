@@ -12,7 +12,8 @@ import numpy as np
 from numba import prange, types
 
 from .compiling import compiled, inlined
-from .elements import Pointer, exp, narrow, pointer, tanh, widen
+from .elements import Pointer, exp, memory, narrow, offset, pointer, tanh
+from .products import dots, weigh
 
 SPAN = 256
 """Positions of one piece."""
@@ -21,61 +22,10 @@ _LOWEST = np.float32(-1e30)
 
 
 @inlined
-def _dot(query: Any, arena: Pointer, at: int, dim: int) -> Any:
-    total = np.float32(0)
-    for i in range(dim):
-        total += query[i] * widen(arena[at + i])
-    return total
-
-
-@inlined
-def _four_dots(query: Any, arena: Pointer, at: int, dim: int) -> Any:
-    """With four keys, one behind the other."""
-    second, third, fourth = at + dim, at + 2 * dim, at + 3 * dim
-    a = b = c = d = np.float32(0)
-    for i in range(dim):
-        number = query[i]
-        a += number * widen(arena[at + i])
-        b += number * widen(arena[second + i])
-        c += number * widen(arena[third + i])
-        d += number * widen(arena[fourth + i])
-    return a, b, c, d
-
-
-@inlined
-def _scores(query: Any, arena: Pointer, at: int, count: int, dim: int, scores: Any) -> None:
-    """``scores[i] = query . key[i]`` of ``count`` keys from ``at`` on."""
-    grouped = count // 4 * 4
-    for i in range(0, grouped, 4):
-        scores[i], scores[i + 1], scores[i + 2], scores[i + 3] = _four_dots(query, arena, at + i * dim, dim)
-    for i in range(grouped, count):
-        scores[i] = _dot(query, arena, at + i * dim, dim)
-
-
-@inlined
-def _add_values(shares: Any, arena: Pointer, at: int, count: int, dim: int, into: Any) -> None:
-    """``into += shares @ values`` of ``count`` values from ``at`` on."""
-    grouped = count // 4 * 4
-    for i in range(0, grouped, 4):
-        first = at + i * dim
-        second, third, fourth = first + dim, first + 2 * dim, first + 3 * dim
-        a, b, c, d = shares[i], shares[i + 1], shares[i + 2], shares[i + 3]
-        for j in range(dim):
-            into[j] += (
-                a * widen(arena[first + j])
-                + b * widen(arena[second + j])
-                + c * widen(arena[third + j])
-                + d * widen(arena[fourth + j])
-            )
-    for i in range(grouped, count):
-        first, a = at + i * dim, shares[i]
-        for j in range(dim):
-            into[j] += a * widen(arena[first + j])
-
-
-@inlined
-def _soften(scores: Any, soft_cap: float) -> Any:
-    """Cap the scores, make shares of them: returns their maximum and the sum of the shares."""
+def _soften(scores: Any, scale: float, soft_cap: float) -> Any:
+    """Scale and cap the scores, make shares of them: returns their maximum and the sum of the shares."""
+    for i in range(scores.size):
+        scores[i] *= np.float32(scale)
     if soft_cap > 0:
         cap = np.float32(soft_cap)
         for i in range(scores.size):
@@ -91,29 +41,25 @@ def _soften(scores: Any, soft_cap: float) -> Any:
 
 
 @inlined
-def _attend_span(query: Any, arena: Pointer, tables: Pointer, table_at: int, low: int, high: int, shape: Any,
-                 head_at: int, soft_cap: float, scores: Any, found: Any) -> None:  # fmt: skip
+def _attend_span(query: Pointer, arena: Pointer, table: Pointer, low: int, high: int, shape: Any, head_at: int,
+                 scale: float, soft_cap: float, scores: Any, found: Any) -> None:  # fmt: skip
     """Positions ``[low, high)`` for the queries of one KV head: into ``found`` ``[share, dim + 2]`` go the
-    weighted values, the maximum and the sum."""
+    weighted values, the maximum and the sum. ``scores``: ``[share, SPAN and the rest of two blocks]``."""
     share, kv_heads, dim, slots, block_size = shape
-    width = high - low
+    first, last, room = low // slots, (high - 1) // slots, scores.shape[1]
+    base = first * slots
+    for block in range(first, last + 1):  # of the outer two all slots; what they have besides is left alone
+        keys = offset(arena, table[block] * block_size + head_at)
+        dots(share, query, slots, keys, dim, offset(memory(scores), block * slots - base), room)
     for j in range(share):
-        at = low
-        while at < high:
-            count = min(high, (at // slots + 1) * slots) - at
-            keys = tables[table_at + at // slots] * block_size + head_at + at % slots * dim
-            _scores(query[j], arena, keys, count, dim, scores[j, at - low :])
-            at += count
-        found[j, dim], found[j, dim + 1] = _soften(scores[j, :width], soft_cap)
+        found[j, dim], found[j, dim + 1] = _soften(scores[j, low - base : high - base], scale, soft_cap)
         found[j, :dim] = np.float32(0)
     side = kv_heads * slots * dim
-    at = low
-    while at < high:
-        count = min(high, (at // slots + 1) * slots) - at
-        values = tables[table_at + at // slots] * block_size + head_at + side + at % slots * dim
-        for j in range(share):
-            _add_values(scores[j, at - low :], arena, values, count, dim, found[j])
-        at += count
+    for block in range(first, last + 1):
+        start, end = max(low, block * slots), min(high, (block + 1) * slots)
+        values = offset(arena, table[block] * block_size + head_at + side + start % slots * dim)
+        shares = offset(memory(scores), start - base)
+        weigh(share, shares, room, end - start, values, dim, memory(found), dim + 2)
 
 
 @inlined
@@ -121,7 +67,7 @@ def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, are
             contexts: Pointer, tables: Pointer, widest: int, layer_at: int, shape: Any, scale: float,
             window: int, soft_cap: float, found: Any) -> None:  # fmt: skip
     share, kv_heads, dim, slots, _ = shape
-    queries, scores = np.empty((share, dim), np.float32), np.empty((share, SPAN), np.float32)
+    scores = np.empty((share, SPAN + 2 * slots), np.float32)
     for piece in range(part, singles.size * kv_heads * spans, parts):
         span, head, at = piece % spans, piece // spans % kv_heads, piece // (spans * kv_heads)
         row = singles[at]
@@ -132,13 +78,10 @@ def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, are
             found[at, head, span, :, dim] = _LOWEST
             found[at, head, span, :, dim + 1] = np.float32(0)
             continue
-        for j in range(share):
-            line = ((starts[row] * kv_heads + head) * share + j) * dim
-            for i in range(dim):
-                queries[j, i] = widen(query[line + i]) * np.float32(scale)
-        head_at = layer_at + head * slots * dim
+        queries = offset(query, (starts[row] * kv_heads + head) * share * dim)
+        table, head_at = offset(tables, row * widest), layer_at + head * slots * dim
         _attend_span(
-            queries, arena, tables, row * widest, low, high, shape, head_at, soft_cap, scores,
+            queries, arena, table, low, high, shape, head_at, scale, soft_cap, scores,
             found[at, head, span],
         )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Elements and vectors as the loops see them: typed pointers, fp32 inside, one type's bits outside.
 
-bfloat16 travels as ``uint16``, float16 as ``int16``, float32 as itself. The only file that writes LLVM IR.
+bfloat16 travels as ``uint16``, float16 as ``int16``, float32 as itself. It writes LLVM IR for
+single numbers; `tiles` does for vectors.
 """
 
 from __future__ import annotations
@@ -20,10 +21,6 @@ TAGS: dict[torch.dtype, Any] = {
 }
 """A number of the type that stands for a dtype: what a kernel is compiled for."""
 
-ROWS, LANES, VECTORS = 4, 16, 2
-COLUMNS = LANES * VECTORS
-"""A tile of `multiply_tile` is ``ROWS`` by ``COLUMNS`` numbers."""
-
 Pointer: TypeAlias = Any
 """In compiled code: the address of elements of one type, indexed like an array."""
 
@@ -38,6 +35,26 @@ def pointer(typing: Any, address: Any, tag: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(tag)(types.int64, tag), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def offset(typing: Any, base: Any, numbers: Any) -> Any:
+    """The pointer so many ``numbers`` behind ``base``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.gep(args[0], [args[1]])
+
+    return base(base, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def memory(typing: Any, array: Any) -> Any:
+    """Where a contiguous array begins."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.make_array(array)(context, builder, args[0]).data
+
+    return types.CPointer(array.dtype)(array), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -127,80 +144,3 @@ def exp(x: Any) -> Any:
 def tanh(x: Any) -> Any:
     """``tanh x`` in fp32, within 1e-7."""
     return np.float32(1.0) - np.float32(2.0) / (exp(np.float32(2.0) * x) + np.float32(1.0))
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def multiply_tile(typing: Any, left: Any, row: Any, right: Any, column: Any, into: Any, depth: Any) -> Any:
-    """``into[row:, column:] += left[row:, :depth] @ right[:depth, column:]``, ``ROWS`` by ``COLUMNS`` numbers.
-
-    Contiguous fp32 matrices. The tile stays in registers over the depth.
-    """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        matrices = [context.make_array(signature.args[at])(context, builder, args[at]) for at in (0, 2, 4)]
-        _, line, _, start, _, deep = args
-        (a, a_width), (b, b_width), (c, c_width) = [
-            (matrix.data, builder.extract_value(matrix.shape, 1)) for matrix in matrices
-        ]
-        rows = [builder.add(line, _I64(step)) for step in range(ROWS)]
-        places = [_vectors(builder, c, builder.add(builder.mul(one, c_width), start)) for one in rows]
-        lines = [builder.gep(a, [builder.mul(one, a_width)]) for one in rows]
-        columns = builder.gep(b, [start])
-        begin = [[builder.load(place, align=4) for place in places_of_row] for places_of_row in places]
-        for place, result in zip(
-            _flat(places), _flat(_tile_loop(builder, begin, lines, columns, b_width, deep)), strict=True
-        ):
-            builder.store(result, place, align=4)
-        return context.get_dummy_value()
-
-    return types.void(left, row, right, column, into, depth), codegen
-
-
-_I64, _I32, _WIDE = ir.IntType(64), ir.IntType(32), ir.VectorType(ir.FloatType(), LANES)
-
-
-def _flat(rows: list[list[Any]]) -> list[Any]:
-    return [one for row in rows for one in row]
-
-
-def _vectors(builder: Any, base: Any, at: Any) -> list[Any]:
-    """Pointers to ``VECTORS`` vectors of ``base``, from number ``at`` on."""
-    starts = [builder.gep(base, [builder.add(at, _I64(LANES * step))]) for step in range(VECTORS)]
-    return [builder.bitcast(start, _WIDE.as_pointer()) for start in starts]
-
-
-def _spread(builder: Any, number: Any) -> Any:
-    """A vector with ``number`` in every lane."""
-    nothing = ir.Constant(_WIDE, ir.Undefined)
-    first = builder.insert_element(nothing, number, _I32(0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
-
-
-def _fused(builder: Any, one: Any, other: Any, old: Any) -> Any:
-    """``one * other + old``, which the code generator may round once."""
-    return builder.fadd(builder.fmul(one, other, flags=["contract"]), old, flags=["contract"])
-
-
-def _tile_loop(builder: Any, begin: Any, lines: Any, columns: Any, width: Any, depth: Any) -> Any:
-    """The loop over a depth of at least one: returns the sums."""
-    before, loop = builder.block, builder.append_basic_block("depth")
-    after = builder.append_basic_block("done")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    step = builder.phi(_I64)
-    sums = [[builder.phi(_WIDE) for _ in row] for row in begin]
-    right = [builder.load(one, align=4) for one in _vectors(builder, columns, builder.mul(step, width))]
-    left = [_spread(builder, builder.load(builder.gep(line, [step]))) for line in lines]
-    more = [
-        [_fused(builder, number, vector, old) for vector, old in zip(right, row, strict=True)]
-        for number, row in zip(left, sums, strict=True)
-    ]
-    following = builder.add(step, _I64(1))
-    step.add_incoming(_I64(0), before)
-    step.add_incoming(following, loop)
-    for old, first, new in zip(_flat(sums), _flat(begin), _flat(more), strict=True):
-        old.add_incoming(first, before)
-        old.add_incoming(new, loop)
-    builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
-    builder.position_at_end(after)
-    return more

@@ -13,8 +13,9 @@ import numpy as np
 from numba import prange, types
 
 from .compiling import compiled, inlined
-from .elements import COLUMNS, ROWS, Pointer, exp, multiply_tile, narrow, pointer, tanh, widen
+from .elements import Pointer, exp, narrow, pointer, tanh, widen
 from .layout import CHUNK_VECTORS
+from .tiles import COLUMNS, ROWS, multiply_tile
 
 TILE, STRIP = 64, 16
 """Positions of a tile; query vectors whose scores are made, softened and used before the next ones'."""

@@ -183,8 +183,8 @@ def test_rotate_and_store(kind: str, turning: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (37, 80), (64, 33), (700, 256)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9, 19, 40])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (37, 80), (21, 96), (64, 33), (700, 256)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_linear(biased: bool, n: int, k: int, rows: int, dtype: torch.dtype) -> None:
     x, weight = numbers(rows, k, dtype=dtype, seed=1), numbers(n, k, dtype=dtype, seed=2)
