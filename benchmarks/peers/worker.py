@@ -232,6 +232,72 @@ class OpenVINO:
         return [list(one.m_generation_ids[0]) for one in said]
 
 
+VLLM_SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process, so that its steps are ours to time
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+VLLM_CONTEXT = 8192
+
+
+class Vllm:
+    """vLLM on the CPU: its engine core in process, with its prefix cache."""
+
+    def __init__(self) -> None:
+        self._history: list[int] = []
+        self._requests = 0
+
+    def load(self, folder: Path, dtype: str, threads: int) -> Json:
+        """Token ids in and out; as many sequences at once as are asked for."""
+        os.environ.update(VLLM_SETTINGS)
+        from vllm import LLM, SamplingParams
+
+        self._sampling = SamplingParams
+        llm = LLM(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            dtype=dtype,
+            max_model_len=VLLM_CONTEXT,
+            enable_prefix_caching=True,
+        )
+        self._engine: Any = llm.llm_engine
+        versions = {name: version(name) for name in ("vllm-cpu", "torch")}
+        return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}}
+
+    def begin(self) -> None:
+        """Forget the history; its blocks may stay in the prefix cache."""
+        self._history = []
+
+    def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
+        """Generate with the whole history, of which the prefix cache holds all full blocks."""
+        self._history += tokens
+        began = time.perf_counter()
+        first, (said,) = self._generate([self._history], out)
+        self._history += said
+        return first - began, said
+
+    def decode(self, prompts: list[list[int]], out: int) -> int:
+        """All prompts as requests of one batch."""
+        return sum(map(len, self._generate(prompts, out)[1]))
+
+    def _generate(self, rows: list[list[int]], out: int) -> tuple[float, list[list[int]]]:
+        """When the first token came, and all."""
+        asked = self._sampling(
+            temperature=0, max_tokens=out, min_tokens=out, ignore_eos=True, detokenize=False
+        )
+        names = []
+        for row in rows:
+            self._requests += 1
+            names.append(str(self._requests))
+            self._engine.add_request(names[-1], {"prompt_token_ids": row}, asked)
+        first, said = 0.0, {name: list[int]() for name in names}
+        while self._engine.has_unfinished_requests():
+            for one in self._engine.step():
+                said[one.request_id] = list(one.outputs[0].token_ids)
+                first = first or time.perf_counter()
+        return first, [said[name] for name in names]
+
+
 def write_gguf(folder: Path) -> Path:
     """The Qwen3 toy in ``folder`` as F16 GGUF, norms in F32; its vocabulary is one CJK character per id."""
     import gguf
@@ -324,6 +390,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "transformers-resend": lambda: Transformers(keep=False),
     "transformers-kept": lambda: Transformers(keep=True),
     "openvino-genai": OpenVINO,
+    "vllm-cpu": Vllm,
 }
 
 if __name__ == "__main__":
