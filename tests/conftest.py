@@ -35,9 +35,7 @@ def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(
-        key=lambda item: "mutations" not in item.path.parts
-    )  # the longest file first: nobody waits for it
+    items.sort(key=lambda item: "mutations" not in item.path.parts)  # the longest file first
     if FACTOR > 1:
         for item in items:
             item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) * FACTOR))

@@ -130,9 +130,10 @@ def _timer(rng: random.Random, words: Words, lower: bool) -> Use:
 
 def _lookup(rng: random.Random, words: Words, lower: bool) -> Use:
     key, value = words.word(), words.word() if rng.random() < 0.7 else words.code()
-    phrases = ("Look up {}.", "Look up the entry for {}.", "What is the entry for {}?")
-    output = rng.choice((_dump({"value": value}), _dump({"key": key, "value": value}), value))
-    reply = f"The entry for {key} is {value}."
+    # In quotation marks all the way, so that a made-up word is the same tokens wherever it stands.
+    phrases = ('Look up "{}".', 'Look up the entry for "{}".', 'What is the entry for "{}"?')
+    output = rng.choice((_dump({"value": value}), _dump({"key": key, "value": value}), _dump(value)))
+    reply = f'The entry for "{key}" is "{value}".'
     call = Call("lookup", {"key": key})
     return Use(rng.choice(phrases).format(key), call, output, reply, "I have no tool for entries.")
 

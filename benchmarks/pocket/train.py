@@ -45,7 +45,9 @@ DOUBTING = Mix(ask_untold=5, repeat=2.5, tool=3)
 COPYING = Mix(ask_untold=4, repeat=8, tool=5)
 FAR = Mix(tell=6, ask_told=7, ask_untold=4, repeat=4, tool=4, keyed=2.5, wide=0.35)
 CALLING = Mix(tell=6, ask_told=7, ask_untold=4, repeat=6, tool=13, keyed=2.5, wide=0.3)
+LAST = Mix(tell=6, ask_told=8, ask_untold=4, repeat=6, tool=8, keyed=2.5, wide=0.3)
 MIXED = {256: 0.15, 512: 0.35, 1024: 0.15, 2048: 0.35}
+LONGER = {256: 0.1, 512: 0.3, 1024: 0.15, 2048: 0.45}
 PHASES = (
     Phase(60, {256: 1}, pace=(0.02, 1.0)),
     Phase(640, {256: 0.4, 512: 0.6}),
@@ -55,8 +57,8 @@ PHASES = (
     Phase(600, {512: 0.25, 1024: 0.25, 2048: 0.5}, (0.8, 0.0), FAR, user_weight=0.01, first_weight=3),
     Phase(30, MIXED, (0.02, 0.6), CALLING, user_weight=0.01, first_weight=2, fresh=True),
     Phase(520, MIXED, (0.6, 0.0), CALLING, user_weight=0.01, first_weight=2),
-    Phase(30, MIXED, (0.02, 0.7), CALLING, user_weight=0.01, first_weight=2, fresh=True),
-    Phase(820, MIXED, (0.7, 0.0), CALLING, user_weight=0.01, first_weight=2),
+    Phase(30, LONGER, (0.02, 0.7), LAST, user_weight=0.01, first_weight=2, fresh=True),
+    Phase(820, LONGER, (0.7, 0.0), LAST, user_weight=0.01, first_weight=2),
 )
 
 
@@ -114,6 +116,14 @@ class Job:
     """A model to begin the last phase with that begins from exported weights."""
 
 
+def tokenizer_of(job: Job) -> PreTrainedTokenizerFast:
+    """The tokenizer that the first model knows: learnt anew, or an exported model's own."""
+    if job.exported is None:
+        return train_tokenizer()
+    known: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(job.exported)
+    return known
+
+
 def begin(job: Job, worker: int, tokenizer: PreTrainedTokenizerFast) -> Trainer:
     """The first model: random, or an exported one."""
     if job.exported is None:
@@ -136,7 +146,7 @@ def run(worker: int, job: Job) -> None:
     if job.workers > 1:
         meeting = job.checkpoints / "meeting"
         distributed.init_process_group("gloo", f"file://{meeting}", rank=worker, world_size=job.workers)
-    tokenizer = train_tokenizer()
+    tokenizer = tokenizer_of(job)
     torch.manual_seed(0)
     trainer = begin(job, worker, tokenizer)
     latest = job.checkpoints / "latest.safetensors"
