@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from enum import StrEnum
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -35,7 +35,6 @@ class Upkeep(StrEnum):
 
 app = typer.Typer(
     name="holdfast",
-    help="An async streaming LLM inference engine whose unit is the session.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -66,6 +65,21 @@ Store = Annotated[
         "user's state folder.",
     ),
 ]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"holdfast {metadata.version('holdfast')}")
+        raise typer.Exit
+
+
+@app.callback()
+def holdfast(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """An async streaming LLM inference engine whose unit is the session."""
 
 
 @app.command()
@@ -179,10 +193,10 @@ def bench(
     ],
 ) -> None:
     """Run one of the benchmarks; what follows its name goes to it."""
-    found = _benchmark(name)
-    if found is None:
-        _refuse(f"no benchmark is named {name!r}")
-    raise typer.Exit(import_module(found).main(context.args))
+    found = _benchmarks()
+    if name not in found:
+        _refuse(f"no benchmark is named {name!r}; there are {', '.join(sorted(found))}")
+    raise typer.Exit(import_module(found[name]).main(context.args))
 
 
 def main() -> None:
@@ -243,12 +257,13 @@ def _refuse(cause: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _benchmark(name: str) -> str | None:
-    """The module that holds the benchmark: ``benchmarks/NAME/bench.py`` or ``benchmarks/NAME.py``."""
-    home = Path(__file__).resolve().parent.parent / "benchmarks"
-    package = __package__.rpartition(".")[0]
-    if not name.isidentifier():
-        return None
-    if (home / name / "bench.py").is_file():
-        return f"{package}.benchmarks.{name}.bench"
-    return f"{package}.benchmarks.{name}" if (home / f"{name}.py").is_file() else None
+def _benchmarks() -> dict[str, str]:
+    """Names of benchmarks, and the modules that hold them: ``benchmarks/NAME/bench.py`` or ``NAME.py``."""
+    home, package = Path(__file__).resolve().parent.parent / "benchmarks", __package__.rpartition(".")[0]
+    alone = {path.stem: f"{package}.benchmarks.{path.stem}" for path in home.glob("*.py") if _can_run(path)}
+    folders = {path.parent.name for path in home.glob("*/bench.py")}
+    return {**alone, **{name: f"{package}.benchmarks.{name}.bench" for name in folders}}
+
+
+def _can_run(path: Path) -> bool:
+    return "\ndef main(" in path.read_text()

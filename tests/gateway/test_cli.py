@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,7 @@ def test_sizes(served: list[Any], text: str, size: int) -> None:
         ["serve"],
         ["bench", "nothing"],
         ["bench", "../demo"],
+        ["bench", "toys"],
         ["fly"],
     ],
 )
@@ -141,3 +143,8 @@ def test_a_benchmark_is_a_module_with_a_main(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("holdfast.benchmarks.pocket.bench.main", lambda words: given.append(words) or 0)
     assert invoke("bench", "pocket", "--count", "3")[0] == 0
     assert given == [["--count", "3"]]
+
+
+def test_the_version_is_the_packages() -> None:
+    code, output = invoke("--version")
+    assert code == 0 and output.strip() == f"holdfast {metadata.version('holdfast')}"
