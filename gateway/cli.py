@@ -185,15 +185,22 @@ def store(
         _refuse(fault.message)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
 def bench(
     context: typer.Context,
     name: Annotated[
         str, typer.Argument(help="Which benchmark: a module of holdfast.benchmarks, such as `pocket`.")
-    ],
+    ] = "--help",
 ) -> None:
-    """Run one of the benchmarks; what follows its name goes to it."""
+    """Run one of the benchmarks; what follows its name goes to it (`bench NAME --help`)."""
     found = _benchmarks()
+    if name == "--help":
+        print(
+            f"Usage: holdfast bench NAME [OPTIONS]\n\nNAME: {', '.join(sorted(found))}; each has its own --help"
+        )
+        return
     if name not in found:
         _refuse(f"no benchmark is named {name!r}; there are {', '.join(sorted(found))}")
     raise typer.Exit(import_module(found[name]).main(context.args))
