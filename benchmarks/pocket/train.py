@@ -46,10 +46,8 @@ COPYING = Mix(ask_untold=4, repeat=8, tool=5)
 FAR = Mix(tell=6, ask_told=7, ask_untold=4, repeat=4, tool=4, keyed=2.5, wide=0.35)
 CALLING = Mix(tell=6, ask_told=7, ask_untold=4, repeat=6, tool=13, keyed=2.5, wide=0.3)
 LAST = Mix(tell=6, ask_told=8, ask_untold=4, repeat=6, tool=8, keyed=2.5, wide=0.3)
-FURTHER = Mix(tell=7, ask_told=9, ask_untold=4, repeat=5, tool=5, keyed=2.2, wide=0.3)
 MIXED = {256: 0.15, 512: 0.35, 1024: 0.15, 2048: 0.35}
 LONGER = {256: 0.1, 512: 0.3, 1024: 0.15, 2048: 0.45}
-LONGEST = {512: 0.2, 1024: 0.15, 2048: 0.65}
 PHASES = (
     Phase(60, {256: 1}, pace=(0.02, 1.0)),
     Phase(640, {256: 0.4, 512: 0.6}),
@@ -61,8 +59,6 @@ PHASES = (
     Phase(520, MIXED, (0.6, 0.0), CALLING, user_weight=0.01, first_weight=2),
     Phase(30, LONGER, (0.02, 0.7), LAST, user_weight=0.01, first_weight=2, fresh=True),
     Phase(820, LONGER, (0.7, 0.0), LAST, user_weight=0.01, first_weight=2),
-    Phase(30, LONGEST, (0.02, 0.6), FURTHER, user_weight=0.01, first_weight=3, fresh=True),
-    Phase(570, LONGEST, (0.6, 0.0), FURTHER, user_weight=0.01, first_weight=3),
 )
 
 
