@@ -10,6 +10,8 @@ Worth = chance of return, estimated by how often a block was found again and how
 3. **Old fame fades**: *returned* and *hot* may each fill a quarter of the pool. What overflows falls, oldest
    first, behind the rank below and forgets the hits above it.
 
+4. What a **lease** covers (`promise`) goes after all ranks, the latest expected return first.
+
 Rules 1 and 3 keep 2 true: every hit of a block is a hit of all before it, and ranks overflow in order. It
 rests on sequences that hold every block they build on (`pool.join`), and say so when they find more
 (``behind`` of `pool.share`); where they do not, a block may outlive one before it, and waste its place.
@@ -40,12 +42,24 @@ class EvictionOrder:
         self._hits: dict[int, int] = {}
         # A queue per rank, the longest let go first. OrderedDict: its first is O(1) even after deletions.
         self._ranks: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(TOP + 1))
+        self._returns: dict[int, float] = {}  # of what leases cover, held ones too
+        self._leased: OrderedDict[int, None] = OrderedDict()
+        self._queues = (*self._ranks, self._leased)
 
     def __len__(self) -> int:
-        return sum(map(len, self._ranks))
+        return sum(map(len, self._queues))
 
     def __contains__(self, block: int) -> bool:
-        return any(block in rank for rank in self._ranks)
+        return any(block in queue for queue in self._queues)
+
+    def promise(self, block: int, returns: float | None) -> None:
+        """A lease covers ``block``, which is wanted again at ``returns``; None: no lease does any more."""
+        if returns is None:
+            self._returns.pop(block, None)
+        else:
+            self._returns[block] = returns
+        if self.remove(block):
+            self.add([block])
 
     def hit(self, blocks: Iterable[int]) -> None:
         """Each of these was found again by its key."""
@@ -57,10 +71,14 @@ class EvictionOrder:
         """These lost their key: what they hold next has no past."""
         for block in blocks:
             self._hits.pop(block, None)
+            self._returns.pop(block, None)
 
     def add(self, blocks: Iterable[int]) -> None:
         """These were let go in this order, the end of a chain before its beginning."""
         for block in blocks:
+            if block in self._returns:
+                self._leased[block] = None
+                continue
             hits = self._hits.get(block, 0)
             rank = 0 if hits <= MOST_HITS[0] else 1 if hits <= MOST_HITS[1] else TOP
             self._ranks[rank][block] = None
@@ -69,9 +87,9 @@ class EvictionOrder:
 
     def remove(self, block: int) -> bool:
         """Take one out that is held again; whether it was in."""
-        for rank in self._ranks:
-            if block in rank:
-                del rank[block]
+        for queue in self._queues:
+            if block in queue:
+                del queue[block]
                 return True
         return False
 
@@ -81,15 +99,23 @@ class EvictionOrder:
         for rank in self._ranks:
             wanted = min(count - len(taken), len(rank))
             taken.extend(rank.popitem(last=False)[0] for _ in range(wanted))
+        for block in self._last()[: count - len(taken)] if count > len(taken) else ():
+            del self._leased[block]
+            taken.append(block)
         return taken
 
     def first(self, count: int) -> list[int]:
         """The ``count`` least worthy, the least worthy first; they stay."""
-        return list(islice(chain.from_iterable(self._ranks), max(0, count)))
+        found = list(islice(chain.from_iterable(self._ranks), max(0, count)))
+        return found if len(found) >= count else found + self._last()[: count - len(found)]
 
     def blocks(self) -> list[int]:
         """All of them, the least worthy first."""
-        return [block for rank in self._ranks for block in rank]
+        return [*chain.from_iterable(self._ranks), *self._last()]
+
+    def _last(self) -> list[int]:
+        """Those that leases cover: the latest return first, of one return the longest let go."""
+        return sorted(self._leased, key=self._returns.__getitem__, reverse=True)
 
     def _overflow(self, rank: int) -> None:
         crowded, below = self._ranks[rank], self._ranks[rank - 1]

@@ -36,6 +36,8 @@ class HostTier:
         self._filling: set[int] = set()
         self._readers: dict[int, int] = {}
         self._order = EvictionOrder(max(1, memory.slots))  # of slots that are READY
+        self._promised: dict[bytes, dict[int, float]] = {}  # key: holders of leases, and their returns
+        self._covers: dict[int, list[bytes]] = {}
         self._stamp = 0
         self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
         self._free = self._adopt()
@@ -96,6 +98,30 @@ class HostTier:
         found.reverse()
         self._rank(found)
 
+    def promise(self, holder: int, keys: Iterable[bytes], returns: float) -> None:
+        """A lease of ``holder`` covers these records, here now or later, and no others any more.
+
+        They give way after all others, the latest return first.
+        """
+        before, now = self._covers.pop(holder, []), list(keys)
+        for key in before:
+            holders = self._promised[key]
+            del holders[holder]
+            if not holders:
+                del self._promised[key]
+        for key in now:
+            self._promised.setdefault(key, {})[holder] = returns
+        if now:
+            self._covers[holder] = now
+        for key in {*before, *now}:
+            slot = self._slot_of.get(key)
+            if slot is not None:
+                self._order.promise(slot, self._return_of(key))
+
+    def promised(self, key: bytes) -> bool:
+        """Whether a lease covers the record."""
+        return key in self._promised
+
     # --- filling and reading ----------------------------------------------------------------------------
 
     def reserve(self, key: bytes, tokens: int) -> int | None:
@@ -115,6 +141,8 @@ class HostTier:
         self._key_of[slot] = key
         self._tokens[slot] = tokens
         self._filling.add(slot)
+        if key in self._promised:
+            self._order.promise(slot, self._return_of(key))
         return slot
 
     def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
@@ -274,6 +302,9 @@ class HostTier:
             self._stamp += 1
             self.memory.set_stamp(slot, self._stamp)
         self._order.add(slots)
+
+    def _return_of(self, key: bytes) -> float | None:
+        return min(self._promised.get(key, {}).values(), default=None)
 
     def _forget(self, slot: int) -> None:
         """Nobody finds it any more."""

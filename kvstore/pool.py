@@ -201,6 +201,14 @@ class BlockPool:
             if self._cached.remove(block):
                 self._free.append(block)
 
+    def discard(self, block: int) -> bool:
+        """What a cached block holds is kept elsewhere: it is free; whether it was cached. Others stay."""
+        if not self._cached.remove(block):
+            return False
+        self._unseal([block])
+        self._free.append(block)
+        return True
+
     def launched(self, step: int) -> None:
         """The device may read and write any held block until `finished`.
 

@@ -61,7 +61,7 @@ def load_engine(
         engine, numbers, groups = _engine(settings, model, pulse, memory, shelf)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
-    return Loaded(engine, _hello(model, numbers, groups, backend), engine.due, engine.leave)
+    return Loaded(engine, _hello(model, numbers, groups, backend), engine.due, engine.leave, engine.answers)
 
 
 def _engine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from .counters import Counters
+from .leases import Leases
 from .link.messages import Finish, Row, TokenLogprob, Work
 from .paging import Paging
 from .plan import Outcome, Plan, RowFault, Scored
@@ -16,8 +17,11 @@ from .shelving import Shelving
 class Committer:
     """Settles plans, in the order in which they were made."""
 
-    def __init__(self, roster: Roster, paging: Paging, shelving: Shelving, counters: Counters) -> None:
+    def __init__(
+        self, roster: Roster, paging: Paging, shelving: Shelving, leases: Leases, counters: Counters
+    ) -> None:
         self._shelving = shelving
+        self._leases = leases
         self._roster = roster
         self._paging = paging
         self._counters = counters
@@ -63,6 +67,7 @@ class Committer:
         work = sequence.end()
         self._paging.trim(sequence)
         self._paging.settle(sequence)
+        self._leases.cover(sequence)
         self._roster.rest(sequence)
         self._shelving.rest(sequence)
         self._counters.turns += 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..kvstore.errors import LeakFound
 from .errors import EngineDied, VerbRefused
-from .link.messages import AnyVerb, Refusal, Reply, Row, Statistics, Step
+from .link.messages import AnyVerb, Lease, Refusal, Reply, Row, Settle, Stage, Statistics, Step
 from .plan import Handle, Outcome, Plan, RowFault, Runner
 from .scheduler import Scheduler
 from .shelving import POLL_SECONDS
@@ -44,7 +44,7 @@ class Engine:
     """Runs a scheduler's plans on a runner.
 
     ``debug``: audit whenever idle and raise on a leak; otherwise audit now and then and count leaks.
-    ``clock``: seconds; for the tiers alone, no step depends on it.
+    ``clock``: seconds; for tiers and leases, no step depends on it.
     """
 
     def __init__(
@@ -71,16 +71,28 @@ class Engine:
         """Whether the last `step` found nothing to do and no verb came since."""
         return self._idle
 
-    def apply(self, verb: AnyVerb) -> Reply | Refusal:
-        """Do what a verb says, between two steps."""
+    def apply(self, verb: AnyVerb) -> Reply | Refusal | None:
+        """Do what a verb says, between two steps; None: it takes a while, and is answered by `answers`."""
         if isinstance(verb, Statistics):
             return Reply(verb.request, statistics=self.statistics())
         self._idle = False
-        self.scheduler.shelving.now = self._clock()
+        self.scheduler.shelving.now = now = self._clock()
         try:
-            return Reply(verb.request, state=self.scheduler.apply(verb))
+            match verb:
+                case Lease():
+                    state, receipt = self.scheduler.lease(verb, now)
+                    return Reply(verb.request, state=state, receipt=receipt)
+                case Stage(wait=True) | Settle(wait=True):
+                    self.scheduler.follow(verb, now)
+                    return None
+                case _:
+                    return Reply(verb.request, state=self.scheduler.apply(verb))
         except VerbRefused as refusal:
             return Refusal(verb.request, refusal.code, refusal.message)
+
+    def answers(self) -> list[Reply]:
+        """Replies to verbs that took a while, ready since this was asked last."""
+        return self.scheduler.answers()
 
     def step(self) -> Step | None:
         """Fill the device with steps, then wait for the oldest; None when there is nothing to compute.
@@ -89,7 +101,7 @@ class Engine:
             EngineDied: the device computes nothing any more.
             LeakFound: only in debug.
         """
-        self.scheduler.shelving.tick(self._clock())
+        self.scheduler.tick(self._clock())
         while len(self._in_flight) < self.scheduler.settings.depth and not self._broken:
             timing = self.log.begin()
             plan = self.scheduler.plan()
@@ -99,6 +111,7 @@ class Engine:
             self._in_flight.append((plan, self._launch(plan), timing))
             self.log.launched(timing)
         self._idle = not self._in_flight
+        self.scheduler.look(self._clock(), idle=self._idle)
         if self._idle:
             self.log.rest()
             self._audit()
@@ -119,7 +132,7 @@ class Engine:
 
     def due(self) -> float | None:
         """Seconds after which `step` has something to do though no verb came; None: never."""
-        return self.scheduler.shelving.due()
+        return self.scheduler.due(self._clock())
 
     def leave(self) -> None:
         """Nobody is there any more: what the host tier holds goes to disk, within ``LEAVE_SECONDS``."""

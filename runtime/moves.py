@@ -57,6 +57,17 @@ class Moves:
         if self.tier is not None:
             self.tier.touch(keys)
 
+    def promise(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
+        """A lease of ``holder`` covers these from now on, and no others; it is wanted again at ``returns``."""
+        if self.tier is not None:
+            self.tier.promise(holder, keys, returns)
+
+    def saving(self, key: bytes) -> bool:
+        """Whether it is on its way down to the tier."""
+        return key in self._wanted or (
+            self.tier is not None and self.tier.sought(key) and self.tier.slot_of(key) is None
+        )
+
     def drop(self, key: bytes) -> None:
         """Nobody shall find this again."""
         self._wanted.pop(key, None)

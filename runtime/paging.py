@@ -289,15 +289,20 @@ class Paging:
         """Give up the partial last block: it will be computed again instead of copied."""
         self.cut(sequence, sequence.computed // self.block_tokens * self.block_tokens)
 
-    def surrender(self, sequence: Sequence, *, keep: bool = True) -> int:
-        """Give all blocks back; returns how many. With ``keep`` sealed ones stay findable, and the tail too.
+    def surrender(self, sequence: Sequence, kept: int = 0, *, keep: bool = True) -> int:
+        """Give all blocks but the first ``kept`` back; returns how many.
 
-        Without it nobody finds those that nobody else holds, on any tier.
+        With ``keep`` sealed ones stay findable, and the tail too. Without it nobody finds those that nobody
+        else holds, on any tier.
         """
         sequence.recall()
         held = len(sequence.table)
         if keep:
             self.save_tail(sequence)
+        if kept:
+            self.cut(sequence, kept * self.block_tokens)
+            sequence.unmatched = True
+            return held - len(sequence.table)
         self._drop(sequence, 0, keep=keep)
         if not keep:
             self._drop_below(sequence)

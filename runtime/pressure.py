@@ -1,8 +1,9 @@
 """Who gets blocks when they are short: admission of turns, and whose KV goes first.
 
-KV is a lease, never a lock. For a running turn the order of taking is: blocks nobody holds; idle sequences,
-the longest unused first; turns that wait, the youngest first; running turns *younger* than it, the youngest
-first. Prefill of idle sequences takes from idle ones unused for longer than itself, and from nobody else.
+KV is held by promise, never locked. For a running turn the order of taking is: blocks nobody holds; idle
+sequences without a lease, the longest unused first; of leased ones what their lease does not cover, then the
+rest, the latest expected return first; turns that wait, the last first; running turns behind it, the last
+first. Prefill of an idle sequence takes from those that go before itself in this order, and from nobody else.
 What is given back while a step runs lies behind the step fence: it counts as on its way, and nobody is robbed
 twice.
 """
@@ -10,6 +11,7 @@ twice.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, takewhile
 
 from .counters import Counters
@@ -17,6 +19,14 @@ from .paging import Paging
 from .roster import Roster
 from .sequence import Sequence
 from .settings import SchedulerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class _Victim:
+    """Who is to give blocks, and how many of its first it keeps."""
+
+    sequence: Sequence
+    kept: int = 0
 
 
 class Pressure:
@@ -54,7 +64,7 @@ class Pressure:
             needed += self._settings.watermark_blocks + sum(map(self._missing, self._roster.running.values()))
         found = self._pool.available
         others = (waiting for waiting in self._roster.waiting if waiting is not head)
-        holders = chain(self._roster.holders.values(), others)
+        holders = chain(self._roster.holders.values(), self._roster.leased.values(), others)
         while found < needed:
             holder = next(holders, None)
             if holder is None:
@@ -71,42 +81,57 @@ class Pressure:
     def relieve(self, blocks: int, sequence: Sequence) -> None:
         """Have ``blocks`` available, now or behind the fence, at the cost of KV whose turn does not run."""
         if sequence.turn is None:
-            self._take(blocks, self._unused_for_longer(sequence))
+            self._take(blocks, self._before(sequence))
         else:
-            self._take(blocks, chain(self._idle(), reversed(self._roster.waiting)))
+            self._take(blocks, chain(self._idle(), map(_Victim, reversed(self._roster.waiting))))
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
-        """The same at the cost of running turns younger than ``sequence``, the youngest first."""
+        """The same at the cost of running turns behind ``sequence``, the last first."""
         running = self._roster.running
         while self._coming() < blocks:
-            youngest = next(reversed(running.values()))
-            if youngest is sequence:
+            last = next(reversed(running.values()))
+            if last is sequence:
                 return
             self._roster.preempt()
-            self._paging.surrender(youngest)
+            self._paging.surrender(last)
             self._counters.preempted += 1
 
-    def _take(self, blocks: int, holders: Iterator[Sequence]) -> None:
+    def _take(self, blocks: int, victims: Iterator[_Victim]) -> None:
         while self._coming() < blocks:
-            holder = next(holders, None)
-            if holder is None:
+            victim = next(victims, None)
+            if victim is None:
                 return
-            if self._paging.surrender(holder):
+            holder = victim.sequence
+            if self._paging.surrender(holder, victim.kept):
                 self._counters.taken += 1
-            if holder.turn is None:
+            if victim.kept:
+                self._roster.prefill.pop(holder.id, None)
+            elif holder.turn is None:
                 self._roster.taken(holder)
 
-    def _idle(self) -> Iterator[Sequence]:
-        """Idle holders, the longest unused first; each is taken off the roster before the next comes."""
+    def _idle(self) -> Iterator[_Victim]:
+        """Idle holders in the order of taking; each is taken, or keeps what it may, before the next comes."""
         while self._roster.holders:
-            yield next(iter(self._roster.holders.values()))
+            yield _Victim(next(iter(self._roster.holders.values())))
+        leased = sorted(self._roster.leased.values(), key=_return, reverse=True)
+        beyond = [holder for holder in leased if len(holder.table) > _covered(holder)]
+        yield from (_Victim(holder, _covered(holder)) for holder in beyond)
+        yield from map(_Victim, leased)
 
-    def _unused_for_longer(self, sequence: Sequence) -> Iterator[Sequence]:
+    def _before(self, sequence: Sequence) -> Iterator[_Victim]:
         """Idle holders before ``sequence``, as far as the step being planned has no row for them yet."""
         step = self._counters.steps + 1
-        older = takewhile(lambda holder: holder is not sequence, self._idle())
-        return takewhile(lambda holder: step not in holder.in_flight, older)
+        before = takewhile(lambda victim: victim.sequence is not sequence, self._idle())
+        return takewhile(lambda victim: step not in victim.sequence.in_flight, before)
 
     def _coming(self) -> int:
         """Blocks that can be leased now or when the steps in flight have finished."""
         return self._pool.available + self._pool.statistics().fenced
+
+
+def _return(sequence: Sequence) -> float:
+    return sequence.promise.returns if sequence.promise is not None else 0.0
+
+
+def _covered(sequence: Sequence) -> int:
+    return sequence.promise.blocks if sequence.promise is not None else 0

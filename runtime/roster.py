@@ -8,25 +8,31 @@
       │                       └────────────────────┤
       └────────────────────────────────────────────┘ end, stop, truncate
 
-Turns in order of age are `running` followed by `waiting`: a turn joins at the end of waiting, runs from its
-front, and is preempted from the end of running to that front. So no younger turn ever stands before an older
-one.
+The order of turns is `running` followed by `waiting`, each by *place*: a turn's number, less `HEAD_START` for
+each step of its priority. So with equal priorities the older one stands first; with a higher one a turn
+overtakes those that began at most so many turns before it, and nobody is overtaken for ever. A turn is
+preempted from the end of running; the first of running keeps its place until it ends.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from itertools import islice
 
 from .errors import SequenceUnknown
 from .sequence import Sequence
+
+HEAD_START = 32
+"""Turns that one step of priority is worth."""
 
 
 class Roster:
     """All open sequences, each idle, waiting or running.
 
-    ``holders``: idle ones that may hold blocks, the longest unused first. ``prefill``: idle ones with tokens
-    to compute, in the order of their verbs. ``fetching``: turns whose KV comes up from disk; they hold nothing
+    ``holders``: idle ones without a lease that may hold blocks, the longest unused first; ``leased``: those
+    with one. ``prefill``: idle ones with tokens to compute, in the order of their verbs, leased ones before
+    others. ``fetching``: turns whose KV comes up from disk; they hold nothing
     and have no place among the others yet.
     """
 
@@ -35,8 +41,10 @@ class Roster:
         self.running: dict[int, Sequence] = {}
         self.waiting: deque[Sequence] = deque()
         self.holders: OrderedDict[int, Sequence] = OrderedDict()
-        self.prefill: dict[int, Sequence] = {}
+        self.leased: OrderedDict[int, Sequence] = OrderedDict()
+        self.prefill: OrderedDict[int, Sequence] = OrderedDict()
         self.fetching: dict[int, Sequence] = {}
+        self._turns = 0
 
     def __getitem__(self, seq: int) -> Sequence:
         """Raises `SequenceUnknown`."""
@@ -48,34 +56,57 @@ class Roster:
     def touch(self, sequence: Sequence) -> None:
         """An idle sequence was used: it loses its KV after all that were used before, and may have work."""
         self.sequences[sequence.id] = sequence
-        self.holders[sequence.id] = sequence
-        self.holders.move_to_end(sequence.id)
+        self.rank(sequence)
         if sequence.to_do:
             self.prefill[sequence.id] = sequence
+            if sequence.promise is not None:
+                self.prefill.move_to_end(sequence.id, last=False)
         else:
             self.prefill.pop(sequence.id, None)
+
+    def rank(self, sequence: Sequence) -> None:
+        """An idle sequence may hold blocks: it stands among those it is to lose them with, the last of them."""
+        mine, other = self.holders, self.leased
+        if sequence.promise is not None:
+            mine, other = other, mine
+        other.pop(sequence.id, None)
+        mine.pop(sequence.id, None)
+        mine[sequence.id] = sequence
 
     def taken(self, sequence: Sequence) -> None:
         """An idle sequence lost its KV; it is computed again when it is used again, not before."""
         self.holders.pop(sequence.id, None)
+        self.leased.pop(sequence.id, None)
         self.prefill.pop(sequence.id, None)
 
     def enqueue(self, sequence: Sequence) -> None:
         """A turn began."""
         self.taken(sequence)
-        self.waiting.append(sequence)
+        self._turns += 1
+        sequence.place = self._turns - HEAD_START * sequence.priority
+        self._await(sequence)
 
     def admit(self) -> Sequence:
-        """The oldest waiting turn runs."""
+        """The first waiting turn runs: behind the first that runs already, and all of lower place."""
         sequence = self.waiting.popleft()
+        behind = [other for other in islice(self.running.values(), 1, None) if other.place > sequence.place]
         self.running[sequence.id] = sequence
+        for other in behind:
+            del self.running[other.id]
+            self.running[other.id] = other
         return sequence
 
     def preempt(self) -> Sequence:
-        """The youngest running turn waits, before all that wait already."""
+        """The last running turn waits again."""
         _, sequence = self.running.popitem()
-        self.waiting.appendleft(sequence)
+        self._await(sequence)
         return sequence
+
+    def _await(self, sequence: Sequence) -> None:
+        at = len(self.waiting)
+        while at and self.waiting[at - 1].place > sequence.place:
+            at -= 1
+        self.waiting.insert(at, sequence)
 
     def rest(self, sequence: Sequence) -> None:
         """The turn is over."""
@@ -91,6 +122,6 @@ class Roster:
         del self.sequences[sequence.id]
 
     def turns(self) -> Iterator[Sequence]:
-        """All turns, the oldest first."""
+        """All turns, in order."""
         yield from self.running.values()
         yield from self.waiting

@@ -25,13 +25,18 @@ from ..kvstore.pool import BlockPool
 from ..kvstore.shelf.client import DiskTier
 from .commit import Committer
 from .counters import Counters
+from .errands import Errands
 from .errors import SettingsInvalid
+from .leases import Leases
 from .link.messages import (
     Close,
     Extend,
     Fork,
     Generate,
+    Lease,
     Open,
+    Receipt,
+    Reply,
     Row,
     Settle,
     Stage,
@@ -46,7 +51,7 @@ from .planning import Planner
 from .pressure import Pressure
 from .roster import Roster
 from .settings import SchedulerSettings
-from .shelving import Shelving
+from .shelving import POLL_SECONDS, Shelving
 from .verbs import Verbs
 
 SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Stage | Settle
@@ -87,9 +92,17 @@ class Scheduler:
         pressure = Pressure(settings, self._roster, self._paging, self.counters)
         self._planner = Planner(settings, self._roster, self._paging, pressure, self.counters)
         self.shelving = Shelving(self._roster, self._paging, disk)
-        self._committer = Committer(self._roster, self._paging, self.shelving, self.counters)
+        self._leases = Leases(settings, self._roster, self._paging, self.shelving)
+        self._errands = Errands(self._roster, self._paging, self.shelving)
+        self._committer = Committer(self._roster, self._paging, self.shelving, self._leases, self.counters)
         self._verbs = Verbs(
-            settings, self._roster, self._paging, self._committer, self.shelving, self.counters
+            settings,
+            self._roster,
+            self._paging,
+            self._committer,
+            self.shelving,
+            self._leases,
+            self.counters,
         )
 
     def apply(self, verb: SequenceVerb) -> State | None:
@@ -114,6 +127,37 @@ class Scheduler:
             case Close():
                 self._verbs.close(verb)
                 return None
+
+    def lease(self, verb: Lease, now: float) -> tuple[State, Receipt]:
+        """The same for a lease, which has a receipt."""
+        return self._verbs.lease(verb, now)
+
+    def follow(self, verb: Stage | Settle, now: float) -> None:
+        """The same, answered among `answers` when it is done."""
+        self.apply(verb)
+        if isinstance(verb, Stage):
+            self._errands.stage(verb.request, self._roster[verb.seq], now)
+        else:
+            self._errands.settle(verb.request, self._roster[verb.seq], now, disk=verb.disk)
+
+    def tick(self, now: float) -> None:
+        """So late it is: what the disk says, leases that end, KV that is expected back."""
+        self._leases.tick(now)
+        self.shelving.tick(now)
+
+    def look(self, now: float, *, idle: bool) -> None:
+        """See who has what he waits for; ``idle``: there was nothing to plan."""
+        self._errands.tick(now, idle=idle)
+
+    def answers(self) -> list[Reply]:
+        """To verbs that were followed, and are done since this was asked last."""
+        return self._errands.answers()
+
+    def due(self, now: float) -> float | None:
+        """Seconds until `tick` has something to do if nothing else happens; None: never."""
+        errands = POLL_SECONDS if self._errands.busy else None
+        dues = (self.shelving.due(), self._leases.due(now), errands)
+        return min((due for due in dues if due is not None), default=None)
 
     def plan(self) -> Plan | None:
         """The next step; it counts as launched. None: nothing to do before a commit or a verb."""
@@ -147,7 +191,7 @@ class Scheduler:
             "sequences": len(roster.sequences),
             "running": len(roster.running),
             "waiting": len(roster.waiting),
-            "idle_holding": len(roster.holders),
+            "idle_holding": len(roster.holders) + len(roster.leased),
             "idle_prefill": len(roster.prefill),
         }
         pool = {f"pool_{name}": value for name, value in asdict(self.pool.statistics()).items()}
@@ -156,6 +200,7 @@ class Scheduler:
             **pool,
             **self._moves.statistics(),
             **self.shelving.statistics(),
+            **self._leases.statistics(),
             **asdict(self.counters),
         }
 

@@ -63,6 +63,20 @@ class Flight:
     samples: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A lease while it lasts: of the sequence's first ``blocks`` blocks on the device, and ``records`` below.
+
+    ``until`` and ``returns`` (when it is wanted again): seconds by the engine's clock.
+    """
+
+    priority: int
+    until: float
+    returns: float
+    blocks: int
+    records: int
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Everything the engine knows of one sequence.
@@ -74,7 +88,7 @@ class Sequence:
     ``alone``: suspected of having killed an engine; shares no step until it has sampled a token.
     ``tail``: key and end of the partial last block that was saved last. ``host``: tokens brought up from there
     on the account that the next turn settles, ``disk`` those of them whose records, ``from_disk``, came up from
-    disk, for which it waited ``restore_seconds``.
+    disk, for which it waited ``restore_seconds``. ``promise``: its lease. ``place``: of its turn in the order.
     """
 
     id: int
@@ -100,6 +114,8 @@ class Sequence:
     disk: int = 0
     from_disk: set[bytes] = field(default_factory=set)
     restore_seconds: float = 0.0
+    promise: Promise | None = None
+    place: int = 0
 
     @property
     def total(self) -> int:
@@ -129,6 +145,11 @@ class Sequence:
     def to_do(self) -> int:
         """Tokens that could be planned now."""
         return self.target - self.planned
+
+    @property
+    def priority(self) -> int:
+        """Of its turns; 0 without a lease."""
+        return 0 if self.promise is None else self.promise.priority
 
     def names(self) -> list[bytes]:
         """Keys of its records, in order."""

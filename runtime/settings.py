@@ -40,6 +40,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     kernels: the backend: ``reference``, ``cpu``, or ``auto`` for the fastest that can compute here.
     depth: steps in flight; 1 on a CPU and 2 on a GPU by default.
     watermark: share of the blocks a new turn leaves free while others run.
+    lease_share: share of the blocks, and of the host tier, that leases may cover in all.
     secret: keys the block hashes, 16 to 64 bytes; drawn anew at each start when empty.
     debug: owner tags and an audit whenever the engine is idle.
     """
@@ -60,6 +61,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     kernels: str = "auto"
     depth: int | None = None
     watermark: float = 0.01
+    lease_share: float = 0.5
     secret: bytes = b""
     debug: bool = False
 
@@ -90,6 +92,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             max_open=self.max_open,
             depth=self.depth or depth,
             watermark_blocks=int(blocks * self.watermark),
+            lease_share=self.lease_share,
         )
 
 
@@ -111,6 +114,7 @@ class SchedulerSettings:
     max_open: int = 65536
     depth: int = 1
     watermark_blocks: int = 0
+    lease_share: float = 0.5
 
     def __post_init__(self) -> None:
         _check_least(
@@ -123,6 +127,8 @@ class SchedulerSettings:
         )
         _check_least(2, max_context=self.max_context)
         _check_least(0, watermark_blocks=self.watermark_blocks)
+        if not 0 <= self.lease_share <= 1:
+            raise SettingsInvalid(f"lease_share is {self.lease_share}, not between 0 and 1")
         if self.depth not in DEPTHS:
             raise SettingsInvalid(f"depth is {self.depth}, not one of {DEPTHS}")
         # Each running turn keeps its one token per step, the oldest its chunk: see `least_chunk`.

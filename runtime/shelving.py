@@ -72,6 +72,11 @@ class Shelving:
         if self.fetch(sequence):
             self._roster.taken(sequence)
 
+    def awaits(self, sequence: Sequence) -> bool:
+        """Whether anything is on its way up for it."""
+        awaited = self._awaited.get(sequence.id)
+        return awaited is not None and awaited.sequence is sequence
+
     # --- down -------------------------------------------------------------------------------------------
 
     def rest(self, sequence: Sequence) -> None:
@@ -85,6 +90,10 @@ class Shelving:
         self._idle.pop(sequence.id, None)
         if self.disk is not None:
             self._enqueue(sequence.names())
+
+    def send(self, keys: Iterable[bytes]) -> None:
+        """These go to disk now, those that wait already in their order."""
+        self._enqueue(keys)
 
     def flush(self) -> None:
         """All that the host tier has goes to disk, the longest unused last."""

@@ -18,13 +18,16 @@ from .errors import (
     SequenceBusy,
     SequenceExists,
 )
+from .leases import Leases
 from .link.messages import (
     Close,
     Extend,
     Finish,
     Fork,
     Generate,
+    Lease,
     Open,
+    Receipt,
     Settle,
     Stage,
     State,
@@ -50,9 +53,11 @@ class Verbs:
         paging: Paging,
         committer: Committer,
         shelving: Shelving,
+        leases: Leases,
         counters: Counters,
     ) -> None:
         self._shelving = shelving
+        self._leases = leases
         self._settings = settings
         self._roster = roster
         self._paging = paging
@@ -129,10 +134,17 @@ class Verbs:
     def close(self, verb: Close) -> None:
         """Forget a sequence."""
         sequence = self._roster[verb.seq]
+        self._leases.end(sequence)
         self._paging.surrender(sequence, keep=verb.keep_kv)
         if verb.keep_kv:
             self._shelving.leave(sequence)
         self._roster.close(sequence)
+
+    def lease(self, verb: Lease, now: float) -> tuple[State, Receipt]:
+        """Promise what the budget has room for; at any time, for turns that begin later."""
+        sequence = self._roster[verb.seq]
+        receipt = self._leases.grant(sequence, verb, now)
+        return sequence.state, receipt
 
     def stage(self, verb: Stage) -> State:
         """An idle sequence comes back soon: what lower tiers hold of it is brought up, the rest computed."""
@@ -145,6 +157,7 @@ class Verbs:
     def settle(self, verb: Settle) -> State:
         """An idle sequence will not be wanted for a while: its KV leaves the device, what it can for disk."""
         sequence = self._idle(verb.seq)
+        self._paging.settle(sequence)
         self._paging.surrender(sequence)
         self._roster.taken(sequence)
         if verb.disk:

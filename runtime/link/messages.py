@@ -135,24 +135,44 @@ class Close(Verb, frozen=True, tag="close"):
     keep_kv: bool = True
 
 
-class Stage(Verb, frozen=True, tag="stage"):
-    """An idle sequence will be wanted: bring its KV up."""
+class Lease(Verb, frozen=True, tag="lease"):
+    """Keep a sequence's KV first and bring it back first, within the budget, for ``ttl`` seconds.
+
+    ``priority``: of its turns while the lease lasts, higher goes first. ``returns_in``: seconds until it is
+    wanted again. None: the engine's default. A ``ttl`` of 0 gives the lease back.
+    """
 
     seq: int
+    priority: int | None = None
+    ttl: float | None = None
+    returns_in: float | None = None
+
+
+class Stage(Verb, frozen=True, tag="stage"):
+    """An idle sequence will be wanted: bring its KV up. With ``wait`` the reply comes when it is there."""
+
+    seq: int
+    wait: bool = False
 
 
 class Settle(Verb, frozen=True, tag="settle"):
-    """Nobody will want an idle sequence for a while: its KV leaves the device, to ``disk`` also the host."""
+    """Nobody will want an idle sequence for a while: its KV leaves the device, to ``disk`` also the host.
+
+    With ``wait`` the reply comes when it is there.
+    """
 
     seq: int
     disk: bool = False
+    wait: bool = False
 
 
 class Statistics(Verb, frozen=True, tag="statistics"):
     """Ask for the engine's counters."""
 
 
-AnyVerb: TypeAlias = Open | Extend | Truncate | Generate | Stop | Fork | Close | Stage | Settle | Statistics
+AnyVerb: TypeAlias = (
+    Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle | Statistics
+)
 
 
 # --- up -----------------------------------------------------------------------------------------------------
@@ -167,12 +187,52 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
 
 
+class Grant(StrEnum):
+    """What became of a wish for a lease."""
+
+    GRANTED = "granted"
+    CLIPPED = "clipped"
+    DENIED = "denied"
+
+
+class Receipt(msgspec.Struct, frozen=True, array_like=True):
+    """What a lease really promises: ``tokens`` of KV are kept on the device first, ``host_tokens`` in the host
+    tier. Seconds count from the reply. *Clipped*: some number is less than was asked for, or the budget covers
+    only the beginning of the sequence; *denied*: nothing is promised.
+    """
+
+    grant: Grant
+    priority: int
+    ttl: float
+    returns_in: float
+    tokens: int
+    host_tokens: int
+
+
+class Moved(msgspec.Struct, frozen=True, array_like=True):
+    """Where a sequence's tokens came from (``stage``) or are now (``settle``), and the ``seconds`` it took.
+
+    ``device``: they were there already, or stay there; ``recomputed``: they were nowhere, or are now.
+    """
+
+    device: int
+    host: int
+    disk: int
+    recomputed: int
+    seconds: float
+
+
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """The verb ``request`` took effect. ``state`` is absent for ``close``, ``statistics`` for the others."""
+    """The verb ``request`` took effect. ``state`` is absent for ``close``, ``statistics`` for the others.
+
+    ``receipt`` answers ``lease``, ``moved`` a ``stage`` or ``settle`` that waited.
+    """
 
     request: int
     state: State | None = None
     statistics: dict[str, float] | None = None
+    receipt: Receipt | None = None
+    moved: Moved | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):

@@ -1,8 +1,9 @@
 """The engine's loop behind a socket: take the verbs, step, tell; one for both forms.
 
 The calling thread is the device thread. Verbs take effect between two steps, in the order they came, and each
-has its one answer before the rows of the step after it. What may fail inside a sequence is the engine's
-business; what it raises here is its end. Knows nothing of models: ``load`` brings the engine.
+has its one answer before the rows of the step after it, but for one that asked to wait. What may fail inside
+a sequence is the engine's business; what it raises here is its end. Knows nothing of models: ``load`` brings
+the engine.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Progress: TypeAlias = Callable[[float, str], None]
 class Serves(Protocol):
     """An engine, as the link sees it."""
 
-    def apply(self, verb: AnyVerb) -> Reply | Refusal:
-        """Let a verb take effect, or say why not."""
+    def apply(self, verb: AnyVerb) -> Reply | Refusal | None:
+        """Let a verb take effect, or say why not; None: it takes a while, see ``Loaded.answers``."""
         ...
 
     def step(self) -> Step | None:
@@ -40,13 +41,14 @@ class Loaded:
     """An engine that is ready, and how it introduces itself.
 
     ``due``: seconds after which it wants to step though no verb came, None for never. ``leave``: called when
-    the other end has closed.
+    the other end has closed. ``answers``: replies to verbs that took a while, ready since it was last called.
     """
 
     engine: Serves
     hello: Hello
     due: Callable[[], float | None] = lambda: None
     leave: Callable[[], None] = lambda: None
+    answers: Callable[[], list[Reply]] = list
 
 
 Load: TypeAlias = Callable[[Progress, Pulse], Loaded]
@@ -102,9 +104,13 @@ def _drive(loaded: Loaded, uplink: Uplink, pulse: Pulse) -> None:
         verbs = uplink.take(wait=not busy, seconds=None if busy else loaded.due())
         pulse.enter(Phase.STEPPING, STEP_FLOOR)  # the runner knows better once there is a plan
         for verb in verbs:
-            uplink.send(_answer(engine, verb, uplink))
+            answer = _answer(engine, verb, uplink)
+            if answer is not None:
+                uplink.send(answer)
         step = engine.step()
         busy = step is not None
+        for reply in loaded.answers():
+            uplink.send(reply)
         if step is not None:
             pulse.enter(Phase.STEPPING, STEP_FLOOR)
             _shorten(uplink, pulse)
@@ -118,7 +124,7 @@ def _shorten(uplink: Uplink, pulse: Pulse) -> None:
         uplink.send(beat)
 
 
-def _answer(engine: Serves, verb: AnyVerb, uplink: Uplink) -> Reply | Refusal:
+def _answer(engine: Serves, verb: AnyVerb, uplink: Uplink) -> Reply | Refusal | None:
     answer = engine.apply(verb)
     if isinstance(verb, Statistics) and isinstance(answer, Reply):
         return msgspec.structs.replace(

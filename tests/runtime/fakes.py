@@ -14,6 +14,7 @@ as a wrong token.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -335,11 +336,13 @@ def fake_engine(
     chance: Random | None = None,
     memory: SlotMemory | None = None,
     disk: FakeDisk | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **runner: object,
 ) -> tuple[Engine, FakeRunner]:
     """An engine in debug on a fake device of the same size; ``runner``: arguments of `FakeRunner`.
 
-    ``memory``: its host tier's, of slots of `slot_bytes`; ``disk``: below that, its clock is the engine's.
+    ``memory``: its host tier's, of slots of `slot_bytes`; ``disk``: below that, its clock is the engine's, else
+    ``clock``.
     """
     pool = BlockPool(settings.blocks, settings.block_tokens, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
@@ -347,7 +350,8 @@ def fake_engine(
     device = FakeRunner(settings.blocks, settings.block_tokens, chance=chance, memory=memory, **runner)  # type: ignore[arg-type]
     tier = HostTier(memory) if memory is not None else None
     if disk is None or tier is None:
-        return Engine(Scheduler(settings, pool, hasher, b"fake", tier), device, debug=True), device
+        scheduler = Scheduler(settings, pool, hasher, b"fake", tier)
+        return Engine(scheduler, device, debug=True, clock=clock), device
     disk.begin(tier)
     scheduler = Scheduler(settings, pool, hasher, b"fake", tier, disk)  # type: ignore[arg-type]
     return Engine(scheduler, device, debug=True, clock=disk.clock), device

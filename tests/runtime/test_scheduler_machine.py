@@ -116,6 +116,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         length = len(being.shadow.tokens) if being else 0
         self.world.fork(seq, children, None if number % 2 else number % (length + 2))
 
+    @rule(seq=SEQS, number=NUMBERS)
+    def lease(self, seq, number) -> None:
+        random = Random(number)
+        ttl = random.choice((None, 0, 0.5, 5.0, 60.0, 1e9, -1.0))
+        returns_in = random.choice((None, 0.0, 0.2, 3.0, 30.0, 1e9, float("nan")))
+        self.world.lease(seq, random.choice((None, 0, 1, 1, 8, -3, 99)), ttl, returns_in)
+
+    @rule(seq=SEQS, wait=st.booleans())
+    def stage(self, seq, wait) -> None:
+        self.world.stage(seq, wait=wait)
+
+    @rule(seq=SEQS, disk=st.booleans(), wait=st.booleans())
+    def settle(self, seq, disk, wait) -> None:
+        self.world.settle(seq, disk=disk, wait=wait)
+
     @rule(seq=SEQS, keep=st.booleans())
     def close(self, seq, keep) -> None:
         self.world.close(seq, keep_kv=keep)
@@ -138,6 +153,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.open(seq, random.randrange(1 << 16))
         for _ in range(rounds):
             for seq, being in list(self.world.beings.items()):
+                if random.random() < 0.1:
+                    self.lease(seq, random.randrange(1 << 16))
                 if being.turn is None and random.random() < 0.3:
                     self.truncate(seq, random.randrange(1 << 16))
                     self.generate(seq, random.randint(1, 40), random.randrange(1 << 16))
@@ -172,6 +189,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.run()
         pool = self.world.scheduler.pool.statistics()
         assert pool.free + pool.cached == pool.blocks, "blocks are held by nobody"
+        figures = self.world.scheduler.statistics()
+        assert not (figures["leases"] or figures["leased_blocks"] or figures["leased_records"])
+        while self.world.following:
+            self.world.step()
         if not self.damaged:
             assert not self.world.scheduler.statistics().get("host_damaged"), "a slot changed under its hash"
 

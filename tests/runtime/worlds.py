@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from holdfast.kvstore.slots import SlotMemory
+from holdfast.runtime.leases import MOST_PRIORITY, MOST_SECONDS
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
@@ -17,17 +18,23 @@ from holdfast.runtime.link.messages import (
     Finish,
     Fork,
     Generate,
+    Grant,
+    Lease,
     Limits,
     Open,
+    Receipt,
     Refusal,
     Reply,
     Row,
     Sampling,
+    Settle,
+    Stage,
     State,
     Step,
     Stop,
     Truncate,
 )
+from holdfast.runtime.roster import HEAD_START
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import GREEDY, FakeDisk, Shadow, fake_engine, fake_memory
 
@@ -40,7 +47,7 @@ VOCAB = DRAWN + 3
 
 @dataclass
 class Turn:
-    """What a generation must do. ``deadline``: the step by which it has ended."""
+    """What a generation must do. ``deadline``: the step by which it has ended. ``place``: in the order."""
 
     sampling: Sampling
     limits: Limits
@@ -48,6 +55,7 @@ class Turn:
     prompt: int
     deadline: int
     sampled: int = 0
+    place: int = 0
 
 
 @dataclass
@@ -59,6 +67,8 @@ class Being:
     turn: Turn | None = None
     cut: bool = False
     alone: bool = False
+    priority: int = 0
+    leased_until: float = 0.0
 
     @property
     def cursed(self) -> bool:
@@ -95,6 +105,7 @@ class World:
     steps: int = 0
     isolations: int = 0
     request: int = 0
+    time: float = 0.0
 
     def __post_init__(self) -> None:
         self.restart()
@@ -103,12 +114,16 @@ class World:
         """Another engine, which finds of this one nothing but its host tier."""
         self.beings.clear()
         self.turns.clear()
+        self._first: int | None = None
+        self.numbers: set[int] = set()
+        self.following: dict[int, int] = {}  # requests that are answered later
         self.steps = self.isolations = 0
         self.engine, self.device = fake_engine(
             self.settings,
             chance=self.chance,
             memory=self.memory,
             disk=self.disk,
+            clock=lambda: self.time,
             late=self.late,
             vocab_size=DRAWN,
             poison=frozenset({POISON}),
@@ -179,16 +194,50 @@ class World:
             assert being is not None
             being.epoch += 1
             prompt = len(being.shadow.tokens)
-            before = [turn.deadline for other in self.turns if (turn := self.beings[other].turn)]
-            deadline = max([self.steps, *before]) + self.settings.most_steps(prompt, max_tokens)
+            deadline = self._ahead(seq) + self.settings.most_steps(prompt, max_tokens)
             being.turn = Turn(sampling, limits, generated_from, prompt, deadline)
             if seq not in self._roster.fetching:
-                self.turns.append(seq)
+                self._begin(seq)
             if being.alone:  # it goes before those that are older, and nobody beside it
                 for other in self.turns:
                     delayed = self.beings[other].turn
                     assert delayed is not None
                     delayed.deadline += self.settings.most_steps(prompt, 1)
+            self._check_state(seq)
+
+    def lease(
+        self,
+        seq: int,
+        priority: int | None = None,
+        ttl: float | None = None,
+        returns_in: float | None = None,
+    ) -> Receipt | None:
+        """The receipt, checked against the wish and the budget."""
+        being = self.beings.get(seq)
+        verb = Lease(self._next(), seq, priority, ttl, returns_in)
+        if not self._apply(verb, None if being else "sequence_unknown") or being is None:
+            return None
+        self._check_state(seq)
+        receipt = self._receipt
+        assert receipt is not None and -MOST_PRIORITY <= receipt.priority <= MOST_PRIORITY
+        assert 0 <= receipt.returns_in <= receipt.ttl <= MOST_SECONDS
+        assert 0 <= receipt.tokens <= len(being.shadow.tokens)
+        if receipt.grant is Grant.GRANTED:
+            assert receipt.priority == (priority or 0) or not receipt.ttl
+            assert ttl in (None, receipt.ttl) and (returns_in in (None, receipt.returns_in) or not ttl)
+            assert receipt.tokens == len(being.shadow.tokens) or not receipt.ttl
+        being.priority, being.leased_until = receipt.priority, self._now + receipt.ttl
+        self._check_budget()
+        return receipt
+
+    def stage(self, seq: int, *, wait: bool = False) -> None:
+        refusal = self._busy(self.beings.get(seq))
+        if self._apply(Stage(self._next(), seq, wait), refusal, wait=wait) and not wait:
+            self._check_state(seq)
+
+    def settle(self, seq: int, *, disk: bool = False, wait: bool = False) -> None:
+        refusal = self._busy(self.beings.get(seq))
+        if self._apply(Settle(self._next(), seq, disk, wait), refusal, wait=wait) and not wait:
             self._check_state(seq)
 
     def stop(self, seq: int) -> None:
@@ -242,8 +291,16 @@ class World:
         waited = [
             seq for seq, being in self.beings.items() if being.turn is not None and seq not in self.turns
         ]
+        idle = self._idle_holders()
+        self._first = next(iter(self._roster.running), None)
+        self.time += 0.05
         step = self.engine.step()
         self._let_in(waited)
+        self._reorder()
+        self._hear_answers()
+        for being in self.beings.values():
+            if being.leased_until <= self._now:
+                being.priority = 0
         if step is None:
             assert not self.turns, "a turn is open and nothing runs"
             return None
@@ -260,12 +317,15 @@ class World:
             assert len(step.rows) == 1, "a suspect shares its step"
         for row in step.rows:
             self._check_row(row)
-        if oldest is not None and oldest in self.turns and not isolated:
+        if oldest is not None and oldest in self.turns[:1] and not isolated:
             assert self._progress(oldest) >= before, "the oldest turn lost ground"
+        if not isolated:
+            self._check_leases(idle)
+        self._check_budget()
         for seq in self.turns:
             turn = self.beings[seq].turn
             assert turn is not None and self.steps < turn.deadline, "a turn runs beyond its bound"
-        assert [sequence.id for sequence in self._roster.turns()] == self.turns, "turns out of order"
+        self._reorder()
         return step
 
     def run(self, steps: int = 1_000_000) -> None:
@@ -282,10 +342,85 @@ class World:
         for seq in arrived:
             turn = self.beings[seq].turn
             assert turn is not None
-            before = [other.deadline for name in self.turns if (other := self.beings[name].turn)]
             left = self.settings.most_steps(len(self.beings[seq].shadow.tokens), turn.limits.max_tokens)
-            turn.deadline = max([self.steps, *before]) + left
-            self.turns.append(seq)
+            turn.deadline = self._ahead(seq) + left
+            self._begin(seq)
+
+    def _ahead(self, seq: int) -> int:
+        """The step by which all turns before this one have ended."""
+        order = self._order()
+        before = order[: order.index(seq)] if seq in order else order
+        ends = [turn.deadline for other in before if (turn := self.beings[other].turn)]
+        return max([self.steps, *ends])
+
+    def _begin(self, seq: int) -> None:
+        """A turn has its place: its number, less the head start of its priority."""
+        being, place = self.beings[seq], self._roster[seq].place
+        assert being.turn is not None
+        number = place + HEAD_START * being.priority
+        assert number not in self.numbers
+        self.numbers.add(number)
+        being.turn.place = place
+        self.turns.append(seq)
+        if seq in self._order():
+            self._first = next(iter(self._roster.running), None)
+            self._reorder()
+
+    def _reorder(self) -> None:
+        """Nobody is overtaken but by one of lower place, and the first that runs by nobody."""
+        order = [seq for seq in self._order() if seq in self.turns]
+        assert sorted(order) == sorted(seq for seq in self.turns if seq in order)
+        if order == self.turns:
+            return
+        where = {seq: at for at, seq in enumerate(self.turns)}
+        for at, seq in enumerate(order):
+            turn = self.beings[seq].turn
+            assert turn is not None
+            for other in order[:at]:
+                theirs = self.beings[other].turn
+                assert theirs is not None
+                if where[other] > where[seq]:
+                    assert theirs.place < turn.place, "overtaken by a turn of higher place"
+                    assert seq != self._first, "the first that runs was overtaken"
+                    turn.deadline += self.settings.most_steps(theirs.prompt, theirs.limits.max_tokens)
+        self.turns = [*order, *(seq for seq in self.turns if seq not in order)]
+
+    def _hear_answers(self) -> None:
+        for reply in self.engine.answers():
+            length = self.following.pop(reply.request)
+            moved = reply.moved
+            assert moved is not None and min(moved.device, moved.host, moved.disk, moved.recomputed) >= 0
+            assert moved.device + moved.host + moved.disk <= length
+
+    def _idle_holders(self) -> tuple[dict[int, int], dict[int, tuple[int, float]]]:
+        """Blocks of idle holders without a lease; of others those that it covers, and when they return."""
+        free = {seq: len(held.table) for seq, held in self._roster.holders.items()}
+        leased = {
+            seq: (min(len(held.table), held.promise.blocks), held.promise.returns)
+            for seq, held in self._roster.leased.items()
+        }
+        return free, leased
+
+    def _check_leases(self, before: tuple[dict[int, int], dict[int, tuple[int, float]]]) -> None:
+        """A leased idle sequence lost its KV: then no unleased one kept its own, nor one that returns later."""
+        free, leased = self._idle_holders()
+        robbed = [seq for seq in before[1] if seq in self.beings and not len(self._roster[seq].table)]
+        for seq in robbed:
+            (held, returns), sequence = before[1][seq], self._roster[seq]
+            if not held or sequence.turn or sequence.promise is None:  # over just now
+                continue
+            if self.scheduler.shelving.awaits(sequence):
+                continue
+            assert not [other for other, size in free.items() if size and size == before[0].get(other)]
+            kept = [other for other, now in leased.items() if now[0] and before[1].get(other) == now]
+            assert not [other for other in kept if leased[other][1] > returns]
+
+    def _check_budget(self) -> None:
+        promises = [held.promise for held in self._roster.sequences.values() if held.promise]
+        share = self.settings.lease_share
+        assert sum(promise.blocks for promise in promises) <= share * self.settings.blocks
+        if self.memory is not None:
+            assert sum(promise.records for promise in promises) <= share * self.memory.slots
 
     def _order(self) -> list[int]:
         return [sequence.id for sequence in self._roster.turns()]
@@ -297,6 +432,11 @@ class World:
         while self.beings[seq].turn is not None:
             self.step()
         return self.beings[seq].shadow.tokens[before:]
+
+    @property
+    def _now(self) -> float:
+        """By the engine's clock, as it looked last."""
+        return self.scheduler.shelving.now
 
     @property
     def _roster(self):
@@ -353,14 +493,19 @@ class World:
             return "sequence_unknown"
         return "sequence_busy" if being.turn is not None else None
 
-    def _apply(self, verb: AnyVerb, refusal: str | None) -> bool:
+    def _apply(self, verb: AnyVerb, refusal: str | None, *, wait: bool = False) -> bool:
         answer = self.engine.apply(verb)
+        if wait and refusal is None:
+            assert answer is None
+            self.following[verb.request] = self.settings.max_context
+            return True
+        assert answer is not None
         assert answer.request == verb.request
         if refusal is not None:
             assert isinstance(answer, Refusal) and answer.code == refusal, answer
             return False
         assert isinstance(answer, Reply), answer
-        self._state = answer.state
+        self._state, self._receipt = answer.state, answer.receipt
         return True
 
     def _check_state(self, seq: int) -> None:

@@ -1,0 +1,141 @@
+"""Stage and settle followed to their end, for who waits for it: where the tokens came from, or went.
+
+Watches what `shelving`, `planning` and the moves do for a sequence between two steps; only a settling takes
+the next thing itself: a record that is safe below leaves the tiers above. The clock is the caller's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .link.messages import Moved, Reply
+from .paging import Paging
+from .roster import Roster
+from .sequence import Sequence
+from .shelving import Shelving
+
+PATIENCE_SECONDS = 10.0  # then the answer is how far it came
+
+
+@dataclass(slots=True)
+class _Errand:
+    """``lowest``: a settling's keys go to disk too; ``left``: those that have not arrived."""
+
+    request: int
+    sequence: Sequence
+    since: float
+    settling: bool
+    lowest: bool = False
+    left: list[bytes] = field(default_factory=list)
+    host: int = 0
+    disk: int = 0
+    computed: int = 0
+
+
+class Errands:
+    """All stages and settlings that somebody waits for. ``answers`` are for who asks next."""
+
+    def __init__(self, roster: Roster, paging: Paging, shelving: Shelving) -> None:
+        self._roster = roster
+        self._paging = paging
+        self._shelving = shelving
+        self._running: list[_Errand] = []
+        self._answers: list[Reply] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._running)
+
+    def stage(self, request: int, sequence: Sequence, now: float) -> None:
+        """The sequence has just been staged."""
+        before = sequence.prefilled + sequence.recomputed
+        errand = _Errand(request, sequence, now, settling=False, computed=before)
+        errand.host, errand.disk = sequence.host, sequence.disk
+        self._running.append(errand)
+
+    def settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> None:
+        """The sequence has just been settled."""
+        lowest = disk and self._shelving.disk is not None
+        names = sequence.names()
+        self._running.append(_Errand(request, sequence, now, settling=True, lowest=lowest, left=names))
+
+    def tick(self, now: float, *, idle: bool) -> None:
+        """See how far each is. ``idle``: no step can be planned before a verb or an answer of the disk."""
+        for errand in list(self._running):
+            over = self._settled(errand) if errand.settling else self._staged(errand, idle=idle)
+            if over or now > errand.since + PATIENCE_SECONDS:
+                self._running.remove(errand)
+                moved = self._where(errand, now) if errand.settling else self._whence(errand, now)
+                self._answers.append(Reply(errand.request, errand.sequence.state, moved=moved))
+
+    def answers(self) -> list[Reply]:
+        """Those that became ready since this was asked last."""
+        ready, self._answers = self._answers, []
+        return ready
+
+    # --- up ---------------------------------------------------------------------------------------------
+
+    def _staged(self, errand: _Errand, *, idle: bool) -> bool:
+        sequence = errand.sequence
+        if self._used(sequence):
+            return True
+        if self._shelving.awaits(sequence) or sequence.planned > sequence.computed:
+            return False
+        return idle or sequence.id not in self._roster.prefill
+
+    def _whence(self, errand: _Errand, now: float) -> Moved:
+        sequence = errand.sequence
+        disk = max(0, sequence.disk - errand.disk)
+        host = max(0, sequence.host - errand.host - disk)
+        computed = max(0, sequence.prefilled + sequence.recomputed - errand.computed)
+        found = max(0, sequence.computed - host - disk - computed)
+        return Moved(found, host, disk, computed, now - errand.since)
+
+    # --- down -------------------------------------------------------------------------------------------
+
+    def _settled(self, errand: _Errand) -> bool:
+        sequence = errand.sequence
+        if self._used(sequence) or sequence.id in self._roster.holders or sequence.id in self._roster.leased:
+            return True
+        errand.left = [key for key in errand.left if not self._gone_down(key, lowest=errand.lowest)]
+        if errand.left and errand.lowest:
+            self._shelving.send(errand.left)
+        return not errand.left
+
+    def _gone_down(self, key: bytes, *, lowest: bool) -> bool:
+        """Whether the record is where it is to be, or will not come there; what stands above it lets go."""
+        paging, disk = self._paging, self._shelving.disk
+        tier = paging.moves.tier
+        if tier is None or paging.moves.saving(key):
+            return tier is None
+        on_disk = disk is not None and key in disk
+        if tier.slot_of(key) is None and not on_disk:
+            return True
+        block = paging.pool.index.block_of(key)
+        if block is not None and not paging.pool.references(block) and not paging.pool.discard(block):
+            return False  # behind the step fence
+        if not lowest:
+            return True
+        if on_disk and not tier.promised(key):
+            tier.drop(key)
+        return on_disk
+
+    def _where(self, errand: _Errand, now: float) -> Moved:
+        sequence, paging, disk = errand.sequence, self._paging, self._shelving.disk
+        size, tier = paging.block_tokens, paging.moves.tier
+        found = {"device": 0, "host": 0, "disk": 0}
+        for at, key in enumerate(sequence.names()):
+            tokens = size if at < len(sequence.keys) else (sequence.tail[1] if sequence.tail else 0) % size
+            if disk is not None and key in disk and errand.lowest:
+                found["disk"] += tokens
+            elif tier is not None and key in tier:
+                found["host"] += tokens
+            elif paging.pool.index.block_of(key) is not None:
+                found["device"] += tokens
+        lost = max(0, len(sequence.tokens) - 1 - sum(found.values()))
+        return Moved(**found, recomputed=lost, seconds=now - errand.since)
+
+    def _used(self, sequence: Sequence) -> bool:
+        """Whether it was closed, or has a turn."""
+        return sequence.turn is not None or self._roster.sequences.get(sequence.id) is not sequence

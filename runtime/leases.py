@@ -1,0 +1,151 @@
+"""Leases: promises about KV within a budget, with a receipt; never a lock.
+
+A lease covers the beginning of a sequence, as much of it as the budget has room for, and grows with it at the
+end of each turn. What it covers goes last when blocks or slots are short (`pressure`, ``kvstore.host``) and is
+brought up shortly before the sequence is expected back. It ends with its time or with the sequence. Decides
+nothing about steps; the clock is the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from .link.messages import Grant, Lease, Receipt
+from .paging import Paging
+from .roster import Roster
+from .sequence import Promise, Sequence
+from .settings import SchedulerSettings
+from .shelving import Shelving
+
+MOST_SECONDS = 86_400.0
+USUAL_SECONDS = 300.0
+MOST_PRIORITY = 8
+LEAD_SECONDS = 0.5  # before the expected return KV is brought up
+
+
+class Leases:
+    """All leases of one engine. Their budget: a share of the pool, and the same share of the host tier."""
+
+    def __init__(
+        self, settings: SchedulerSettings, roster: Roster, paging: Paging, shelving: Shelving
+    ) -> None:
+        self._settings = settings
+        self._roster = roster
+        self._paging = paging
+        self._shelving = shelving
+        self._held: dict[int, Sequence] = {}
+        self._due: dict[int, float] = {}  # when to bring up what is expected back
+        self._next = math.inf  # nothing ends or is due before
+        self._blocks = self._records = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def grant(self, sequence: Sequence, wish: Lease, now: float) -> Receipt:
+        """Give the sequence the lease that is wished for, in place of the one it has."""
+        self.end(sequence)
+        asked = USUAL_SECONDS if wish.ttl is None else wish.ttl
+        ttl = _within(asked, 0.0, MOST_SECONDS)
+        back = ttl if wish.returns_in is None else wish.returns_in
+        returns_in = _within(back, 0.0, ttl)
+        priority = int(_within(wish.priority or 0, -MOST_PRIORITY, MOST_PRIORITY))
+        if not ttl:
+            grant = Grant.GRANTED if asked == 0 else Grant.CLIPPED
+            return Receipt(grant, 0, 0.0, 0.0, 0, 0)
+        if self._room() < 1:
+            return Receipt(Grant.DENIED, 0, 0.0, 0.0, 0, 0)
+        sequence.promise = Promise(priority, now + ttl, now + returns_in, 0, 0)
+        self._held[sequence.id] = sequence
+        self._due[sequence.id] = now + returns_in - LEAD_SECONDS
+        self._next = min(self._next, now + ttl, self._due[sequence.id])
+        self.cover(sequence)
+        self._rank(sequence)
+        tokens, below = self._covered(sequence)
+        whole = (asked, back, wish.priority or 0, len(sequence.tokens)) == (ttl, returns_in, priority, tokens)
+        grant = Grant.GRANTED if whole else Grant.CLIPPED
+        return Receipt(grant, priority, ttl, returns_in, tokens, below)
+
+    def cover(self, sequence: Sequence) -> None:
+        """The lease, if there is one, covers what the sequence is now, as far as the budget goes."""
+        promise = sequence.promise
+        if promise is None:
+            return
+        self._give_back(promise)
+        names = sequence.names()
+        blocks = min(self._paging.blocks_for(len(sequence.tokens)), self._room())
+        records = min(len(names), self._slots())
+        self._blocks, self._records = self._blocks + blocks, self._records + records
+        sequence.promise = replace(promise, blocks=blocks, records=records)
+        self._paging.moves.promise(sequence.id, names[:records], promise.returns)
+
+    def end(self, sequence: Sequence) -> None:
+        """The lease, if there is one, is over."""
+        self._due.pop(sequence.id, None)
+        if sequence.promise is not None:
+            del self._held[sequence.id]
+            self._give_back(sequence.promise)
+            sequence.promise = None
+            self._paging.moves.promise(sequence.id, [], 0.0)
+            self._rank(sequence)
+
+    def tick(self, now: float) -> None:
+        """End what is over, bring up what is expected."""
+        if now < self._next:
+            return
+        for sequence in list(self._held.values()):
+            if sequence.promise is not None and sequence.promise.until <= now:
+                self.end(sequence)
+        for seq, due in list(self._due.items()):
+            if due <= now:
+                del self._due[seq]
+                self._recall(self._held[seq])
+        ends = [held.promise.until for held in self._held.values() if held.promise is not None]
+        self._next = min((*ends, *self._due.values()), default=math.inf)
+
+    def due(self, now: float) -> float | None:
+        """Seconds until `tick` has something to do; None: never."""
+        return None if self._next == math.inf else max(0.0, self._next - now)
+
+    def statistics(self) -> dict[str, float]:
+        """Leases, and what they cover."""
+        return {"leases": len(self._held), "leased_blocks": self._blocks, "leased_records": self._records}
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _recall(self, sequence: Sequence) -> None:
+        if sequence.turn is None:
+            sequence.unmatched = True
+            self._roster.touch(sequence)
+            self._shelving.stage(sequence)
+
+    def _rank(self, sequence: Sequence) -> None:
+        if sequence.id in self._roster.holders or sequence.id in self._roster.leased:
+            self._roster.rank(sequence)
+
+    def _give_back(self, promise: Promise) -> None:
+        self._blocks -= promise.blocks
+        self._records -= promise.records
+
+    def _room(self) -> int:
+        """Blocks that the budget has left."""
+        return int(self._settings.lease_share * self._settings.blocks) - self._blocks
+
+    def _slots(self) -> int:
+        """Slots that it has left."""
+        tier = self._paging.moves.tier
+        return 0 if tier is None else int(self._settings.lease_share * tier.memory.slots) - self._records
+
+    def _covered(self, sequence: Sequence) -> tuple[int, int]:
+        """Tokens that the lease covers on the device, and in the host tier."""
+        promise = sequence.promise
+        assert promise is not None
+        size, length = self._settings.block_tokens, len(sequence.tokens)
+        below = promise.records * size
+        if sequence.tail is not None and promise.records == len(sequence.names()):
+            below = sequence.tail[1]
+        return min(length, promise.blocks * size), min(length, below)
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return least if math.isnan(value) else min(max(value, least), most)
