@@ -14,6 +14,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ..runtime.link.messages import Moved, Receipt
 from ..sdk.errors import FrameError
 from ..sdk.frames import client, server
 from ..sdk.frames.items import AnyItem, InputItem, ItemReference
@@ -28,7 +29,7 @@ from ..sessions.requests import TurnRequest
 from ..sessions.textbuffer import TextBuffer
 from .errors import GatewayError, NothingToCancel, TooManyResponses, error_details
 from .replies import LiveResponse
-from .translate import frame_of, item_of, patched, preamble_of, request_of, seed_of
+from .translate import frame_of, item_of, kept_of, patched, preamble_of, request_of, seed_of
 
 PARALLEL_RESPONSES = 8
 
@@ -70,7 +71,15 @@ class CountArrival:
     item_id: str
 
 
-Effect: TypeAlias = Send | StartResponse | CancelResponse | Expect | CountArrival
+@dataclass(frozen=True, slots=True)
+class MoveKV:
+    """Do with the session's KV what the event asks, beside all else; what came of it goes to `kept`."""
+
+    event: KeepingEvent
+
+
+KeepingEvent: TypeAlias = client.SessionLease | client.SessionStage | client.SessionSettle
+Effect: TypeAlias = Send | StartResponse | CancelResponse | Expect | CountArrival | MoveKV
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
@@ -197,6 +206,8 @@ class Conversation:
                 return [self._create_response(event)]
             case client.ResponseCancel(response_id=response_id):
                 return self._cancel(response_id)
+            case client.SessionLease() | client.SessionStage() | client.SessionSettle():
+                return [MoveKV(event)]
             case client.SessionResume():
                 return []  # which session a socket is on is not the conversation's to say
 
@@ -221,6 +232,10 @@ class Conversation:
             left_tokens=arrival.left,
         )
         return [told, *(send.event for send in count.added)]
+
+    def kept(self, event: KeepingEvent, outcome: Receipt | Moved) -> server.ServerEvent:
+        """The answer to an event about the session's KV."""
+        return kept_of(self._event_id(), event, outcome)
 
     def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
         """Put an item into the history, and tell so."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -33,6 +33,8 @@ from .conversation import (
     CountArrival,
     Effect,
     Expect,
+    KeepingEvent,
+    MoveKV,
     Send,
     StartResponse,
 )
@@ -204,6 +206,8 @@ class LiveSession:
                     await self._cancel(response_id)
                 case CountArrival():
                     await self._arrived(effect)
+                case MoveKV(event=moved):
+                    self._beside(self._move(moved))
 
     def refuse(self, error: Exception, event_id: str | None = None) -> None:
         """Tell of a frame that was no event, or of an event out of place."""
@@ -235,7 +239,7 @@ class LiveSession:
                     self._start(effect)
                 case Expect(message=message):
                     self.session.expect(message)
-                case CancelResponse() | CountArrival():
+                case CancelResponse() | CountArrival() | MoveKV():
                     rest.append(effect)
         if conversation.typed != typed:
             journal.append(_typed(typed, conversation.typed))
@@ -253,9 +257,33 @@ class LiveSession:
             arrival = Arrival(0, 0)
         self.feed.post(self.conversation.committed(arrival, count), ticket=self.session.log.sync())
 
+    async def _move(self, event: KeepingEvent) -> None:
+        """Beside all that is said meanwhile; the answer is of the engine that there is now."""
+        keeping = self.session.keeping
+        try:
+            match event:
+                case client.SessionLease(priority=priority, ttl=ttl, returns_in=returns_in):
+                    answer = self.conversation.kept(event, await keeping.lease(priority, ttl, returns_in))
+                case client.SessionStage():
+                    answer = self.conversation.kept(event, await keeping.stage())
+                case client.SessionSettle(tier=tier):
+                    answer = self.conversation.kept(event, await keeping.settle(disk=tier == "disk"))
+        except Exception as error:  # whatever it is, it ends this event and no more
+            if wire_error(error) is INTERNAL:
+                log.exception("%s failed", event.type)
+            answer = self.conversation.refusal(error, event.event_id)
+        self.feed.post([answer], NEWS)
+
+    def _beside(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _answer_again(self, event: client.ClientEvent) -> None:
         """The acknowledgement of an event that was served may have been lost with the server it was on."""
-        if self.reopened:
+        if self.reopened and isinstance(event, KeepingEvent):
+            self._beside(self._move(event))  # what it did ended with that server
+        elif self.reopened:
             self._ids.of(event.event_id)
             self.feed.post(self.conversation.answered(event), ticket=self.session.log.sync())
 

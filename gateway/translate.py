@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ..runtime.link.messages import Moved, Receipt
 from ..sdk.errors import FieldInvalid
+from ..sdk.frames import client, server
 from ..sdk.frames import items as frames
 from ..sdk.frames.response import (
     CachedTokensDetails,
@@ -190,3 +192,25 @@ def receipt_of(usage: TurnUsage) -> KVReceipt:
         restore_ms=usage.restore_ms,
         miss_reason=None if usage.miss_reason is None else usage.miss_reason.value,
     )
+
+
+def kept_of(event_id: str, event: client.ClientEvent, outcome: Receipt | Moved) -> server.ServerEvent:
+    """What came of a lease, of bringing KV up, or of sending it down."""
+    if isinstance(outcome, Receipt):
+        return server.SessionLeased(
+            event_id=event_id,
+            status=outcome.grant.value,
+            priority=outcome.priority,
+            ttl=outcome.ttl,
+            returns_in=outcome.returns_in,
+            tokens=outcome.tokens,
+            host_tokens=outcome.host_tokens,
+        )
+    held, ms = outcome.device + outcome.host + outcome.disk, round(outcome.seconds * 1000, 3)
+    place: Literal["device", "host", "disk"] = (
+        "disk" if outcome.disk else "host" if outcome.host else "device"
+    )
+    if isinstance(event, client.SessionSettle):
+        return server.SessionSettled(event_id=event_id, tier=place, tokens=held, ms=ms)
+    source = "recomputed" if outcome.recomputed and place == "device" else place
+    return server.SessionStaged(event_id=event_id, source=source, tokens=held + outcome.recomputed, ms=ms)

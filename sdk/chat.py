@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from . import keeping
 from .errors import ChatBusy, FieldInvalid, FieldUnknown
 from .exchange import Exchange
 from .frames.client import (
@@ -29,7 +30,17 @@ from .frames.client import (
 )
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.response import ResponseParams
-from .frames.server import ItemDeleted, ItemDone, ItemRetrieved, ServerEvent, SessionCreated, SessionUpdated
+from .frames.server import (
+    ItemDeleted,
+    ItemDone,
+    ItemRetrieved,
+    ServerEvent,
+    SessionCreated,
+    SessionLeased,
+    SessionSettled,
+    SessionStaged,
+    SessionUpdated,
+)
 from .frames.session import SessionPatch, SessionResource
 from .reply import Finished, Reply
 from .resume import Return
@@ -183,6 +194,27 @@ class Chat:
         assert isinstance(updated, SessionUpdated)
         self._tools, self.session = table, updated.session
         return updated.session
+
+    # --- where its KV is ---
+
+    async def lease(
+        self, priority: int | None = None, ttl: float | None = None, returns_in: float | None = None
+    ) -> SessionLeased:
+        """Have this session's KV kept first, and brought back first, for `ttl` seconds; the receipt says what
+        is really promised. `ttl=0` gives the lease back. Raises `ServerError`.
+        """
+        await self._idle()
+        return await keeping.lease(self._exchange, priority, ttl, returns_in)
+
+    async def stage(self) -> SessionStaged:
+        """The next turn comes soon: have the session's KV brought up, and wait for it. Raises `ServerError`."""
+        await self._idle()
+        return await keeping.stage(self._exchange)
+
+    async def settle(self, tier: Literal["host", "disk"] = "disk") -> SessionSettled:
+        """The next turn is far: have the session's KV sent down to `tier`, and wait. Raises `ServerError`."""
+        await self._idle()
+        return await keeping.settle(self._exchange, tier)
 
     # --- by hand ---
 

@@ -7,15 +7,26 @@ verb was cut off in the middle. Knows nothing of text, turns or items.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ..runtime.errors import EngineDied, EngineGone, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
 from ..runtime.link.generation import Generation
-from ..runtime.link.messages import Limits, Sampling, State
+from ..runtime.link.messages import Limits, Moved, Receipt, Sampling, State
 from .ids import NONE, Ids, common_prefix
 from .suspicion import Suspicion
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A lease that was promised. Times by ``time.monotonic()``."""
+
+    priority: int
+    until: float
+    returns: float
 
 
 class LiveSequence:
@@ -45,6 +56,7 @@ class LiveSequence:
         self._computed_before = 0  # KV there was before anything was
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
         self._alone = False  # opened so that it shares no step
+        self._lease: _Wish | None = None
         self.suspicion = Suspicion()
 
     @property
@@ -94,6 +106,38 @@ class LiveSequence:
                 self.retracted |= self._ahead and common_prefix(before, ids) < len(before)
                 self._ahead = True
 
+    async def lease(
+        self, ids: Ids, priority: int | None, ttl: float | None, returns_in: float | None
+    ) -> Receipt:
+        """Have what is held kept first, or ``ids`` where nothing is; wished again of the next engine."""
+        seq = await self._present(ids)
+        receipt = await self._link.lease(seq, priority, ttl, returns_in)
+        self._lease = None
+        if receipt.ttl > 0:
+            now = time.monotonic()
+            self._lease = _Wish(receipt.priority, now + receipt.ttl, now + receipt.returns_in)
+        return receipt
+
+    async def stage(self, ids: Ids) -> Moved:
+        """Have the KV of what is held, or of ``ids`` where nothing is, brought up."""
+        return await self._link.stage(await self._present(ids))
+
+    async def settle(self, ids: Ids, *, disk: bool) -> Moved:
+        """Have it sent down."""
+        return await self._link.settle(await self._present(ids), disk)
+
+    async def _present(self, ids: Ids) -> int:
+        """The engine's sequence, opened with ``ids`` where it has none. Raises ``EngineDied`` where it died
+        over this branch: a turn is to find out whether that will happen again."""
+        if self._state is not None and not self.lost:
+            return self._state.seq
+        async with self._verbs:
+            if self._state is None or self.lost:
+                if self._doubtful:
+                    raise EngineDied("an engine died over this session: its next turn begins it again")
+                await (self._bring(ids) if len(ids) else self._begin(NONE, alone=False))
+            return self._open.seq
+
     @property
     def _doubtful(self) -> bool:
         if self._state is None or not self.lost:
@@ -113,8 +157,17 @@ class LiveSequence:
                 return await self._mend(state, ids)
             except VerbRefused:  # it is not as we thought: begin again
                 await self.close()
+        return await self._begin(ids, alone=alone)
+
+    async def _begin(self, ids: Ids, *, alone: bool) -> State:
         self._certain, self._alone, self._incarnation = False, alone, self._link.incarnation
-        return self._settle(await self._link.open(ids.tolist(), self._salt, alone), ids)
+        state = self._settle(await self._link.open(ids.tolist(), self._salt, alone), ids)
+        now, wish = time.monotonic(), self._lease
+        if wish is not None and wish.until > now:
+            with suppress(VerbRefused):
+                returns_in = max(0.0, wish.returns - now)
+                await self._link.lease(state.seq, wish.priority, wish.until - now, returns_in)
+        return state
 
     async def generate(self, sampling: Sampling, limits: Limits, generated_from: int = 0) -> Generation:
         """Begin a generation on what is held, the last ``generated_from`` tokens of which are of the reply.

@@ -17,6 +17,7 @@ from .items import Message
 from .journal.log import EphemeralLog, SessionLog
 from .journal.records import Begun, request_form
 from .journal.replay import Past, retold
+from .keeping import Keeping
 from .language import Language
 from .requests import TurnRequest
 from .response import Branch, Response
@@ -55,6 +56,7 @@ class Session:
         renderer = language.renderer(now or datetime.now().astimezone())
         self._branch = Branch(self.history, renderer, language, link, self._sequence, settings)
         self._anticipation = Anticipation(self._branch)
+        self.keeping = Keeping(self._branch)
         self._responses: list[Response] = []
         self._closed = False
 

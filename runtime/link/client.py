@@ -23,9 +23,12 @@ from .messages import (
     Generate,
     Heartbeat,
     Hello,
+    Lease,
     Limits,
+    Moved,
     Open,
     Phase,
+    Receipt,
     Reply,
     Sampling,
     Settle,
@@ -156,15 +159,29 @@ class EngineLink:
         await wire.call(Fork(wire.next_request(), seq, ids, at))
         return ids
 
-    async def stage(self, seq: int) -> State:
-        """An idle sequence will be wanted: bring its KV up."""
+    async def lease(
+        self,
+        seq: int,
+        priority: int | None = None,
+        ttl: float | None = None,
+        returns_in: float | None = None,
+    ) -> Receipt:
+        """Keep its KV first and bring it back first, within the budget; the receipt says what is promised."""
         wire = self._there(seq)
-        return _state(await wire.call(Stage(wire.next_request(), seq)))
+        reply = await wire.call(Lease(wire.next_request(), seq, priority, ttl, returns_in))
+        if reply.receipt is None:
+            raise FrameInvalid("the reply to a lease has no receipt")
+        return reply.receipt
 
-    async def settle(self, seq: int, disk: bool = False) -> State:
-        """An idle sequence will not be wanted for a while: its KV leaves the device, or for ``disk``."""
+    async def stage(self, seq: int) -> Moved:
+        """Bring an idle sequence's KV up, and wait until it is there; tells where it came from."""
         wire = self._there(seq)
-        return _state(await wire.call(Settle(wire.next_request(), seq, disk)))
+        return _moved(await wire.call(Stage(wire.next_request(), seq, wait=True)))
+
+    async def settle(self, seq: int, disk: bool = False) -> Moved:
+        """Send an idle sequence's KV down from the device, or to ``disk``, and wait; tells where it is."""
+        wire = self._there(seq)
+        return _moved(await wire.call(Settle(wire.next_request(), seq, disk, wait=True)))
 
     async def close(self, seq: int, keep_kv: bool = True) -> None:
         """Forget a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""
@@ -232,3 +249,9 @@ def _state(reply: Reply) -> State:
     if reply.state is None:
         raise FrameInvalid("the reply to a verb has no state")
     return reply.state
+
+
+def _moved(reply: Reply) -> Moved:
+    if reply.moved is None:
+        raise FrameInvalid("the reply to a verb does not say where KV went")
+    return reply.moved

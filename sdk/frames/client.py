@@ -108,6 +108,31 @@ class SessionResume(ClientFrame, frozen=True, tag="session.resume"):
     last_event: EventId | None = None
 
 
+# --- where KV is to be: ours, no standard has it ---
+
+
+class SessionLease(ClientFrame, frozen=True, tag="session.lease"):
+    """Keep the session's KV first and bring it back first, within the server's budget (ours).
+
+    `priority` of its turns, higher goes first; `ttl` seconds the lease lasts, 0 gives it back; `returns_in`
+    seconds until the session is wanted again. What is out of range is clipped, and the receipt says so.
+    """
+
+    priority: int | None = None
+    ttl: float | None = None
+    returns_in: float | None = None
+
+
+class SessionStage(ClientFrame, frozen=True, tag="session.stage"):
+    """The session is wanted soon: bring its KV up (ours)."""
+
+
+class SessionSettle(ClientFrame, frozen=True, tag="session.settle"):
+    """The session is not wanted for a while: send its KV down to `tier` (ours)."""
+
+    tier: Literal["host", "disk"] = "disk"
+
+
 ClientEvent: TypeAlias = (
     SessionUpdate
     | ItemCreate
@@ -120,4 +145,7 @@ ClientEvent: TypeAlias = (
     | TextClear
     | TextCommit
     | SessionResume
+    | SessionLease
+    | SessionStage
+    | SessionSettle
 )

@@ -254,6 +254,41 @@ class ServerGoingAway(OwnFrame, frozen=True, tag="server.going_away", omit_defau
     handle: str | None = None
 
 
+class SessionLeased(OwnFrame, frozen=True, tag="session.leased"):
+    """Answers `session.lease`: what is really promised. `tokens` of KV are kept on the device, `host_tokens`
+    below it; `priority`, `ttl` and `returns_in` (seconds from now) are those that count.
+
+    `clipped`: some number is less than was asked for, or the budget does not cover the whole session;
+    `denied`: nothing is promised.
+    """
+
+    status: Literal["granted", "clipped", "denied"]
+    priority: int
+    ttl: float
+    returns_in: float
+    tokens: int
+    host_tokens: int
+
+
+class SessionStaged(OwnFrame, frozen=True, tag="session.staged"):
+    """Answers `session.stage`: KV of so many `tokens` is on the device, after `ms`.
+
+    `source` (`from` on the wire): the slowest place some of it came from.
+    """
+
+    source: Literal["device", "host", "disk", "recomputed"] = msgspec.field(name="from")
+    tokens: int
+    ms: float
+
+
+class SessionSettled(OwnFrame, frozen=True, tag="session.settled"):
+    """Answers `session.settle`: KV of so many `tokens` is kept, the lowest of it in `tier`, after `ms`."""
+
+    tier: Literal["device", "host", "disk"]
+    tokens: int
+    ms: float
+
+
 ServerEvent: TypeAlias = (
     SessionCreated
     | SessionResumed
@@ -278,4 +313,7 @@ ServerEvent: TypeAlias = (
     | ErrorEvent
     | SessionRecovered
     | ServerGoingAway
+    | SessionLeased
+    | SessionStaged
+    | SessionSettled
 )

@@ -1,0 +1,64 @@
+"""Where a session's KV is to be while nobody speaks: leases, and the ways up and down.
+
+None of it changes what is said: KV that is elsewhere costs a restore or a recompute, never a token. A lease
+ends with the server; it outlives its engine. Knows nothing of frames.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..runtime.errors import SequenceBusy, SequenceUnknown
+from ..runtime.link.messages import Moved, Receipt
+from .errors import ConversationBusy
+from .ids import NONE, Ids
+from .response import Branch
+
+MOST = 1e9
+"""Numbers beyond are cut to it before they cross the link; the engine clips them further."""
+
+
+class Keeping:
+    """One session's. Every verb raises the runtime's ``EngineGone``, and its ``VerbRefused``."""
+
+    def __init__(self, branch: Branch) -> None:
+        self._branch = branch
+
+    async def lease(self, priority: int | None, ttl: float | None, returns_in: float | None) -> Receipt:
+        """Keep the session's KV first and bring it back first, as far as the budget goes."""
+        number = None if priority is None else int(min(max(priority, -MOST), MOST))
+        seconds = (None if value is None else _bounded(value) for value in (ttl, returns_in))
+        return await self._branch.sequence.lease(self._ids(), number, *seconds)
+
+    async def stage(self) -> Moved:
+        """Bring its KV up, and wait for it. Raises ``ConversationBusy`` while a response writes."""
+        self._check_idle()
+        try:
+            return await self._branch.sequence.stage(self._ids())
+        except (SequenceBusy, SequenceUnknown):
+            raise _busy() from None
+
+    async def settle(self, *, disk: bool) -> Moved:
+        """Send its KV down, and wait for it. Raises ``ConversationBusy`` while a response writes."""
+        self._check_idle()
+        try:
+            return await self._branch.sequence.settle(self._ids(), disk=disk)
+        except (SequenceBusy, SequenceUnknown):
+            raise _busy() from None
+
+    def _ids(self) -> Ids:
+        """The tokens that stay as they are, whatever is said next."""
+        base = self._branch.history.script().base
+        return NONE if base is None else base.tokens()
+
+    def _check_idle(self) -> None:
+        if self._branch.history.busy:
+            raise _busy()
+
+
+def _busy() -> ConversationBusy:
+    return ConversationBusy("A response writes the conversation, whose KV cannot be moved meanwhile")
+
+
+def _bounded(value: float) -> float:
+    return 0.0 if math.isnan(value) else min(max(value, -MOST), MOST)
