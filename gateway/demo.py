@@ -1,8 +1,8 @@
 """``demo``: a server with its engine in a child process, and a conversation with it over a real WebSocket.
 
 Prints what is said, each turn's TTFT, and tokens prefilled against truly new ones. It fails where they
-differ, where the model does not recall what it was told, or where a killed engine or server shows in what is
-said: see `endurance`.
+differ, where the model does not recall what it was told, or where a killed engine or server, or KV on disk,
+shows in what is said: see `endurance`.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ def _verdict(wrong: list[str], console: Console) -> int:
     if not wrong:
         console.print("Every turn prefilled exactly its new tokens, and what was told was recalled.")
         console.print("Engine and server were killed in mid-reply: it said what an undisturbed session says.")
+        console.print("From disk came what was settled there: only new tokens were computed.")
         return 0
     for fault in wrong:
         console.print(f"[red]{fault}[/red]")

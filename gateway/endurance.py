@@ -1,4 +1,5 @@
-"""The demo's second act: engine and server are killed in the middle of replies, and the session goes on.
+"""The demo's second and third act: engine and server are killed in the middle of replies, and the session goes
+on; then it is sent down to disk, and asked again.
 
 A server of its own process on a store of its own, talked to over a real socket; what is said must be what an
 undisturbed session says. Linux: the engine's process is found in ``/proc``.
@@ -29,6 +30,7 @@ from .settings import DEFAULT_HOST
 
 STORY = "Tell me the story of the fox."
 LINES = ("My name is Marisol.", STORY, STORY, "What is my name?")
+LAST = "What is my name?"
 PIECES_BEFORE = 12
 """Pieces of a reply that come before something is killed."""
 START_SECONDS = 600.0  # the first start on a machine compiles kernels
@@ -99,6 +101,7 @@ async def endure(model: str, console: Console) -> list[str]:
         async with connect(server.url) as client:
             async with client.session(temperature=0) as calm:
                 wanted = [await calm.say(line).text() for line in LINES]
+                expected_last = await calm.say(LAST).text()
             async with client.session(temperature=0) as chat:
                 blows: tuple[Blow | None, ...] = (None, server.kill_engine, server.kill_and_start, None)
                 names = ("", "the engine was killed in mid-reply", "the server was killed in mid-reply", "")
@@ -108,7 +111,26 @@ async def endure(model: str, console: Console) -> list[str]:
                     _show(chat, line, told, name, console)
                     if told.text != expected:
                         wrong.append(f"{name or line}: {told.text!r} is not {expected!r}")
+                console.print("[bold]Third act[/bold]: the session's KV is sent down to disk.\n")
+                wrong += await _descend(chat, LAST, expected_last, console)
         return wrong
+
+
+async def _descend(chat: Chat, line: str, expected: str, console: Console) -> list[str]:
+    """A lease, all KV down to disk, and a turn on it: what went wrong."""
+    receipt = await chat.lease(priority=1, ttl=60.0, returns_in=30.0)
+    settled = await chat.settle("disk")
+    told = await _say(chat, line, None)
+    kept = f"lease {receipt.status}: {receipt.tokens} tokens"
+    sent = f"{settled.tokens} tokens settled to {settled.tier} in {settled.ms:.0f} ms"
+    _show(chat, line, told, f"{kept} · {sent}", console)
+    wrong = [] if told.text == expected else [f"asked again: {told.text!r} is not {expected!r}"]
+    kv = chat.last.kv
+    if settled.tier != "disk" or kv is None or not kv.disk:
+        wrong.append(f"nothing came back from disk: {settled.tier}, {kv}")
+    elif kv.prefilled + kv.recomputed > kv.new:
+        wrong.append(f"after the disk {kv.prefilled + kv.recomputed} tokens were computed, {kv.new} are new")
+    return wrong
 
 
 @contextmanager

@@ -118,9 +118,9 @@ class HostTier:
             if slot is not None:
                 self._order.promise(slot, self._return_of(key))
 
-    def promised(self, key: bytes) -> bool:
-        """Whether a lease covers the record."""
-        return key in self._promised
+    def promised(self, key: bytes, besides: int | None = None) -> bool:
+        """Whether a lease covers the record, of another than the holder ``besides``."""
+        return any(holder != besides for holder in self._promised.get(key, ()))
 
     # --- filling and reading ----------------------------------------------------------------------------
 

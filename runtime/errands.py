@@ -98,12 +98,12 @@ class Errands:
         sequence = errand.sequence
         if self._used(sequence) or sequence.id in self._roster.holders or sequence.id in self._roster.leased:
             return True
-        errand.left = [key for key in errand.left if not self._gone_down(key, lowest=errand.lowest)]
+        errand.left = [key for key in errand.left if not self._gone_down(key, errand)]
         if errand.left and errand.lowest:
             self._shelving.send(errand.left)
         return not errand.left
 
-    def _gone_down(self, key: bytes, *, lowest: bool) -> bool:
+    def _gone_down(self, key: bytes, errand: _Errand) -> bool:
         """Whether the record is where it is to be, or will not come there; what stands above it lets go."""
         paging, disk = self._paging, self._shelving.disk
         tier = paging.moves.tier
@@ -115,9 +115,9 @@ class Errands:
         block = paging.pool.index.block_of(key)
         if block is not None and not paging.pool.references(block) and not paging.pool.discard(block):
             return False  # behind the step fence
-        if not lowest:
+        if not errand.lowest:
             return True
-        if on_disk and not tier.promised(key):
+        if on_disk and not tier.promised(key, besides=errand.sequence.id):
             tier.drop(key)
         return on_disk
 

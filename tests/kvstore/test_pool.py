@@ -250,3 +250,16 @@ def test_joining_is_no_hit_or_the_end_would_outlive_its_beginning() -> None:
     pool.release(chain)
     pool.lease(7)
     assert found(pool, "a", 2) == 1
+
+
+def test_a_cached_block_that_is_kept_elsewhere_is_given_up_a_held_one_is_not() -> None:
+    pool = BlockPool(4)
+    blocks = sealed_chain(pool, "a", 2)
+    assert not pool.discard(blocks[0]) and found(pool, "a", 2) == 2
+    pool.launched(1)
+    pool.release(blocks)
+    assert not pool.discard(blocks[1]), "it lies behind the step fence"
+    pool.finished(1)
+    assert pool.discard(blocks[1]) and found(pool, "a", 2) == 1
+    assert pool.state(blocks[1]) is BlockState.FREE
+    pool.audit({})

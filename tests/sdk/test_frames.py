@@ -46,6 +46,9 @@ CLIENT_EVENTS: list[client.ClientEvent] = [
     client.TextClear(),
     client.TextCommit(event_id="e"),
     client.SessionResume(handle="h", last_event="e"),
+    client.SessionLease(priority=2, ttl=60.0, returns_in=1.5),
+    client.SessionStage(),
+    client.SessionSettle(tier="host"),
 ]
 SERVER_EVENTS: list[server.ServerEvent] = [
     server.SessionCreated(event_id="e", session=SessionResource(id="s", model="m", audio=None)),
@@ -63,6 +66,11 @@ SERVER_EVENTS: list[server.ServerEvent] = [
     server.ItemDeleted(event_id="e", item_id="i"),
     server.TextCommitted(event_id="e", item_id="i", prefilled_tokens=3, left_tokens=4),
     server.TextCleared(event_id="e"),
+    server.SessionLeased(
+        event_id="e", status="clipped", priority=0, ttl=3.0, returns_in=0.0, tokens=32, host_tokens=40
+    ),
+    server.SessionStaged(event_id="e", source="disk", tokens=40, ms=0.25),
+    server.SessionSettled(event_id="e", tier="host", tokens=40, ms=3.0),
     server.ResponseCreated(event_id="e", response=RESPONSE),
     server.ResponseDone(
         event_id="e",

@@ -21,7 +21,18 @@ from holdfast.runtime.errors import (
 )
 from holdfast.runtime.link.blackbox import Death
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import Finish, Hello, Limits, Row, Sampling, State, Work
+from holdfast.runtime.link.messages import (
+    Finish,
+    Grant,
+    Hello,
+    Limits,
+    Moved,
+    Receipt,
+    Row,
+    Sampling,
+    State,
+    Work,
+)
 
 Model = Callable[[list[int]], int]
 """The next token; raising makes the row an error."""
@@ -190,6 +201,21 @@ class ScriptedLink:
         self._known(seq)
         self._end(seq)
         del self.held[seq]
+
+    async def lease(
+        self, seq: int, priority: int | None = None, ttl: float | None = None, returns_in: float | None = None
+    ) -> Receipt:
+        await self._verb("lease", seq, priority, ttl, returns_in)
+        held = self._known(seq)
+        return Receipt(Grant.GRANTED, priority or 0, ttl or 0.0, returns_in or 0.0, len(held.tokens), 0)
+
+    async def stage(self, seq: int) -> Moved:
+        await self._verb("stage", seq)
+        return Moved(self._idle(seq).computed, 0, 0, 0, 0.0)
+
+    async def settle(self, seq: int, disk: bool = False) -> Moved:
+        await self._verb("settle", seq, disk)
+        return Moved(0, 0, self._idle(seq).computed, 0, 0.0)
 
     # --- the step ---
 

@@ -1,0 +1,117 @@
+"""A session's lease, stage and settle: on which sequence, with which tokens, after which engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from session_stage import ask, reciting, run, say, session_on
+
+from holdfast.runtime.errors import EngineDied
+from holdfast.runtime.link.messages import Grant
+from holdfast.sessions.errors import ConversationBusy
+from holdfast.sessions.requests import TurnRequest
+
+
+def verbs(link, *names: str) -> list[tuple]:
+    return [entry for entry in link.log if entry[0] in names]
+
+
+@run
+async def test_they_speak_of_the_sequence_that_is_there() -> None:
+    link = reciting("Hello!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    held = len(link.held[1].tokens)
+    receipt = await session.keeping.lease(1, 60.0, 5.0)
+    assert (receipt.grant, receipt.tokens) == (Grant.GRANTED, held)
+    assert (await session.keeping.settle(disk=True)).disk == link.held[1].computed
+    await session.keeping.stage()
+    assert verbs(link, "lease", "settle", "stage") == [
+        ("lease", 1, 1, 60.0, 5.0),
+        ("settle", 1, True),
+        ("stage", 1),
+    ]
+
+
+@run
+async def test_a_new_session_has_a_lease_before_its_first_word() -> None:
+    link = reciting("Hello!")
+    session = session_on(link)
+    assert (await session.keeping.lease(None, 60.0, None)).tokens == 0
+    await ask(session, "Hi")
+    assert len(verbs(link, "open")) == 1 and len(link.held) == 1
+
+
+@run
+async def test_after_another_engine_the_branch_is_opened_with_its_tokens_and_its_lease() -> None:
+    link = reciting("Hello!", "Again!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    held = link.held[1].tokens
+    await session.keeping.lease(2, 60.0, 30.0)
+    link.die(outside=True)
+    with pytest.raises(EngineDied):
+        await session.keeping.stage()
+    link.restart()
+    link.log.clear()
+    await session.keeping.stage()
+    (opened,) = verbs(link, "open")
+    assert opened[2] == held
+    ((_, seq, priority, ttl, returns_in),) = verbs(link, "lease")
+    assert (seq, priority) == (verbs(link, "stage")[0][1], 2)
+    assert 0 < returns_in < ttl <= 60.0
+
+
+@run
+async def test_a_lease_given_back_is_not_wished_for_again() -> None:
+    link = reciting("Hello!", "Again!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    await session.keeping.lease(2, 60.0, 30.0)
+    await session.keeping.lease(None, 0.0, None)
+    link.die(outside=True)
+    link.restart()
+    link.log.clear()
+    await ask(session, "And?")
+    assert not verbs(link, "lease")
+
+
+@run
+async def test_an_engine_that_died_over_the_branch_is_not_tried_again_for_its_kv() -> None:
+    link = reciting("Hello, you there!", "Again!")
+    session = session_on(link)
+    say(session, "Hi")
+    link.flowing = False
+    reading = asyncio.ensure_future(anext(aiter(session.respond(TurnRequest.checked()))))
+    await reading
+    link.die()
+    link.restart()
+    session.history.preamble = session.history.preamble
+    with pytest.raises((EngineDied, ConversationBusy)):
+        await session.keeping.stage()
+
+
+@run
+async def test_kv_is_not_moved_under_a_reply_but_may_be_leased() -> None:
+    link = reciting("Hello, you there!")
+    session = session_on(link)
+    say(session, "Hi")
+    reply = aiter(session.respond(TurnRequest.checked()))
+    await anext(reply)
+    for verb in (session.keeping.stage(), session.keeping.settle(disk=True)):
+        with pytest.raises(ConversationBusy):
+            await verb
+    assert (await session.keeping.lease(1, 5.0, None)).grant is Grant.GRANTED
+    async for _ in reply:
+        pass
+    await session.keeping.stage()
+
+
+@run
+async def test_numbers_of_any_size_cross_the_link() -> None:
+    link = reciting("Hello!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    await session.keeping.lease(10**40, 1e300, float("nan"))
+    assert verbs(link, "lease") == [("lease", 1, 10**9, 1e9, 0.0)]
