@@ -1,48 +1,119 @@
 """Who may come in: one guard before every route, for HTTP and WebSocket alike.
 
-With a key set, every route but the probes asks for ``Authorization: Bearer``. Without one the server trusts
-its machine, but not web pages that the machine's user looks at: a foreign ``Origin`` is refused.
+With keys, every route but the probes asks for ``Authorization: Bearer``; a key stands for a tenant, whose
+cached KV no other tenant finds. Without keys the server trusts its machine, but not web pages that the
+machine's user looks at: a foreign ``Origin`` is refused.
 """
 
 from __future__ import annotations
 
-import hmac
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from ipaddress import ip_address
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .errors import KeysUnusable
+from .settings import GatewaySettings
+
 PROBES = frozenset({"/health", "/ready"})
+TENANT = "holdfast.tenant"
+"""Where a request's scope has the salt of its tenant."""
+MOST_FILE_BYTES = 1 << 20
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Who may come in: the tenant of each key, by the key's digest."""
+
+    tenants: Mapping[bytes, str]
+
+    @classmethod
+    def one(cls, key: str) -> Keys:
+        """A single key, of a tenant without a name."""
+        return cls({_digest(key): ""})
+
+    @classmethod
+    def read(cls, path: Path) -> Keys:
+        """A file with a key and the name of its tenant on each line; ``#`` begins a remark.
+
+        Raises ``KeysUnusable``, which names file and line, never a key.
+        """
+        try:
+            if path.stat().st_size > MOST_FILE_BYTES:
+                raise KeysUnusable(f"{path} has more than {MOST_FILE_BYTES} bytes")
+            lines = path.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise KeysUnusable(f"{path}: {error}") from None
+        tenants: dict[bytes, str] = {}
+        for number, line in enumerate(lines, start=1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            if len(words) != 2 or not _NAME.fullmatch(words[1]):
+                raise KeysUnusable(f"{path}, line {number}: not a key and the name of its tenant")
+            if tenants.setdefault(_digest(words[0]), words[1]) != words[1]:
+                raise KeysUnusable(f"{path}, line {number}: this key is another tenant's already")
+        if not tenants:
+            raise KeysUnusable(f"{path} has no keys")
+        return cls(tenants)
+
+    def tenant(self, key: str) -> str | None:
+        """Whose key it is; None: nobody's."""
+        return self.tenants.get(_digest(key))
+
+
+def keys_of(settings: GatewaySettings) -> Keys | None:
+    """The settings' keys; None: everybody on this machine may come in. Raises ``KeysUnusable``."""
+    if settings.keys is not None:
+        return Keys.read(settings.keys)
+    return None if settings.api_key is None else Keys.one(settings.api_key)
+
+
+def salt_of(tenant: str) -> bytes:
+    """What separates a tenant's cached KV from others'; empty for one without a name."""
+    return hashlib.blake2b(tenant.encode(), digest_size=16).digest() if tenant else b""
+
+
+def _digest(key: str) -> bytes:
+    """Compared in place of the key: how long a look-up takes tells nothing of any key."""
+    return hashlib.blake2b(key.encode(), digest_size=32).digest()
 
 
 class Guard:
-    """ASGI middleware; ``key`` None leaves only the check of the origin."""
+    """ASGI middleware; without ``keys`` there is only the check of the origin."""
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
         self._app = app
-        self._key = key
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401 or 403."""
         if scope["type"] not in ("http", "websocket") or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        tenant = "" if self._keys is None else self._keys.tenant(_bearer(headers))
+        refusal = None
+        if tenant is None:
+            refusal = _refused(401, "invalid_api_key", "a valid API key is needed: Authorization: Bearer KEY")
+        elif self._keys is None and not _same_origin(headers):
+            refusal = _refused(403, "origin_not_allowed", "this origin may not connect")
+        else:
+            scope[TENANT] = salt_of(tenant)
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> JSONResponse | None:
-        if self._key is None:
-            return (
-                None
-                if _same_origin(headers)
-                else _refused(403, "origin_not_allowed", "this origin may not connect")
-            )
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._key.encode()):
-            return None
-        return _refused(401, "invalid_api_key", "a valid API key is needed: Authorization: Bearer KEY")
+
+def _bearer(headers: Headers) -> str:
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
 
 
 def _same_origin(headers: Headers) -> bool:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from .. import __version__
-from .access import Guard
+from .access import TENANT, Guard, keys_of
 from .channel import SocketChannel
 from .errors import error_details, wire_error
 from .metrics import CONTENT_TYPE, exposition
@@ -37,7 +37,7 @@ def build_app(service: Service) -> ASGIApp:
             Route("/version", routes.version),
         ]
     )
-    return Guard(app, service.settings.api_key)
+    return Guard(app, keys_of(service.settings))
 
 
 class _Routes:
@@ -98,6 +98,7 @@ def _visitor(socket: WebSocket) -> Visitor:
     asked, key = socket.query_params, socket.headers.get("authorization", "")
     return Visitor(
         owner=hashlib.blake2b(key.encode(), digest_size=16).digest(),
+        salt=socket.scope.get(TENANT, b""),
         resumable=asked.get("resumable") == "true",
         resume=asked.get("resume") == "true",
     )

@@ -90,6 +90,10 @@ def serve(
         int, typer.Option(envvar="HOLDFAST_PORT", min=0, max=65535, help="0 takes a free one.")
     ] = DEFAULT_PORT,
     api_key: Key = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="A file of keys and their tenants, `KEY TENANT` on each line, for --api-key."),
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     kv_bytes: Bytes = None,
@@ -110,7 +114,9 @@ def serve(
     from .serve import run
 
     folder = None if no_store else store or _default_store(model)
-    settings = GatewaySettings(host=host, port=port, api_key=api_key, store=folder)
+    if keys is not None and api_key is not None:
+        _refuse("--keys and --api-key both say who may come in: give one of them")
+    settings = GatewaySettings(host=host, port=port, api_key=api_key, keys=keys, store=folder)
     engine = _engine_settings(
         model,
         device,

@@ -6,6 +6,7 @@ Errors of ``kvstore`` and ``kernels`` end inside the engine: they arrive as a fa
 
 GatewayError
 ├── PortTaken                 another program listens there
+├── KeysUnusable              the keys file cannot be read, or a line of it is none
 ├── SlowReader                a client took no frame for too long
 ├── TooManyResponses          a socket has as many responses running as it may
 ├── NothingToCancel           a cancel names no response that runs
@@ -41,6 +42,12 @@ class PortTaken(GatewayError):
     """Another program listens on this address."""
 
     code = "port_taken"
+
+
+class KeysUnusable(GatewayError):
+    """The keys file cannot be read, or a line of it names no key and tenant."""
+
+    code = "keys_unusable"
 
 
 class SlowReader(GatewayError):
@@ -159,6 +166,7 @@ TABLE: dict[type[Exception], WireError] = {
     # the gateway's own
     GatewayError: INTERNAL,
     PortTaken: _server("port_taken", 503),
+    KeysUnusable: _server("keys_unusable", 503),
     SlowReader: _invalid("slow_reader", 408, close=1008),
     TooManyResponses: _busy("too_many_responses"),
     NothingToCancel: _invalid("response_cancel_not_active"),

@@ -33,11 +33,13 @@ _E = TypeVar("_E", bound=BaseException)
 class Visitor:
     """Who a socket belongs to, and what it said of itself when it was opened.
 
-    ``owner``: a digest of its key. ``resumable``: it can come back, so its replies go on without it.
+    ``owner``: a digest of its key, ``salt`` one of its tenant. ``resumable``: it can come back, so its replies
+    go on without it.
     ``resume``: it comes back, so it gets no session of its own.
     """
 
     owner: bytes = b""
+    salt: bytes = b""
     resumable: bool = False
     resume: bool = False
 
@@ -90,7 +92,7 @@ class Realtime:
 
     def _begin(self) -> None:
         try:
-            self._live = self._registry.open(self, self._visitor.owner)
+            self._live = self._registry.open(self, self._visitor.owner, self._visitor.salt)
         except SessionError as error:
             raise _Goodbye(wire_error(error)) from None
         self._live.resumable = self._visitor.resumable

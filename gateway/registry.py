@@ -53,12 +53,15 @@ class Registry:
         """All of them."""
         return list(self._live.values())
 
-    def open(self, holder: Holder, owner: bytes) -> LiveSession:
-        """A new session on this socket. Raises ``SessionLimit``, ``StorageUnavailable``."""
+    def open(self, holder: Holder, owner: bytes, salt: bytes = b"") -> LiveSession:
+        """A new session on this socket; ``salt`` separates its tenant's cached KV.
+
+        Raises ``SessionLimit``, ``StorageUnavailable``.
+        """
         defaults = asdict(self._link.hello.defaults)
         resource = SessionResource(id="", model=self._model, **defaults)
         birth = Birth(session=resource, conversation=new_id("conv"))
-        session = self._book.create(owner=owner, config=msgspec.msgpack.encode(birth))
+        session = self._book.create(owner=owner, salt=salt, config=msgspec.msgpack.encode(birth))
         live = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
         return self._hold(live, holder)
 

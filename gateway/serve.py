@@ -28,7 +28,7 @@ from ..runtime.sizing import memory_line
 from ..sessions.errors import SessionError
 from .app import build_app
 from .compose import model_name, opened
-from .errors import PortTaken
+from .errors import KeysUnusable, PortTaken
 from .progress import Loading
 from .protocols import DroppableWebSocket, http_protocol, listen
 from .service import Service
@@ -88,7 +88,7 @@ def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
     logging.basicConfig(format="holdfast: %(levelname)s: %(message)s", level=logging.WARNING)
     try:
         asyncio.run(_until_signal(settings, engine_settings))
-    except (RuntimeFault, SessionError, PortTaken) as error:
+    except (RuntimeFault, SessionError, PortTaken, KeysUnusable) as error:
         print(f"holdfast: {error.message}", file=sys.stderr)
         return 2
     except OSError as error:

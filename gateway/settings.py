@@ -54,6 +54,8 @@ class GatewaySettings:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     api_key: str | None = None
+    keys: Path | None = None
+    """A file of keys and their tenants (`access.Keys`), in place of ``api_key``."""
     limits: Limits = Limits()
     store: Path | None = None
     journal: JournalSettings = JournalSettings()

@@ -21,7 +21,7 @@ from ..kvstore.moves import BlockMover
 from ..kvstore.pool import BlockPool
 from .engine import Engine
 from .errors import SettingsInvalid
-from .hosting import disk_tier, host_memory, host_tier
+from .hosting import disk_tier, host_bytes, host_memory, host_tier
 from .link.messages import Hello, Phase
 from .link.pulse import LOAD_STALL, Pulse
 from .link.serve import Loaded, Progress
@@ -32,7 +32,7 @@ from .paced import PacedRunner
 from .runner import TorchRunner
 from .scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
-from .sizing import blocks_of, context_of, cuda_kv_bytes, host_kv_bytes
+from .sizing import blocks_of, check_budget, context_of, cuda_kv_bytes, host_kv_bytes, machine_bytes
 
 KVGroups: TypeAlias = tuple[KVGroup, ...]
 
@@ -70,6 +70,9 @@ def _engine(
     device = model.decoder.device
     groups = model.kv_groups(settings.block_tokens)
     blocks = blocks_of(settings, _block_bytes(groups), _allowed_bytes(device))
+    if device.type == "cpu":
+        asked = blocks * _block_bytes(groups) + host_bytes(settings)
+        check_budget("KV on the device and in the host tier", asked, machine_bytes(), "this machine's memory")
     numbers = settings.resolved(
         blocks=blocks,
         max_context=context_of(settings, blocks, model.config.max_context),

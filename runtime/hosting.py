@@ -22,7 +22,7 @@ from ..kvstore.shelf.messages import Begin
 from ..kvstore.slots import SlotMemory, make_memory
 from .errors import SettingsInvalid
 from .settings import SECRET_BYTES, EngineSettings
-from .sizing import machine_bytes
+from .sizing import check_budget, machine_bytes
 
 SHARE = 0.125  # of all memory; pages are taken as KV comes
 MOST_BYTES = 64 << 30
@@ -31,8 +31,13 @@ MOST_DISK_BYTES = 64 << 30
 
 
 def host_bytes(settings: EngineSettings) -> int:
-    """Bytes for the host tier: what was asked for, or a share of the machine's; 0 is none."""
+    """Bytes for the host tier: what was asked for, or a share of the machine's; 0 is none.
+
+    Raises:
+        SettingsInvalid: more was asked for than there is.
+    """
     if settings.host_bytes is not None:
+        check_budget("host_bytes", settings.host_bytes, machine_bytes(), "this machine's memory")
         return settings.host_bytes
     return min(MOST_BYTES, int(SHARE * machine_bytes()))
 
@@ -58,8 +63,13 @@ def kv_folder(settings: EngineSettings) -> Path | None:
 
 
 def disk_bytes(settings: EngineSettings, folder: Path) -> int:
-    """Bytes that records may take under ``folder``, which exists."""
+    """Bytes that records may take under ``folder``, which exists.
+
+    Raises:
+        SettingsInvalid: more was asked for than the disk has.
+    """
     if settings.disk_bytes is not None:
+        check_budget("disk_bytes", settings.disk_bytes, shutil.disk_usage(folder).total, "the store's disk")
         return settings.disk_bytes
     return min(MOST_DISK_BYTES, int(DISK_SHARE * shutil.disk_usage(folder).free))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from .errors import SettingsInvalid
 from .settings import EngineSettings
 
 CUDA_SHARE = 0.85  # of what is free once the weights are there; activations need the rest
@@ -56,6 +57,14 @@ def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int
     if settings.max_context is not None:
         return model_context
     return min(model_context, blocks * settings.block_tokens)
+
+
+def check_budget(name: str, asked: int, there: int, of: str) -> None:
+    """Raises ``SettingsInvalid``, with the sum, where more bytes are asked for than there are."""
+    if asked > there:
+        raise SettingsInvalid(
+            f"{name} = {shown(asked)} is {shown(asked - there)} more than {of}, {shown(there)}"
+        )
 
 
 def shown(count: float) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
-from holdfast.gateway.access import Guard
+from holdfast.gateway.access import TENANT, Guard, Keys, keys_of, salt_of
+from holdfast.gateway.errors import KeysUnusable
+from holdfast.gateway.settings import GatewaySettings
 
 pytestmark = pytest.mark.anyio
 ROUTES = ["/v1/realtime", "/v1/models", "/v1/models/pocket", "/metrics", "/version", "/anything"]
@@ -31,7 +34,7 @@ async def let_in(scope: dict, receive: object, send) -> None:
     await send({"type": "http.response.start", "status": 200})
 
 
-KEYED = Guard(let_in, "s3cret")
+KEYED = Guard(let_in, Keys.one("s3cret"))
 OPEN = Guard(let_in, None)
 
 
@@ -51,7 +54,7 @@ async def test_probes_need_no_key(path: str) -> None:
 
 
 async def test_a_key_in_letters_beyond_ascii_is_compared_too() -> None:
-    guard = Guard(let_in, "schlüssel")
+    guard = Guard(let_in, Keys.one("schlüssel"))
     assert await answered(guard, "http", "/version", [("Authorization", "Bearer schluessel")]) == 401
 
 
@@ -74,3 +77,49 @@ async def test_a_page_that_points_its_own_name_here_may_not_connect(host: str, s
 
 async def test_without_a_key_programs_may_connect() -> None:
     assert await answered(OPEN, "websocket", "/v1/realtime", [("Host", "127.0.0.1:8040")]) == 200
+
+
+def keys_file(folder: Path, text: str) -> Path:
+    path = folder / "keys"
+    path.write_text(text)
+    return path
+
+
+async def test_a_keys_file_tells_tenants_apart(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, "# ours\nalpha acme\nbeta acme # another\n\ngamma  zenith\n")
+    seen: list[bytes] = []
+
+    async def noted(scope: dict, receive: object, send) -> None:
+        seen.append(scope[TENANT])
+        await let_in(scope, receive, send)
+
+    guard = Guard(noted, keys_of(GatewaySettings(keys=path)))
+    for key in ("alpha", "beta", "gamma"):
+        assert await answered(guard, "http", "/version", [("Authorization", f"Bearer {key}")]) == 200
+    assert seen[0] == seen[1] == salt_of("acme") != seen[2] == salt_of("zenith")
+    assert await answered(guard, "websocket", "/v1/realtime", [("Authorization", "Bearer acme")]) == 401
+    assert await answered(guard, "websocket", "/v1/realtime") == 401
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no keys"),
+        ("# nobody\n", "no keys"),
+        ("s3cret\n", "line 1"),
+        ("a b\ns3cret ten/ant\n", "line 2"),
+        ("s3cret one two\n", "line 1"),
+        ("s3cret one\ns3cret two\n", "line 2: this key is another tenant's"),
+    ],
+)
+def test_a_keys_file_that_says_nothing_clear_is_refused_without_its_keys(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    with pytest.raises(KeysUnusable, match=told) as refused:
+        Keys.read(keys_file(tmp_path, text))
+    assert "s3cret" not in refused.value.message
+
+
+def test_a_keys_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(KeysUnusable, match="nowhere"):
+        Keys.read(tmp_path / "nowhere")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from holdfast.runtime.errors import SettingsInvalid
+from holdfast.runtime.hosting import disk_bytes, host_bytes
 from holdfast.runtime.settings import EngineSettings
 from holdfast.runtime.sizing import (
     HOST_MOST_BYTES,
     MOST_TOKENS,
     PROCESS_BYTES,
     blocks_of,
+    check_budget,
     context_of,
     cuda_kv_bytes,
     host_kv_bytes,
@@ -63,3 +68,13 @@ def test_the_rule_for_the_pool_is_the_one_that_was_followed() -> None:
     assert rule_of(EngineSettings(model="m", kv_bytes=3 << 20), True) == "kv_bytes = 3 MiB, as asked"
     assert shown(host_kv_bytes()) in rule_of(EngineSettings(model="m"), True)
     assert "free" in rule_of(EngineSettings(model="m"), False)
+
+
+def test_a_budget_larger_than_the_machine_is_refused_with_the_sum(tmp_path: Path) -> None:
+    check_budget("host_bytes", 4 * KIB, 4 * KIB, "the memory")
+    with pytest.raises(SettingsInvalid, match=r"^host_bytes = 6 KiB is 2 KiB more than the memory, 4 KiB$"):
+        check_budget("host_bytes", 6 * KIB, 4 * KIB, "the memory")
+    with pytest.raises(SettingsInvalid, match="more than this machine's memory"):
+        host_bytes(EngineSettings(model="m", host_bytes=1 << 60))
+    with pytest.raises(SettingsInvalid, match="more than the store's disk"):
+        disk_bytes(EngineSettings(model="m", disk_bytes=1 << 60), tmp_path)
