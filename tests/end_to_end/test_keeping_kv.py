@@ -48,7 +48,7 @@ async def test_what_was_settled_comes_back_and_says_the_same(
         assert (await chat.stage()).source == "device"
         assert await chat.say(LINES[2]).text() == wanted[2]
         kv = chat.last.kv
-        assert kv is not None and (kv.host, kv.disk, kv.recomputed) == (0, 0, 0)
+        assert kv is not None and (kv.host, kv.prefilled, kv.recomputed) == (staged.tokens, kv.new, 0)
 
 
 async def test_a_session_settled_and_staged_in_one_process(client: Client) -> None:

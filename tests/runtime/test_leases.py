@@ -137,6 +137,19 @@ def test_a_higher_priority_goes_before_those_that_wait_and_the_first_that_runs_s
     assert list(here.ended) == [0, 3, 1, 2]
 
 
+def test_the_first_that_runs_is_overtaken_by_nobody() -> None:
+    """Obligation (a): whatever the priority of those that come later, it is never preempted for them."""
+    here = world(blocks=13, max_context=48, max_sequences=3)
+    for seq in range(3):
+        here.open(seq, story(seq, 3))
+        here.lease(seq, 4 * seq, ttl=1e4)
+        here.generate(seq, 45)
+        here.step()
+    here.run()
+    assert list(here.ended) == [0, 2, 1]
+    assert [here.ended[seq].work.recomputed > 0 for seq in (0, 1)] == [False, True]  # type: ignore[union-attr]
+
+
 def test_the_lowest_priority_is_preempted_first() -> None:
     here = world(blocks=13, max_context=48, max_sequences=3)
     for seq in range(3):
