@@ -82,6 +82,7 @@ class Session:
                 ended=self._anticipation.resume,
                 placed=past.placed,
                 said=past.ids,
+                logprobs=past.logprobs,
             )
         )
 

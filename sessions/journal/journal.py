@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ..errors import StorageUnavailable
 from .lock import StoreLock
 from .settings import JournalSettings
-from .store import Change, JournalStore
+from .store import Change, Condense, JournalStore
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ class Journal:
         self.settings = settings
         self.live: set[int] = set()
         """Numbers of the sessions in memory: retention leaves them alone."""
+        self.condense: Condense | None = None
+        """Makes a long session's operations fewer; without it they stay."""
         self.watchers: set[Callable[[StorageUnavailable], None]] = set()
         """Told on the loop when a commit has failed for the first time."""
         self._store = store
@@ -165,6 +167,7 @@ class Journal:
                 self._tell(self._committed, upto)
             for job, answer in jobs:
                 self._answer(job, answer)
+            self._shorten()
             if time.monotonic() - swept > self.settings.sweep_seconds:
                 swept = time.monotonic()
                 with suppress(StorageUnavailable):
@@ -191,6 +194,18 @@ class Journal:
         self._jobs.clear()
         self._urgent, self._oldest = False, None
         return group, self._queued, jobs
+
+    def _shorten(self) -> None:
+        """One long session, when nothing is waited for; it is still long if that fails."""
+        if not self._store.long or self.condense is None or self._urgent or self._jobs:
+            return
+        number = min(self._store.long)
+        try:
+            self._store.condense(number, self.condense)
+        except StorageUnavailable as fault:
+            log.warning("session %d was not made shorter: %s", number, fault.message)
+        except Exception:  # whatever it is: its operations are there as they were
+            log.exception("session %d cannot be made shorter", number)
 
     def _commit(self, group: list[Change]) -> bool:
         """Until it holds; False where the journal closes before."""

@@ -18,13 +18,14 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import lmdb
+from msgspec.structs import replace
 
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
 from .records import (
@@ -83,7 +84,16 @@ class Drop:
     number: int
 
 
-Change: TypeAlias = Put | Append | Drop
+@dataclass(frozen=True, slots=True)
+class _Condensed:
+    """A session's operations up to ``index`` are in ``snapshot``, which stands there."""
+
+    number: int
+    index: int
+    snapshot: AnyOperation
+
+
+Change: TypeAlias = Put | Append | Drop | _Condensed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,9 @@ class Stored:
     record: SessionRecord
     keyring: Keyring
     operations: tuple[AnyOperation, ...]
+    """Those that are kept: the first may be a snapshot of many."""
+    written: int = 0
+    """How many it has had: the index of the next."""
 
 
 def key_of(number: int, index: int | None = None) -> bytes:
@@ -103,8 +116,12 @@ def key_of(number: int, index: int | None = None) -> bytes:
 
 READERS: dict[int, Callable[[bytes, bytes], AnyOperation]] = {
     1: lambda key, value: unseal(key, value, AnyOperation),
+    2: lambda key, value: unseal(key, value, AnyOperation),  # and snapshots, which the first does not know
 }
 """How the operations of each format are read. A new format keeps its predecessor's reader here."""
+
+Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
+"""How many of a session's operations one stands for, and that one; None where it is not worth it."""
 
 
 class JournalStore:
@@ -115,7 +132,8 @@ class JournalStore:
         self._folder = folder
         self._settings = settings
         self._tables: dict[Table, Any] = {}
-        self._format = FORMAT
+        self.long: set[int] = set()
+        """Sessions that `condense` would make shorter."""
         self.damaged = 0
         """Records found damaged so far."""
         self.full = False
@@ -152,12 +170,33 @@ class JournalStore:
         while True:
             try:
                 with self._environment.begin(write=True) as transaction:
-                    self._apply(transaction, changes)
-                return
+                    tails = self._apply(transaction, changes)
+                break
             except lmdb.MapFullError:
                 self._grow()
             except (lmdb.Error, OSError) as fault:
                 raise StorageUnavailable(f"the journal cannot be written: {fault}") from None
+        self.long.update(number for number, tail in tails.items() if self._is_long(tail))
+        self.long.difference_update(change.number for change in changes if isinstance(change, Drop))
+
+    def _is_long(self, tail: Tail) -> bool:
+        """A snapshot costs its bytes: there must be as many others first."""
+        behind = tail.operations - tail.first
+        return behind >= self._settings.snapshot_operations and tail.grown >= tail.base
+
+    def condense(self, number: int, how: Condense) -> bool:
+        """Put one operation in the place of a session's first ones; whether it was done.
+
+        Raises ``StorageUnavailable``, ``RecordDamaged``.
+        """
+        self.long.discard(number)
+        tail: Tail | None = self._get(Table.TAILS, key_of(number), Tail)
+        found = None if tail is None else how(self._operations(number, tail))
+        if tail is None or found is None:
+            return False
+        count, snapshot = found
+        self.write([_Condensed(number, tail.first + count - 1, snapshot)])
+        return True
 
     def free_bytes(self) -> int:
         """What the disk has left for us; nothing where it is gone."""
@@ -210,7 +249,7 @@ class JournalStore:
             tail = self._get(Table.TAILS, key_of(number), Tail)
             if record is None or keyring is None or tail is None:
                 raise RecordDamaged(f"a record of session {number} is missing")
-            return Stored(number, record, keyring, self._operations(number, tail.operations))
+            return Stored(number, record, keyring, self._operations(number, tail), tail.operations)
         except lmdb.Error as fault:
             self.damaged += 1
             raise RecordDamaged(f"session {number} cannot be read: {fault}") from None
@@ -245,31 +284,63 @@ class JournalStore:
             )
         if found.model != model:
             raise StoreForeign(f"the store {self._folder} was written for another model; name another store")
-        self._format = found.format
+        if found.format < FORMAT:  # from now on there may be what that one does not know
+            self.write([Put(Table.META, STORE_KEY, StoreRecord(format=FORMAT, model=model))])
 
-    def _apply(self, transaction: lmdb.Transaction, changes: list[Change]) -> None:
-        tails: dict[int, int] = {}
+    def _apply(self, transaction: lmdb.Transaction, changes: list[Change]) -> dict[int, Tail]:
+        """Make the changes; the tails of the sessions that they are about."""
+        tails: dict[int, Tail] = {}
+
+        def tail_of(number: int) -> Tail:
+            return tails[number] if number in tails else self._tail(transaction, number)
+
         for change in changes:
             match change:
                 case Append(number=number, index=index, operation=operation):
                     key = key_of(number, index)
-                    transaction.put(key, seal(key, operation), db=self._tables[Table.LOG], append=False)
-                    tails[number] = index + 1
+                    sealed = seal(key, operation)
+                    transaction.put(key, sealed, db=self._tables[Table.LOG], append=False)
+                    tail = tail_of(number)
+                    tails[number] = replace(tail, operations=index + 1, grown=tail.grown + len(sealed))
+                case _Condensed(number=number):
+                    tails[number] = self._condensed(transaction, change, tail_of(number))
                 case Put(table=table, key=key, record=None):
                     transaction.delete(key, db=self._tables[table])
                 case Put(table=table, key=key, record=record):
                     transaction.put(key, seal(key, record), db=self._tables[table])
                     if table is Table.SESSIONS:
-                        tails.setdefault(struct.unpack(">Q", key)[0], 0)
+                        tails.setdefault(struct.unpack(">Q", key)[0], Tail(operations=0, used=0.0))
                 case Drop(number=number):
                     self._drop(transaction, number)
                     tails.pop(number, None)
         now = time.time()
-        for number, operations in tails.items():
+        for number, tail in tails.items():
             key = key_of(number)
-            transaction.put(
-                key, seal(key, Tail(operations=operations, used=now)), db=self._tables[Table.TAILS]
-            )
+            transaction.put(key, seal(key, replace(tail, used=now)), db=self._tables[Table.TAILS])
+        return tails
+
+    def _tail(self, transaction: lmdb.Transaction, number: int) -> Tail:
+        key = key_of(number)
+        value = transaction.get(key, db=self._tables[Table.TAILS])
+        try:
+            return Tail(operations=0, used=0.0) if value is None else unseal(key, bytes(value), Tail)
+        except RecordDamaged:  # found again, and counted, when the session is read
+            return Tail(operations=0, used=0.0)
+
+    def _condensed(self, transaction: lmdb.Transaction, change: _Condensed, tail: Tail) -> Tail:
+        """The snapshot is there, what it stands for is not; what comes behind is what has grown since."""
+        cursor, log = transaction.cursor(self._tables[Table.LOG]), self._tables[Table.LOG]
+        found = cursor.set_range(key_of(change.number, tail.first))
+        last = key_of(change.number, change.index)
+        while found and bytes(cursor.key()) <= last:
+            found = cursor.delete()
+        grown = 0
+        while found and bytes(cursor.key())[:8] == last[:8]:
+            grown += len(cursor.value())
+            found = cursor.next()
+        sealed = seal(last, change.snapshot)
+        transaction.put(last, sealed, db=log)
+        return replace(tail, first=change.index, base=len(sealed), grown=grown)
 
     def _drop(self, transaction: lmdb.Transaction, number: int) -> None:
         key = key_of(number)
@@ -301,19 +372,21 @@ class JournalStore:
             value = transaction.get(key, db=self._tables[table])
         return None if value is None else unseal(key, bytes(value), kind)
 
-    def _operations(self, number: int, count: int) -> tuple[AnyOperation, ...]:
-        read, prefix = READERS[self._format], key_of(number)
+    def _operations(self, number: int, tail: Tail) -> tuple[AnyOperation, ...]:
+        read, prefix = READERS[FORMAT], key_of(number)
         found: list[AnyOperation] = []
         with self._environment.begin() as transaction:
             cursor = transaction.cursor(self._tables[Table.LOG])
             there = cursor.set_range(prefix)
             while there and bytes(cursor.key())[:8] == prefix:
-                if bytes(cursor.key()) != key_of(number, len(found)):
+                if bytes(cursor.key()) != key_of(number, tail.first + len(found)):
                     break
                 found.append(read(bytes(cursor.key()), bytes(cursor.value())))
                 there = cursor.next()
-        if len(found) != count:
-            raise RecordDamaged(f"session {number} has {len(found)} operations of {count}")
+        if tail.first + len(found) != tail.operations:
+            raise RecordDamaged(
+                f"session {number} has {len(found)} operations of {tail.operations - tail.first}"
+            )
         return tuple(found)
 
     def _ages(self) -> dict[int, Tail]:

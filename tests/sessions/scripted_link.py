@@ -21,7 +21,7 @@ from holdfast.runtime.errors import (
 )
 from holdfast.runtime.link.blackbox import Death
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import Finish, Hello, Limits, Row, Sampling, State, Work
+from holdfast.runtime.link.messages import Finish, Hello, Limits, Row, Sampling, State, TokenLogprob, Work
 
 Model = Callable[[list[int]], int]
 """The next token; raising makes the row an error."""
@@ -66,7 +66,8 @@ class Pulled(Generation):
 class ScriptedLink:
     """Stands in for ``EngineLink``.
 
-    ``cut_off`` verbs never answer, and no rows come unless ``flowing``; ``stuck`` is set when somebody waits.
+    ``logprobs``: rows have them, a number made of the token. ``cut_off`` verbs never answer, and no rows
+    come unless ``flowing``; ``stuck`` is set when somebody waits.
     """
 
     model: Model
@@ -77,6 +78,7 @@ class ScriptedLink:
     incarnation: int = 1
     alive: bool = True
     full: bool = False
+    logprobs: bool = False
     held: dict[int, Held] = field(default_factory=dict)
     log: list[tuple] = field(default_factory=list)
     cut_off: set[str] = field(default_factory=set)
@@ -220,7 +222,10 @@ class ScriptedLink:
         if finish is not None:
             work = Work(held.work.prefilled, 0, held.work.resident, held.sampled - held.before)
             held.generation = None
-        generation.put(Row(seq, held.epoch, tokens, len(held.tokens), finish, work, error))
+        logprobs = (
+            [TokenLogprob(-token / 7, [(token, -token / 7)]) for token in tokens] if self.logprobs else None
+        )
+        generation.put(Row(seq, held.epoch, tokens, len(held.tokens), finish, work, error, logprobs))
 
     def flow(self) -> None:
         """Rows come again, to readers that wait too."""
