@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ..errors import StorageUnavailable
 from .lock import StoreLock
 from .settings import JournalSettings
-from .store import Change, Condense, JournalStore
+from .store import Change, Condense, JournalStore, open_for
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +62,12 @@ class Journal:
     async def open(
         cls, folder: Path, model: bytes, settings: JournalSettings, lock: StoreLock | None = None
     ) -> Journal:
-        """The journal in ``folder``, whose lock may be held already. Raises ``StoreUnusable``."""
+        """The model's journal in ``folder``, whose lock may be held already. Raises ``StoreUnusable``."""
         held = lock
         if held is None:
             held = await asyncio.to_thread(StoreLock(folder).acquire, settings.lock_seconds)
         try:
-            store = await asyncio.to_thread(JournalStore.open, folder, model, settings)
+            store = await asyncio.to_thread(open_for, folder, model, settings)
             await asyncio.to_thread(store.sweep, frozenset())
             journal = cls(store, held, settings, await asyncio.to_thread(store.next_number))
         except BaseException:

@@ -283,7 +283,7 @@ class JournalStore:
                 f"the store {self._folder} has format {found.format}; this version reads up to {FORMAT}"
             )
         if found.model != model:
-            raise StoreForeign(f"the store {self._folder} was written for another model; name another store")
+            raise StoreForeign(f"the store {self._folder} was written for another model")
         if found.format < FORMAT:  # from now on there may be what that one does not know
             self.write([Put(Table.META, STORE_KEY, StoreRecord(format=FORMAT, model=model))])
 
@@ -406,6 +406,24 @@ class JournalStore:
         oldest = time.time() - self._settings.max_age_seconds
         past = [number for at, (used, number) in enumerate(ages) if at < surplus or used < oldest]
         return [number for number in past if number not in keep]
+
+
+def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
+    """The store of ``model``: in ``folder``, or in one below it where another model's or a later version's is.
+
+    That one is ignored with one line, and left as it is: its sessions come back under what wrote them. Hold
+    the folder's lock. Raises ``StoreUnusable``.
+    """
+    own = folder / f"model-{model.hex()[:16]}"
+    places = [folder, own, own.with_name(f"{own.name}-format-{FORMAT}")]
+    for at, place in enumerate(places):
+        try:
+            return JournalStore.open(place, model, settings)
+        except (StoreForeign, StoreNewer) as other:
+            if at + 1 == len(places):
+                raise
+            log.warning("%s: it is ignored; sessions are kept in %s", other.message, places[at + 1])
+    raise AssertionError("the last place was tried")
 
 
 def _check_length(path: Path) -> None:

@@ -478,6 +478,19 @@ async def test_log_probabilities_are_told_again_as_they_were() -> None:
             assert [event for event in retold if isinstance(event, TextDelta)] == scored
 
 
+@run
+async def test_instructions_come_back_without_any_item() -> None:
+    with folder() as path:
+        async with book_in(path, reciting()) as book:
+            session = book.create()
+            session.history.preamble = Preamble(instructions="Be brief.")
+            session.log.append(Configured(preamble=session.history.preamble))
+            handle = await left(session)
+        async with book_in(path, reciting()) as book:
+            session = (await resumed(book, handle)).session
+            assert session.history.preamble == Preamble(instructions="Be brief.")
+
+
 # --- any history --------------------------------------------------------------------------------------------
 
 ACTIONS = st.lists(
