@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import StorageUnavailable
+from ..errors import RecordDamaged, StorageUnavailable
 from .lock import StoreLock
 from .settings import JournalSettings
 from .store import Change, Condense, JournalStore, open_for
@@ -144,7 +144,7 @@ class Journal:
         """Queue and store."""
         stored: dict[str, float] = {}
         if self._fault is None:
-            with suppress(StorageUnavailable):
+            with suppress(StorageUnavailable, RecordDamaged):
                 stored = await self.read(lambda store: store.statistics())
         return {
             **stored,
@@ -170,7 +170,7 @@ class Journal:
             self._shorten()
             if time.monotonic() - swept > self.settings.sweep_seconds:
                 swept = time.monotonic()
-                with suppress(StorageUnavailable):
+                with suppress(StorageUnavailable, RecordDamaged):
                     self._store.sweep(frozenset(self.live))
             with self._changed:
                 if self._closing and not self._queue and not self._jobs:
@@ -231,7 +231,7 @@ class Journal:
         """Whether room was made inside a map that may grow no further."""
         try:
             return self._store.full and self._store.make_room(frozenset(self.live))
-        except StorageUnavailable:
+        except (StorageUnavailable, RecordDamaged):
             return False
 
     def _paused(self) -> bool:

@@ -18,7 +18,8 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -145,15 +146,18 @@ class JournalStore:
 
         Raises ``StoreUnusable`` or one of its kinds.
         """
-        _check_length(folder / "data.mdb")
+        path = folder / "data.mdb"
+        _check_length(path)
+        made = path.exists() and path.stat().st_size > 0
         try:
-            environment = lmdb.open(
-                str(folder), map_size=settings.map_bytes, max_dbs=len(Table), max_readers=8, mode=0o600
-            )
-            store = cls(environment, folder, settings)
-            environment.reader_check()
-            store._prepare(model)
-        except lmdb.Error as fault:
+            with ExitStack() as opening:
+                if not made:  # what could not be begun holds nothing, and must not look cut short later
+                    opening.callback(path.unlink, missing_ok=True)
+                store = cls(_environment(folder, settings), folder, settings)
+                opening.callback(store.close)
+                store._prepare(model)
+                opening.pop_all()
+        except (lmdb.Error, StorageUnavailable) as fault:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault}") from None
         return store
 
@@ -175,6 +179,7 @@ class JournalStore:
             except lmdb.MapFullError:
                 self._grow()
             except (lmdb.Error, OSError) as fault:
+                self._renew()
                 raise StorageUnavailable(f"the journal cannot be written: {fault}") from None
         self.long.update(number for number, tail in tails.items() if self._is_long(tail))
         self.long.difference_update(change.number for change in changes if isinstance(change, Drop))
@@ -224,7 +229,7 @@ class JournalStore:
 
     def next_number(self) -> int:
         """A number no session has had."""
-        with self._environment.begin() as transaction:
+        with self._reading() as transaction:
             last = 0
             for table in (Table.SESSIONS, Table.TAILS):
                 cursor = transaction.cursor(self._tables[table])
@@ -233,7 +238,7 @@ class JournalStore:
             return last + 1
 
     def handle(self, digest: bytes) -> HandleRecord | None:
-        """Whose handle this is; None for one that is unknown, or damaged."""
+        """Whose handle this is; None for one that is unknown, or damaged. Raises ``StorageUnavailable``."""
         try:
             found: HandleRecord | None = self._get(Table.HANDLES, digest, HandleRecord)
             return found
@@ -242,7 +247,7 @@ class JournalStore:
             return None
 
     def session(self, number: int) -> Stored:
-        """A session with all its operations. Raises ``RecordDamaged``, counted."""
+        """A session with all its operations. Raises ``RecordDamaged``, counted, ``StorageUnavailable``."""
         try:
             record = self._get(Table.SESSIONS, key_of(number), SessionRecord)
             keyring = self._get(Table.KEYRINGS, key_of(number), Keyring)
@@ -250,16 +255,13 @@ class JournalStore:
             if record is None or keyring is None or tail is None:
                 raise RecordDamaged(f"a record of session {number} is missing")
             return Stored(number, record, keyring, self._operations(number, tail), tail.operations)
-        except lmdb.Error as fault:
-            self.damaged += 1
-            raise RecordDamaged(f"session {number} cannot be read: {fault}") from None
         except RecordDamaged:
             self.damaged += 1
             raise
 
     def statistics(self) -> dict[str, float]:
         """Sessions and bytes."""
-        with self._environment.begin() as transaction:
+        with self._reading() as transaction:
             sessions = transaction.stat(self._tables[Table.SESSIONS])["entries"]
         info = self._environment.info()
         page = self._environment.stat()["psize"]
@@ -272,8 +274,8 @@ class JournalStore:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _prepare(self, model: bytes) -> None:
-        for table in Table:
-            self._tables[table] = self._environment.open_db(table.encode())
+        self._environment.reader_check()
+        self._open_tables()
         found = self._get(Table.META, STORE_KEY, StoreRecord)
         if found is None:
             self.write([Put(Table.META, STORE_KEY, StoreRecord(format=FORMAT, model=model))])
@@ -286,6 +288,33 @@ class JournalStore:
             raise StoreForeign(f"the store {self._folder} was written for another model")
         if found.format < FORMAT:  # from now on there may be what that one does not know
             self.write([Put(Table.META, STORE_KEY, StoreRecord(format=FORMAT, model=model))])
+
+    def _open_tables(self) -> None:
+        for table in Table:
+            self._tables[table] = self._environment.open_db(table.encode())
+
+    def _renew(self) -> None:
+        """With a meta page that could not be written an environment refuses everything: have another one."""
+        with suppress(lmdb.Error), self._environment.begin():
+            return
+        try:
+            self._environment.close()
+            self._environment = _environment(self._folder, self._settings)
+            self._open_tables()
+        except lmdb.Error as fault:
+            log.warning("the journal cannot be opened again yet: %s", fault)
+
+    @contextmanager
+    def _reading(self) -> Iterator[lmdb.Transaction]:
+        """A transaction to read in. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+        try:
+            with self._environment.begin() as transaction:
+                yield transaction
+        except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.BadValsizeError) as fault:
+            raise RecordDamaged(f"the journal cannot be read there: {fault}") from None
+        except lmdb.Error as fault:
+            self._renew()
+            raise StorageUnavailable(f"the journal cannot be read: {fault}") from None
 
     def _apply(self, transaction: lmdb.Transaction, changes: list[Change]) -> dict[int, Tail]:
         """Make the changes; the tails of the sessions that they are about."""
@@ -368,14 +397,14 @@ class JournalStore:
         self._environment.set_mapsize(min(2 * size, self._settings.max_bytes))
 
     def _get(self, table: Table, key: bytes, kind: type) -> Any:
-        with self._environment.begin() as transaction:
+        with self._reading() as transaction:
             value = transaction.get(key, db=self._tables[table])
         return None if value is None else unseal(key, bytes(value), kind)
 
     def _operations(self, number: int, tail: Tail) -> tuple[AnyOperation, ...]:
         read, prefix = READERS[FORMAT], key_of(number)
         found: list[AnyOperation] = []
-        with self._environment.begin() as transaction:
+        with self._reading() as transaction:
             cursor = transaction.cursor(self._tables[Table.LOG])
             there = cursor.set_range(prefix)
             while there and bytes(cursor.key())[:8] == prefix:
@@ -391,7 +420,7 @@ class JournalStore:
 
     def _ages(self) -> dict[int, Tail]:
         ages: dict[int, Tail] = {}
-        with self._environment.begin() as transaction:
+        with self._reading() as transaction:
             for key, value in transaction.cursor(self._tables[Table.TAILS]):
                 try:
                     ages[struct.unpack(">Q", bytes(key))[0]] = unseal(bytes(key), bytes(value), Tail)
@@ -406,6 +435,10 @@ class JournalStore:
         oldest = time.time() - self._settings.max_age_seconds
         past = [number for at, (used, number) in enumerate(ages) if at < surplus or used < oldest]
         return [number for number in past if number not in keep]
+
+
+def _environment(folder: Path, settings: JournalSettings) -> lmdb.Environment:
+    return lmdb.open(str(folder), map_size=settings.map_bytes, max_dbs=len(Table), max_readers=8, mode=0o600)
 
 
 def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
