@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cuts import proxy
 from wires import Wire, text_of
 
+from holdfast.benchmarks.faults.network import proxy
 from holdfast.gateway.serve import Serving, serving
 from holdfast.gateway.settings import GatewaySettings, Limits
 from holdfast.runtime.settings import EngineSettings
