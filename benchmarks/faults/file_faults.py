@@ -1,7 +1,7 @@
 """Faults of the files, KV records and journal: flipped bits, truncation, a full disk, a forgotten reader.
 
 One function per row; on the stores themselves, without a server. Lost: what was acknowledged and is gone
-without a word; wrong: bytes or words that are not those that were stored. Of a cache only what nothing hit is lost.
+without a word, of a cache only what nothing hit; wrong: bytes or words that are not those that were stored.
 """
 
 from __future__ import annotations
