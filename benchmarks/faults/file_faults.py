@@ -7,6 +7,7 @@ without a word, of a cache only what nothing hit; wrong: bytes or words that are
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -201,9 +202,11 @@ def flipped_journal(tries: int, seed: int) -> Tally:
         whole = path.read_bytes()
         for _ in range(tries):
             hit, at = rng.randrange(1, SESSIONS + 1), rng.randrange(WORDS)
-            place = whole.find(word(hit, at).encode())
-            data = bytearray(whole)
-            data[place + rng.randrange(len(word(hit, at)))] ^= 1 << rng.randrange(8)
+            data, where, bit = bytearray(whole), rng.randrange(len(word(hit, at))), 1 << rng.randrange(8)
+            for found in re.finditer(
+                re.escape(word(hit, at).encode()), whole
+            ):  # an old page may have it, too
+                data[found.start() + where] ^= bit
             path.write_bytes(data)
             store = JournalStore.open(folder, MODEL, SETTINGS)
             for number in {hit, *rng.sample(range(1, SESSIONS + 1), 2)}:

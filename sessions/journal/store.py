@@ -29,6 +29,7 @@ import lmdb
 from msgspec.structs import replace
 
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
+from .file import check_length, environment
 from .records import (
     FORMAT,
     AnyOperation,
@@ -45,7 +46,6 @@ from .settings import JournalSettings
 log = logging.getLogger(__name__)
 
 STORE_KEY = b"store"
-META_BYTES = 8192  # LMDB's two meta pages: a shorter file cannot even be asked
 SWEEP_SESSIONS = 64  # forgotten in one transaction
 
 
@@ -147,13 +147,13 @@ class JournalStore:
         Raises ``StoreUnusable`` or one of its kinds.
         """
         path = folder / "data.mdb"
-        _check_length(path)
+        check_length(path, len(Table))
         made = path.exists() and path.stat().st_size > 0
         try:
             with ExitStack() as opening:
                 if not made:  # what could not be begun holds nothing, and must not look cut short later
                     opening.callback(path.unlink, missing_ok=True)
-                store = cls(_environment(folder, settings), folder, settings)
+                store = cls(environment(folder, settings, len(Table)), folder, settings)
                 opening.callback(store.close)
                 store._prepare(model)
                 opening.pop_all()
@@ -299,7 +299,7 @@ class JournalStore:
             return
         try:
             self._environment.close()
-            self._environment = _environment(self._folder, self._settings)
+            self._environment = environment(self._folder, self._settings, len(Table))
             self._open_tables()
         except lmdb.Error as fault:
             log.warning("the journal cannot be opened again yet: %s", fault)
@@ -437,10 +437,6 @@ class JournalStore:
         return [number for number in past if number not in keep]
 
 
-def _environment(folder: Path, settings: JournalSettings) -> lmdb.Environment:
-    return lmdb.open(str(folder), map_size=settings.map_bytes, max_dbs=len(Table), max_readers=8, mode=0o600)
-
-
 def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
     """The store of ``model``: in ``folder``, or in one below it where another model's or a later version's is.
 
@@ -457,27 +453,3 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
                 raise
             log.warning("%s: it is ignored; sessions are kept in %s", other.message, places[at + 1])
     raise AssertionError("the last place was tried")
-
-
-def _check_length(path: Path) -> None:
-    """A file cut short would kill its readers. Raises ``StoreUnusable``."""
-    try:
-        length = path.stat().st_size
-    except FileNotFoundError:
-        return
-    except OSError as fault:
-        raise StoreUnusable(f"the store {path} cannot be read: {fault.strerror}") from None
-    if length == 0:
-        return  # a server died before its first commit
-    try:
-        pages = _pages(path) if length >= META_BYTES else META_BYTES
-    except lmdb.Error as fault:
-        raise StoreUnusable(f"the store {path} cannot be opened: {fault}") from None
-    if length < pages:
-        raise StoreUnusable(f"the store {path} is cut short: {length} bytes of {pages}")
-
-
-def _pages(path: Path) -> int:
-    """How many bytes the file must have, by its own account."""
-    with lmdb.open(str(path.parent), readonly=True, lock=False, max_dbs=len(Table)) as environment:
-        return int((environment.info()["last_pgno"] + 1) * environment.stat()["psize"])
