@@ -232,6 +232,7 @@ def truncated_journal(tries: int, seed: int) -> Tally:
             path = folder / "data.mdb"
             os.truncate(path, rng.randrange(1, path.stat().st_size))
             tally.tries += 1
+            tally.replies += 1
             try:
                 store = JournalStore.open(folder, MODEL, SETTINGS)
             except StoreUnusable as fault:

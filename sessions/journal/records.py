@@ -238,6 +238,13 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
     return record
 
 
+READERS: dict[int, Callable[[bytes, bytes], AnyOperation]] = {
+    1: lambda key, value: unseal(key, value, AnyOperation),
+    2: lambda key, value: unseal(key, value, AnyOperation),  # and snapshots, which the first does not know
+}
+"""How the operations of each format are read. A new format keeps its predecessor's reader here."""
+
+
 def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
     """The same operations with neighbouring ids of one reply in one record."""
     out: list[AnyOperation] = []

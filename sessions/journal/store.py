@@ -32,6 +32,7 @@ from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer
 from .file import check_length, environment
 from .records import (
     FORMAT,
+    READERS,
     AnyOperation,
     HandleRecord,
     Keyring,
@@ -114,12 +115,6 @@ def key_of(number: int, index: int | None = None) -> bytes:
     """Big-endian, so that the order of keys is the order of operations."""
     return struct.pack(">Q", number) if index is None else struct.pack(">QQ", number, index)
 
-
-READERS: dict[int, Callable[[bytes, bytes], AnyOperation]] = {
-    1: lambda key, value: unseal(key, value, AnyOperation),
-    2: lambda key, value: unseal(key, value, AnyOperation),  # and snapshots, which the first does not know
-}
-"""How the operations of each format are read. A new format keeps its predecessor's reader here."""
 
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
 """How many of a session's operations one stands for, and that one; None where it is not worth it."""

@@ -46,7 +46,7 @@ class Stage:
         self._fd = fd
 
     def until(self, reached: Callable[[], object]) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240  # a shelf is a Python process, and the machine may be busy
         while not reached():
             self.disk.poll(self.now)
             assert time.monotonic() < end, "it never came"
