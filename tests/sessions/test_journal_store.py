@@ -297,6 +297,27 @@ def put(path: Path, table: Table, key: bytes, value: bytes | None) -> None:
                 transaction.put(key, value, db=named)
 
 
+class Dead:
+    """What is left of an environment whose meta page could not be written."""
+
+    def __init__(self, environment: lmdb.Environment) -> None:
+        self.close = environment.close
+
+    def begin(self, **_: object) -> None:
+        raise lmdb.PanicError("Update of meta page failed or environment had fatal error")
+
+
+@pytest.mark.parametrize("first", ["write", "read"])
+def test_an_environment_that_refuses_everything_is_opened_anew(first: str) -> None:
+    with folder() as path, store_in(path) as store:
+        store.write([*birth(1), Append(1, 0, HELLO)])
+        store._environment = Dead(store._environment)  # type: ignore[assignment]
+        with pytest.raises(StorageUnavailable, match="meta page"):
+            store.write([Append(1, 1, HELLO)]) if first == "write" else store.session(1)
+        store.write([Append(1, 1, HELLO)])
+        assert store.session(1).operations == (HELLO, HELLO) and not store.damaged
+
+
 def test_a_group_that_fails_in_the_middle_is_not_there() -> None:
     with folder() as path, store_in(path) as store:
         store.write(birth(1))
