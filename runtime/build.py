@@ -29,6 +29,7 @@ from .model.decoder import Decoder
 from .model.defaults import read_defaults
 from .model.load import LoadedModel, load_model
 from .paced import PacedRunner
+from .rehearsal import rehearse
 from .runner import TorchRunner
 from .scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
@@ -80,9 +81,6 @@ def _engine(
         depth=2 if device.type == "cuda" else 1,
     )
     arenas = _arenas(groups, blocks, device)
-    if settings.debug:
-        for arena in arenas:
-            arena.poison(range(blocks))
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
     pool = BlockPool(blocks, settings.block_tokens, debug=settings.debug)
     namespace = model.namespace(groups)
@@ -93,6 +91,11 @@ def _engine(
     scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk)
     mover = None if tier is None else BlockMover(arenas, tier.memory)
     runner = PacedRunner(TorchRunner(model.decoder, *arenas, mover=mover), pulse)
+    if device.type == "cpu":  # a GPU builds more kernels as their shapes come, each in its first step
+        rehearse(runner, settings.block_tokens, numbers.max_context)
+    if settings.debug:
+        for arena in arenas:
+            arena.poison(range(blocks))
     return Engine(scheduler, runner, debug=settings.debug), numbers, groups
 
 

@@ -221,9 +221,12 @@ class Sequence:
         turn, self.turn = self.turn, None
         if turn is None:
             return None
-        # What was found or brought up twice, or computed and then found, counts once.
-        resident = min(turn.resident or 0, max(0, turn.prompt - self.prefilled))
-        host = min(self.host, max(0, turn.prompt - self.prefilled - resident))
+        # What was found or brought up twice, or computed and then found, counts once; what the sequence had
+        # before it lay idle, gave up and found again was there.
+        others = max(0, min(self.frontier, turn.prompt) - self.prefilled)
+        resident = min(turn.resident or 0, others)
+        host = min(self.host, others - resident)
+        resident = max(resident, others - host - self.recomputed)
         disk = min(self.disk, host)
         waited = self.restore_seconds
         work = Work(self.prefilled, self.recomputed, resident, turn.sampled, host - disk, disk, waited)

@@ -19,7 +19,7 @@ from .items import new_id
 from .journal.journal import Journal
 from .journal.log import EphemeralLog, JournaledLog, SessionLog
 from .journal.records import SessionRecord
-from .journal.replay import Replayed, replay
+from .journal.replay import Replayed, condensed, replay
 from .journal.store import Stored
 from .language import Language
 from .session import Session
@@ -54,6 +54,10 @@ class SessionBook:
         self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
         self._reopening = asyncio.Lock()
         self._opened = self._reopened = 0
+        if journal is not None:
+            journal.condense = partial(
+                condensed, max_items=self.settings.max_items, max_events=journal.settings.max_events
+            )
 
     def create(
         self, *, salt: bytes = b"", now: datetime | None = None, owner: bytes = b"", config: bytes = b""
@@ -169,7 +173,7 @@ class SessionBook:
             max_events=journal.settings.max_events,
         )
         replayed = await asyncio.to_thread(work)
-        log = JournaledLog(journal, stored.number, len(stored.operations))
+        log = JournaledLog(journal, stored.number, stored.written)
         handles = SessionHandles(stored.record.owner, log, stored.keyring)
         session = self._made(stored.record, log, handles, replayed)
         self._reopened += 1

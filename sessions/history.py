@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -40,14 +40,15 @@ Segment: TypeAlias = Item | Reply
 class Script:
     """What to put before the model: ``segments`` in order.
 
-    ``base``: the last turn whose tokens stay as they are; it and its ancestors are the first segments. None
-    renders from the beginning. ``miss``: why ``base`` is not the head.
+    ``base``: the last turn whose tokens stay as they are; it and its ancestors are the first ``shared``
+    segments. None renders from the beginning. ``miss``: why ``base`` is not the head.
     """
 
     preamble: Preamble
     segments: tuple[Segment, ...]
     base: TurnNode | None = None
     miss: MissReason | None = None
+    shared: int = 0
 
     def characters(self) -> int:
         """How much text a template has to write, roughly: that of the items."""
@@ -99,6 +100,16 @@ class Placed:
     aside: bool
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HistoryState:
+    """All of a history in which no turn runs. ``rendered``: the preamble that the path was written with."""
+
+    preamble: Preamble
+    rendered: Preamble
+    entries: tuple[Segment, ...]
+    head: TurnNode | None
+
+
 class Slot:
     """Where the reply of the running turn will stand; what is appended meanwhile comes after it."""
 
@@ -123,6 +134,21 @@ class History:
         self._entries: list[_Entry] = []
         self._home: dict[str, _Entry] = {}
         self._slot: Slot | None = None
+        self._matched = 0  # so many first entries are the tree's path to its head, if any are known to be
+        self._appended = True  # nothing but appending since the running turn began
+
+    def state(self) -> HistoryState:
+        """All there is to it; between two turns."""
+        assert self._slot is None, "a turn runs"
+        return HistoryState(self._preamble, self._rendered, self._segments(), self.tree.head)
+
+    def restore(self, state: HistoryState) -> None:
+        """Be what the state says; for a history that is new."""
+        assert not self._entries, "it has items already"
+        self._preamble, self._rendered = state.preamble, state.rendered
+        self._entries = list(state.entries)
+        self._home = {item.id: entry for entry in state.entries for item in _items_of(entry)}
+        self.tree.move(state.head)
 
     @property
     def preamble(self) -> Preamble:
@@ -165,6 +191,7 @@ class History:
             place = 0
         else:
             place = self._after(previous_item_id)
+        self._edited(place)
         self._entries.insert(place, item)
         self._home[item.id] = item
         self.record(Inserted(item=item, previous=previous_item_id))
@@ -172,24 +199,28 @@ class History:
     def delete(self, item_id: str) -> None:
         """Take an item out. What else its reply held stays, as items. Raises ``ItemUnknown``."""
         self._loosen(item_id, "item_id")
-        del self._entries[self._index(self._home.pop(item_id))]
+        place = self._index(self._home.pop(item_id))
+        self._edited(place)
+        del self._entries[place]
         self.record(Deleted(item=item_id))
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
         """What a turn begun now puts before the model; ``preamble`` and ``items`` override for it alone."""
         if items is not None:
             return Script(preamble or self._preamble, items, miss=MissReason.OVERRIDDEN)
-        segments = tuple(self._segments())
+        segments = self._segments()
         if preamble is not None and preamble != self._preamble:
             return Script(preamble, segments, miss=MissReason.OVERRIDDEN)
-        base, miss = self._base(segments)
-        return Script(self._preamble, segments, base, miss)
+        base, miss, shared = self._base(segments)
+        return Script(self._preamble, segments, base, miss, shared)
 
     def place(self, request: TurnRequest) -> Placed:
         """Begin what is asked for. Raises ``ConversationBusy`` while another turn runs."""
         preamble = request.preamble(self._preamble)
         plain = preamble == self._preamble and request.input is None
         turn = None if request.out_of_band else self.begin_turn()
+        if turn is not None and plain:
+            return Placed(turn, turn.script, aside=False)
         script = self.script() if plain else self.script(preamble, request.input)
         return Placed(turn, script, aside=request.out_of_band or not plain)
 
@@ -198,7 +229,7 @@ class History:
         if self._slot is not None:
             raise ConversationBusy("A response already writes this conversation")
         script = self.script()
-        self._slot = Slot()
+        self._slot, self._appended = Slot(), True
         self._entries.append(self._slot)
         return Turn(self._slot, script)
 
@@ -210,6 +241,7 @@ class History:
         self._home.update((item.id, reply) for item in reply.items)
         self.tree.move(node)
         self._rendered = turn.script.preamble
+        self._matched = place + 1 if self._appended else 0
         return node
 
     def abort_turn(self, turn: Turn) -> None:
@@ -223,27 +255,36 @@ class History:
         self._slot = None
         return place
 
-    def _segments(self) -> Iterator[Segment]:
-        for entry in self._entries:
-            if isinstance(entry, Slot):
-                return
-            yield entry
+    def _segments(self) -> tuple[Segment, ...]:
+        """The entries up to the slot; there is never more than one."""
+        end = len(self._entries) if self._slot is None else self._index(self._slot)
+        return cast(tuple[Segment, ...], tuple(self._entries[:end]))
 
-    def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None]:
-        """The last turn on the path that the entries still match, and why it is not the head."""
+    def _edited(self, place: int) -> None:
+        """Something is put in at ``place``, or taken out there."""
+        if place < self._matched:
+            self._matched = 0
+        if self._slot is not None and place <= self._index(self._slot):
+            self._appended = False
+
+    def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
+        """The last turn on the path that the entries still match, why it is not the head, its entries."""
         if self.tree.head is None:
-            return None, None
+            return None, None, 0
         if self._preamble != self._rendered:
             changed = self._preamble.instructions != self._rendered.instructions
-            return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED
+            return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
+        if self._matched:
+            return self.tree.head, None, self._matched
         base, at = None, 0
         for node in self.tree.path():
             wanted = (*node.inputs, node.reply)
             found = segments[at : at + len(wanted)]
             if len(found) < len(wanted) or any(a is not b for a, b in zip(found, wanted, strict=True)):
-                return base, MissReason.HISTORY_EDITED
+                return base, MissReason.HISTORY_EDITED, at
             base, at = node, at + len(wanted)
-        return base, None
+        self._matched = at
+        return base, None, at
 
     def _entry(self, item_id: str, param: str) -> _Entry:
         entry = self._home.get(item_id)
@@ -252,7 +293,8 @@ class History:
         return entry
 
     def _index(self, entry: _Entry) -> int:
-        return next(at for at, known in enumerate(self._entries) if known is entry)
+        last = len(self._entries) - 1  # it is mostly near the end
+        return next(at for at in range(last, -1, -1) if self._entries[at] is entry)
 
     def _after(self, item_id: str) -> int:
         entry = self._entry(item_id, "previous_item_id")
@@ -265,6 +307,7 @@ class History:
         entry = self._entry(item_id, param)
         if isinstance(entry, Reply):
             place = self._index(entry)
+            self._edited(place)
             self._entries[place : place + 1] = entry.items
             self._home.update((item.id, item) for item in entry.items)
 

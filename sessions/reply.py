@@ -22,9 +22,10 @@ class ReplyReader:
     """Reads a reply's ids.
 
     ``ids``: those that belong to the reply so far, the end token included when the model sampled it
-    (``ended``). ``matched``: a stop string was found; the last of ``ids`` completes it, and later ones
-    were not taken. ``halted``: the last of ``ids`` is one of ``stop_ids``, which has no text. Stop strings
-    are looked for from ``min_tokens`` ids on. ``new_id`` names what is begun.
+    (``ended``); ``logprobs``: where they were asked for, one for each of them. ``matched``: a stop string was
+    found; the last of ``ids`` completes it, and later ones were not taken. ``halted``: the last of ``ids`` is
+    one of ``stop_ids``, which has no text. Stop strings are looked for from ``min_tokens`` ids on. ``new_id``
+    names what is begun.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class ReplyReader:
     ) -> None:
         self._new_id = new_id
         self.ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
         self.ended = False
         self.halted = False
         self._end_ids = end_ids
@@ -66,6 +68,8 @@ class ReplyReader:
             if self.ended or self.halted or self.matched:
                 break
             self.ids.append(token)
+            if logprob is not None:
+                self.logprobs.append(logprob)
             if token in self._end_ids:
                 self.ended = True
             elif token in self._stop_ids:

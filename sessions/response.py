@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from ..runtime.errors import EngineGone
 from ..runtime.link.client import EngineLink
+from ..runtime.link.messages import TokenLogprob
 from .errors import EngineUnavailable, PromptTooLong
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
 from .history import Draft, History, Placed, Script
@@ -56,8 +57,8 @@ class Response:
     in place of the first event: then nothing has changed. After ``ReplyStarted`` whatever happens ends in
     a ``ReplyDone``. For one reader.
 
-    One that was interrupted goes on from ``placed`` and the ids it had ``said``, and tells them again; its
-    items' ids follow from its own, so that they stay the same.
+    One that was interrupted goes on from ``placed`` and the ids it had ``said``, with their ``logprobs`` where
+    it tells them, and tells all again; its items' ids follow from its own, so that they stay the same.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Response:
         ended: Callable[[], None] = lambda: None,
         placed: Placed | None = None,
         said: Ids = NONE,
+        logprobs: Sequence[TokenLogprob] = (),
     ) -> None:
         self.id = response_id or new_id("resp")
         self._branch = branch
@@ -77,7 +79,7 @@ class Response:
         placed = placed or branch.history.place(request)
         self._turn, self._script, self._aside = placed.turn, placed.script, placed.aside
         self._sequence = branch.sequence.child() if self._aside else branch.sequence
-        self._said = said
+        self._said, self._logprobs = said, logprobs
         self._recorded = len(said)
         self._draft: Draft | None = None
         self._run: Run | None = None
@@ -182,6 +184,7 @@ class Response:
             stop_ids,
             branch.settings.recovery_seconds,
             self._said,
+            self._logprobs,
         )
         if self._cancelled:
             await run.cancel(self._cancelled)
@@ -223,8 +226,11 @@ class Response:
         """The durable cursor follows the reader."""
         new = run.reader.ids[self._recorded :]
         if new and self._turn is not None:
+            told = run.reader.logprobs if len(run.reader.logprobs) == len(run.reader.ids) else []
+            logprobs = tuple(told[self._recorded :])
             self._recorded += len(new)
-            self._branch.history.record(Said(response=self.id, ids=bytes_of(ids_of(new))))
+            said = Said(response=self.id, ids=bytes_of(ids_of(new)), logprobs=logprobs)
+            self._branch.history.record(said)
 
     def _roll_back(self, fault: BaseException | None = None) -> None:
         if not self._over:

@@ -10,6 +10,7 @@ settle it by ``cancel``. Knows nothing of the history.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from ..runtime.errors import EngineGone, EngineOverloaded, RuntimeFault
 from ..runtime.link.generation import Generation
-from ..runtime.link.messages import Finish, Limits, Row, Work
+from ..runtime.link.messages import Finish, Limits, Row, TokenLogprob, Work
 from .errors import EngineFull, EngineUnavailable, SequencePoisoned, TurnFailed
 from .events import EndReason, ReplyEvent, ReplyStatus
 from .ids import NONE, Ids, frozen, ids_of
@@ -40,8 +41,8 @@ class Ending:
 class Run:
     """Runs one prompt on one sequence. ``ending`` is set once it is over.
 
-    ``said``: what the reply has said already, before this process or this engine; it is told again, and the
-    generation goes on from there.
+    ``said``: what the reply has said already, before this process or this engine, with its ``logprobs``; it is
+    told again, and the generation goes on from there.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Run:
         stop_ids: tuple[int, ...],
         recovery_seconds: float = 0.0,
         said: Ids = NONE,
+        logprobs: Sequence[TokenLogprob] = (),
     ) -> None:
         room = max_context - len(prompt)
         self.reader = reader
@@ -63,7 +65,7 @@ class Run:
         self._sampling = request.sampling
         most = min(room, request.max_output_tokens or room)
         self._limits = Limits(most, stop_ids, min(request.min_output_tokens, most))
-        self._said = said
+        self._said, self._logprobs = said, logprobs
         self._retold = not len(said)
         self._generation: Generation | None = None
         self._resident = 0
@@ -108,7 +110,7 @@ class Run:
         """What was said already; it may have been the whole reply."""
         self._retold = True
         self._lost = Work(0, 0, 0, len(self._said))
-        events = self.reader.feed(self._said.tolist())
+        events = self.reader.feed(self._said.tolist(), self._logprobs)
         over = self.reader.ended or self.reader.matched or self.reader.halted
         if over:
             self._end(ReplyStatus.COMPLETED, EndReason.STOP, None)

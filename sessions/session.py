@@ -84,6 +84,7 @@ class Session:
                 ended=self._anticipation.resume,
                 placed=past.placed,
                 said=past.ids,
+                logprobs=past.logprobs,
             )
         )
 

@@ -1,21 +1,42 @@
 """``holdfast bench faults``: break things while clients talk, and count what was lost or wrong.
 
 Prints a table (fault, tries, lost, wrong, longest gap) and the JSON of every benchmark. Tries are those of a
-long run; ``--scale`` multiplies them. Exits 1 if anything was lost or wrong: these are no figures of speed.
+long run; ``--scale`` multiplies them, ``--tries`` says them; ``--only`` runs rows by name, each on its own.
+Exits 1 if anything was lost or wrong: these are no figures of speed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from .. import steps
 from ..report import Goal, show
-from . import engine_faults, server_faults
+from . import badio, engine_faults, file_faults, server_faults, tier_faults
 from .crowd import Tally
 
 Row = Callable[[int, int], Awaitable[Tally]]
+
+
+def aside(row: Callable[[int, int], Tally]) -> Row:
+    """A row that waits for nobody, on a thread."""
+    return lambda tries, seed: asyncio.to_thread(row, tries, seed)
+
+
+def stormed(tries: int, seed: int) -> Tally:
+    """`benchmarks.steps` on every course; a try is a step."""
+    tally = Tally("steps under pressure")
+    for course in steps.COURSES.values():
+        passed = steps.run(course, -(-tries // len(steps.COURSES)), seed)
+        tally.tries += passed.steps
+        tally.replies += passed.turns
+        tally.wrong += bool(passed.mismatch)
+        tally.notes += [passed.mismatch] * bool(passed.mismatch)
+    return tally
+
 
 ROWS: dict[str, tuple[int, Row]] = {
     "kill": (
@@ -34,22 +55,52 @@ ROWS: dict[str, tuple[int, Row]] = {
     ),
     "hang": (5, engine_faults.hung),
     "poison": (10, lambda tries, seed: engine_faults.poisoned(tries)),
+    "kill-tiers": (
+        60,
+        lambda tries, seed: tier_faults.disturbed(
+            "engine killed, tiers on", tier_faults.engine_killed, tries, seed
+        ),
+    ),
+    "kill-shelf": (
+        60,
+        lambda tries, seed: tier_faults.disturbed("shelf killed", tier_faults.shelf_killed, tries, seed),
+    ),
+    "stop-shelf": (
+        10,
+        lambda tries, seed: tier_faults.disturbed("shelf stopped", tier_faults.shelf_stopped, tries, seed),
+    ),
+    "restart": (40, tier_faults.restarted),
+    "cuts": (2000, tier_faults.cut),
     "orphans": (20, server_faults.orphaned),
     "drain": (20, server_faults.drained),
+    "flip-kv": (1000, aside(file_faults.flipped_records)),
+    "flip-journal": (1000, aside(file_faults.flipped_journal)),
+    "cut-kv": (100, aside(file_faults.truncated_records)),
+    "cut-journal": (100, aside(file_faults.truncated_journal)),
+    "full-kv": (48, aside(file_faults.full_records)),
+    "full-journal": (24, aside(file_faults.full_journal)),
+    "reader": (3, aside(file_faults.forgotten_reader)),
+    "badio-kv": (1000, lambda tries, seed: badio.worked("kv", tries)),
+    "badio-journal": (1000, lambda tries, seed: badio.worked("journal", tries)),
+    "steps": (1_000_000, aside(stormed)),
 }
-"""By name: tries of a long run, and what runs so many with a seed."""
+"""By name: tries of a long run, and what runs so many with a seed. `badio` ends when every k was tried."""
 
 
-async def measured(names: Sequence[str], scale: float, seed: int) -> list[Tally]:
-    """The rows asked for, in the table's order; each is printed when it is done."""
-    print(f"{'fault':36} {'tries':>6} {'replies':>8} {'lost':>5} {'wrong':>6} {'longest gap, s':>15}")
+async def measured(names: Sequence[str], scale: float, seed: int, most: int | None = None) -> list[Tally]:
+    """The rows asked for, in the table's order; each is printed when it is done, with how long it took."""
+    head = ("tries", "replies", "lost", "wrong", "longest gap, s", "took, s")
+    print(
+        f"{'fault':36}", *(f"{name:>{width}}" for name, width in zip(head, (7, 8, 5, 6, 15, 8), strict=True))
+    )
     tallies = []
     for name in names:
         tries, run = ROWS[name]
-        tally = await run(max(1, round(tries * scale)), seed)
+        began = time.monotonic()
+        tally = await run(most or max(1, round(tries * scale)), seed)
         print(
-            f"{tally.fault:36} {tally.tries:6} {tally.replies:8} {tally.lost:5} {tally.wrong:6}"
-            f" {tally.gap:15.2f}",
+            f"{tally.fault:36} {tally.tries:7} {tally.replies:8} {tally.lost:5} {tally.wrong:6}"
+            f" {tally.gap:15.2f} {time.monotonic() - began:8.0f}",
             flush=True,
         )
         tallies.append(tally)
@@ -61,9 +112,10 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="holdfast bench faults", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--tries", type=int, help="of each row, in place of the long run's")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(words)
-    tallies = asyncio.run(measured(asked.only, asked.scale, asked.seed))
+    tallies = asyncio.run(measured(asked.only, asked.scale, asked.seed, asked.tries))
     figures: dict[str, Any] = {"faults": [tally.row() for tally in tallies]}
     lost, wrong = sum(tally.lost for tally in tallies), sum(tally.wrong for tally in tallies)
     show(

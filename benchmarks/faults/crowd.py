@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.sdk import Client, SDKError
+from holdfast.sdk import Chat, Client, SDKError
 
+BEGIN_SECONDS = 60.0
 STORY = "Tell me the story of the fox."
 
 
@@ -60,11 +62,30 @@ class Heard:
     gap: float = 0.0
 
 
+@asynccontextmanager
+async def begun(client: Client, fields: dict[str, Any]) -> AsyncIterator[Chat]:
+    """A session; its first connection may be cut before there is anything to resume."""
+    deadline = time.monotonic() + BEGIN_SECONDS
+    while True:
+        context = client.session(**fields)
+        try:
+            chat = await context.__aenter__()
+            break
+        except SDKError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.01)
+    try:
+        yield chat
+    finally:
+        await context.__aexit__(None, None, None)
+
+
 async def listen(client: Client, talk: Talk) -> list[Heard]:
     """A whole talk on a session of its own; it ends at the first reply that fails."""
     heard: list[Heard] = []
     try:
-        async with client.session(**talk.fields) as chat:
+        async with begun(client, talk.fields) as chat:
             for line in talk.lines:
                 heard.append(Heard())
                 last = time.monotonic()
@@ -85,6 +106,10 @@ class Crowd:
         self.talks = tuple(talks)
         self._expected: dict[int, list[str]] = {}
         self.seconds = 0.0
+
+    def join(self, client: Client) -> None:
+        """Talk by way of ``client`` from now on."""
+        self._client = client
 
     async def rehearse(self) -> None:
         """Hear every talk undisturbed, one after the other and then at once: how long that takes."""

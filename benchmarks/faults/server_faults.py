@@ -11,9 +11,10 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from holdfast.sdk import Client, ConnectionLost, connect
 from holdfast.sdk.frames.client import ItemCreate, ResponseCreate
@@ -40,10 +41,18 @@ GOING_AWAY = 1012
 
 
 @asynccontextmanager
-async def command() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A server and its address; killed at the end if it is still there."""
+async def command(store: str | None = None) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A server and its address; killed at the end if it is still there. ``store``: a fresh one by default."""
+    with ExitStack() as stack:
+        folder = store or stack.enter_context(TemporaryDirectory())
+        async with _command(folder) as started:
+            yield started
+
+
+@asynccontextmanager
+async def _command(store: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CODE, *SERVE, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", CODE, *SERVE, "--store", store), stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
     try:

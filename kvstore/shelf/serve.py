@@ -32,7 +32,7 @@ from .messages import (
 )
 from .messages import down_decoder as decoder
 from .store import Given, RecordStore, StoreFailed
-from .upkeep import write_about
+from .upkeep import others, write_about
 
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
@@ -150,6 +150,8 @@ def serve(sock: socket.socket, memory_fd: int) -> None:
     memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
     folder = Path(begin.folder)
     store = RecordStore(folder, begin.space, begin.block_bytes, begin.budget)
+    if beside := others(folder):
+        log.warning("%s holds KV of %d other models or settings: ignored", folder.parent, beside)
     with contextlib.suppress(OSError):  # a full disk: only who looks from outside misses it
         write_about(folder, begin.block_bytes)
     try:

@@ -72,10 +72,17 @@ class RecordStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = hold(folder)
+        except OSError as error:
+            raise StoreFailed(f"{folder}: {error}") from error
+        try:
             self._env, self._headers, self._payloads = self._open()
         except (OSError, lmdb.Error) as error:
+            os.close(self._lock)
             raise StoreFailed(f"{folder}: {error}") from error
-        self._read_order()
+        strange = self._read_order()
+        self.ignored = len(strange)
+        if strange:
+            self.drop(strange)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -151,6 +158,7 @@ class RecordStore:
                 else:
                     header = None
         except lmdb.Error as error:
+            self._renew()
             raise StoreFailed(str(error)) from error
         if head is None and body is None:
             self._order.pop(key, None)
@@ -182,6 +190,7 @@ class RecordStore:
             self._env.sync(True)
             self._env.reader_check()
         except lmdb.Error as error:
+            self._renew()
             raise StoreFailed(str(error)) from error
 
     def damaged(self) -> Iterator[bytes]:
@@ -206,9 +215,13 @@ class RecordStore:
         for _ in range(2):
             try:
                 env = self._environment()
-                info, page = env.info(), env.stat()["psize"]
-                if not path.exists() or path.stat().st_size >= (info["last_pgno"] + 1) * page:
-                    return env, env.open_db(b"headers"), env.open_db(b"payloads")
+                try:
+                    info, page = env.info(), env.stat()["psize"]
+                    if not path.exists() or path.stat().st_size >= (info["last_pgno"] + 1) * page:
+                        return env, env.open_db(b"headers"), env.open_db(b"payloads")
+                except lmdb.Error:
+                    env.close()
+                    raise
                 env.close()
             except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PanicError):
                 pass
@@ -226,7 +239,8 @@ class RecordStore:
     def _made(self) -> bool:
         return (self._folder / "data.mdb").exists()
 
-    def _read_order(self) -> None:
+    def _read_order(self) -> list[bytes]:
+        """Take what the file holds, the longest unused first; gives keys of records that are not ours."""
         found: list[tuple[int, bytes]] = []
         strange: list[bytes] = []
         with self._env.begin(db=self._headers) as txn:
@@ -237,11 +251,9 @@ class RecordStore:
                 else:
                     found.append((header.stamp, header.key))
         found.sort()
-        self._order.update(dict.fromkeys(key for _, key in found))
+        self._order = OrderedDict.fromkeys(key for _, key in found)
         self._stamp = found[-1][0] if found else 0
-        self.ignored = len(strange)
-        if strange:
-            self.drop(strange)
+        return strange
 
     def _write(self, work: Callable[[Any], T]) -> T:
         """Run ``work`` in a transaction, in a larger map where this one is full."""
@@ -256,7 +268,20 @@ class RecordStore:
                     raise StoreFailed("the map is full") from error
                 self._env.set_mapsize(min(most, 2 * size))
             except (lmdb.Error, OSError) as error:
+                self._renew()
                 raise StoreFailed(str(error)) from error
+
+    def _renew(self) -> None:
+        """An environment whose meta page could not be written refuses everything: have another, or next time.
+
+        What the file holds is found again; recency since the last batch is forgotten.
+        """
+        with contextlib.suppress(lmdb.Error), self._env.begin():
+            return
+        with contextlib.suppress(OSError, lmdb.Error, StoreFailed):
+            self._env.close()
+            self._env, self._headers, self._payloads = self._open()
+            self._read_order()
 
     def _delete(self, txn: Any, key: bytes) -> None:
         txn.delete(key, db=self._headers)

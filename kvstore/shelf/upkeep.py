@@ -40,6 +40,11 @@ def spaces(kv: Path) -> list[Path]:
     return sorted(path.parent for path in kv.glob(f"*/{ABOUT}"))
 
 
+def others(folder: Path) -> int:
+    """How many namespaces' records lie beside those in ``folder``."""
+    return sum(beside != folder for beside in spaces(folder.parent))
+
+
 def stat(kv: Path) -> Iterator[Account]:
     """How much there is of each namespace. Raises `StoreHeld`, `StoreFailed`."""
     for folder in spaces(kv):

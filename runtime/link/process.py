@@ -90,6 +90,11 @@ class ChildEngine:
         """The child's process id, while there is one."""
         return self._child.pid if self._child else None
 
+    @property
+    def shelf_pid(self) -> int | None:
+        """The process id of the disk tier's shelf, while there is one."""
+        return self._shelf.pid if self._shelf else None
+
     def kill(self) -> None:
         """End the child at once, as for one that hangs; it is started again."""
         if self._child is not None:

@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import StorageUnavailable
+from ..errors import RecordDamaged, StorageUnavailable
 from .lock import StoreLock
 from .settings import JournalSettings
-from .store import Change, JournalStore
+from .store import Change, Condense, JournalStore, open_for
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ class Journal:
         self.settings = settings
         self.live: set[int] = set()
         """Numbers of the sessions in memory: retention leaves them alone."""
+        self.condense: Condense | None = None
+        """Makes a long session's operations fewer; without it they stay."""
         self.watchers: set[Callable[[StorageUnavailable], None]] = set()
         """Told on the loop when a commit has failed for the first time."""
         self._store = store
@@ -60,12 +62,12 @@ class Journal:
     async def open(
         cls, folder: Path, model: bytes, settings: JournalSettings, lock: StoreLock | None = None
     ) -> Journal:
-        """The journal in ``folder``, whose lock may be held already. Raises ``StoreUnusable``."""
+        """The model's journal in ``folder``, whose lock may be held already. Raises ``StoreUnusable``."""
         held = lock
         if held is None:
             held = await asyncio.to_thread(StoreLock(folder).acquire, settings.lock_seconds)
         try:
-            store = await asyncio.to_thread(JournalStore.open, folder, model, settings)
+            store = await asyncio.to_thread(open_for, folder, model, settings)
             await asyncio.to_thread(store.sweep, frozenset())
             journal = cls(store, held, settings, await asyncio.to_thread(store.next_number))
         except BaseException:
@@ -142,7 +144,7 @@ class Journal:
         """Queue and store."""
         stored: dict[str, float] = {}
         if self._fault is None:
-            with suppress(StorageUnavailable):
+            with suppress(StorageUnavailable, RecordDamaged):
                 stored = await self.read(lambda store: store.statistics())
         return {
             **stored,
@@ -165,9 +167,10 @@ class Journal:
                 self._tell(self._committed, upto)
             for job, answer in jobs:
                 self._answer(job, answer)
+            self._shorten()
             if time.monotonic() - swept > self.settings.sweep_seconds:
                 swept = time.monotonic()
-                with suppress(StorageUnavailable):
+                with suppress(StorageUnavailable, RecordDamaged):
                     self._store.sweep(frozenset(self.live))
             with self._changed:
                 if self._closing and not self._queue and not self._jobs:
@@ -191,6 +194,18 @@ class Journal:
         self._jobs.clear()
         self._urgent, self._oldest = False, None
         return group, self._queued, jobs
+
+    def _shorten(self) -> None:
+        """One long session, when nothing is waited for; it is still long if that fails."""
+        if not self._store.long or self.condense is None or self._urgent or self._jobs:
+            return
+        number = min(self._store.long)
+        try:
+            self._store.condense(number, self.condense)
+        except StorageUnavailable as fault:
+            log.warning("session %d was not made shorter: %s", number, fault.message)
+        except Exception:  # whatever it is: its operations are there as they were
+            log.exception("session %d cannot be made shorter", number)
 
     def _commit(self, group: list[Change]) -> bool:
         """Until it holds; False where the journal closes before."""
@@ -216,7 +231,7 @@ class Journal:
         """Whether room was made inside a map that may grow no further."""
         try:
             return self._store.full and self._store.make_room(frozenset(self.live))
-        except StorageUnavailable:
+        except (StorageUnavailable, RecordDamaged):
             return False
 
     def _paused(self) -> bool:

@@ -7,18 +7,19 @@ fields added later with defaults read older records. Knows nothing of files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import xxhash
 
-from ...runtime.link.messages import Sampling
+from ...runtime.link.messages import Sampling, TokenLogprob
 from ..errors import RecordDamaged
 from ..events import EndReason, ReplyStatus, TurnUsage
 from ..items import Item, Preamble, Role
 from ..requests import TurnRequest
 
-FORMAT = 1
+FORMAT = 2
 CHECK_BYTES = 8
 T = TypeVar("T")
 
@@ -72,10 +73,14 @@ class Begun(Operation, frozen=True, tag="begun"):
 
 
 class Said(Operation, frozen=True, tag="said"):
-    """The next ids of the reply, little-endian int32; the last of these records is the durable cursor."""
+    """The next ids of the reply, little-endian int32; the last of these records is the durable cursor.
+
+    ``logprobs``: where the reply tells them, one for each id.
+    """
 
     response: str
     ids: bytes
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +118,51 @@ class Ended(Operation, frozen=True, tag="ended"):
     error: Fault | None = None
 
 
-AnyOperation: TypeAlias = Heard | Inserted | Deleted | Typed | Configured | Begun | Said | Ended
+class KeptReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A `Reply`, its ids little-endian int32."""
+
+    items: tuple[Item, ...]
+    ids: bytes
+    ended: bool = False
+
+
+class KeptNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node on its parent; ``inputs`` and ``reply`` are places in the snapshot's tables."""
+
+    node: str
+    keep: int
+    prompt: bytes
+    inputs: tuple[int, ...]
+    reply: int
+
+
+class Snapshot(Operation, frozen=True, tag="snapshot"):
+    """All that the operations before it come to; no response runs. The first of those that are kept.
+
+    ``items`` and ``replies`` are tables, each thing in them once, as the history tells them apart by identity.
+    ``entries``: the history in order, ``n`` for item n and ``-1 - n`` for reply n. ``nodes``: the tree's path
+    from the root. ``last``, ``said``, ``logprobs``, ``ended``, ``after``: the last response, the
+    ``responses``th, and the items appended while it ran.
+    """
+
+    preamble: Preamble
+    rendered: Preamble
+    items: tuple[Item, ...] = ()
+    replies: tuple[KeptReply, ...] = ()
+    entries: tuple[int, ...] = ()
+    nodes: tuple[KeptNode, ...] = ()
+    config: bytes | None = None
+    heard: tuple[str, ...] = ()
+    typed: Typed | None = None
+    responses: int = 0
+    last: Begun | None = None
+    said: bytes = b""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    ended: Ended | None = None
+    after: tuple[str, ...] = ()
+
+
+AnyOperation: TypeAlias = Heard | Inserted | Deleted | Typed | Configured | Begun | Said | Ended | Snapshot
 Record: TypeAlias = Callable[[AnyOperation], None]
 """Where a session's parts put what must be remembered."""
 
@@ -133,10 +182,17 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """How many operations a session has, and when the last was written (seconds since the epoch)."""
+    """How many operations a session has had, and when the last was written (seconds since the epoch).
+
+    Those before ``first`` are in the snapshot that stands there, of ``base`` bytes; those behind it have
+    ``grown`` bytes.
+    """
 
     operations: int
     used: float
+    first: int = 0
+    base: int = 0
+    grown: int = 0
 
 
 class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,13 +238,21 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
     return record
 
 
+READERS: dict[int, Callable[[bytes, bytes], AnyOperation]] = {
+    1: lambda key, value: unseal(key, value, AnyOperation),
+    2: lambda key, value: unseal(key, value, AnyOperation),  # and snapshots, which the first does not know
+}
+"""How the operations of each format are read. A new format keeps its predecessor's reader here."""
+
+
 def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
     """The same operations with neighbouring ids of one reply in one record."""
     out: list[AnyOperation] = []
     for operation in operations:
         last = out[-1] if out else None
         if isinstance(operation, Said) and isinstance(last, Said) and last.response == operation.response:
-            out[-1] = Said(response=last.response, ids=last.ids + operation.ids)
+            scores = last.logprobs + operation.logprobs
+            out[-1] = Said(response=last.response, ids=last.ids + operation.ids, logprobs=scores)
         else:
             out.append(operation)
     return out
@@ -202,11 +266,16 @@ def request_form(request: TurnRequest) -> dict[str, Any]:
     return {**form, "sampling": named}
 
 
+@cache
+def _sampling_types() -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(Sampling)}
+
+
 def request_from(form: dict[str, Any]) -> TurnRequest:
     """The request again. Raises ``RecordDamaged``."""
     try:
         named = form.get("sampling", {})
-        known = {field.name: field.type for field in msgspec.structs.fields(Sampling)}
+        known = _sampling_types()
         sampling = Sampling(
             **{name: msgspec.convert(value, known[name]) for name, value in named.items() if name in known}
         )

@@ -7,9 +7,10 @@ response that was interrupted has its place again. Pure. Knows nothing of stores
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ...runtime.link.messages import TokenLogprob
 from .. import errors
 from ..errors import RecordDamaged, SessionError
 from ..events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
@@ -31,10 +32,12 @@ from .records import (
     Heard,
     Inserted,
     Said,
+    Snapshot,
     Span,
     Typed,
     request_from,
 )
+from .snapshot import quiet, restore, snapshot_of
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class Past:
     note: bytes
     placed: Placed
     said: bytearray = field(default_factory=bytearray)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: Ended | None = None
 
     @property
@@ -84,9 +88,24 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
     return replayed
 
 
+def condensed(
+    operations: Sequence[AnyOperation], *, max_items: int, max_events: int = 1024
+) -> tuple[int, Snapshot] | None:
+    """How many of the operations one record can stand for, and that record; None: fewer than two.
+
+    Raises ``RecordDamaged``.
+    """
+    until = quiet(operations)
+    if until < 2:
+        return None
+    return until, snapshot_of(replay(operations[:until], max_items=max_items, max_events=max_events))
+
+
 def _step(replayed: Replayed, operation: AnyOperation) -> None:
     history = replayed.history
     match operation:
+        case Snapshot():
+            _begin_from(replayed, operation)
         case Heard(event=event):
             replayed.heard.append(event)
         case Inserted(item=item, previous=previous):
@@ -108,11 +127,32 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             replayed.responses += 1
             replayed.after_reply.clear()
             replayed.last = Past(operation.response, request, operation.note, history.place(request))
-        case Said(ids=ids):
-            _last(replayed, operation.response).said += ids
+        case Said(ids=ids, logprobs=logprobs):
+            past = _last(replayed, operation.response)
+            past.said += ids
+            past.logprobs += logprobs
         case Ended(response=response):
             if replayed.orphans.pop(response, None) is None:
                 _end(history, _last(replayed, response), operation)
+
+
+def _begin_from(replayed: Replayed, snapshot: Snapshot) -> None:
+    if len(replayed.history) or replayed.responses:
+        raise RecordDamaged("a snapshot of a session that has begun")
+    restore(replayed.history, snapshot)
+    replayed.heard.extend(snapshot.heard)
+    replayed.responses, replayed.config = snapshot.responses, snapshot.config
+    replayed.after_reply.update(snapshot.after)
+    if (typed := snapshot.typed) is not None:
+        replayed.typed = TextBuffer(typed.text, typed.role, typed.item)
+    if (last := snapshot.last) is not None:
+        nowhere = Placed(
+            None, Script(snapshot.preamble, ()), aside=False
+        )  # it has ended: its place is the reply's
+        replayed.last = Past(last.response, request_from(last.request), last.note, nowhere)
+        replayed.last.said += snapshot.said
+        replayed.last.logprobs += snapshot.logprobs
+        replayed.last.ended = snapshot.ended
 
 
 def _last(replayed: Replayed, response: str) -> Past:
@@ -137,8 +177,7 @@ def _end(history: History, past: Past, ended: Ended) -> None:
 def _draft(script: Script, spans: tuple[Span, ...]) -> Draft:
     """The draft whose nodes have these spans: one for each turn rendered anew, the last for the turn."""
     parent = script.base
-    kept = 0 if parent is None else sum(1 for _ in parent.ancestry())
-    turns = list(turns_of(script.segments))[kept:]
+    turns = list(turns_of(script.segments[script.shared :]))
     if len(turns) != len(spans):
         raise RecordDamaged(f"{len(spans)} spans for {len(turns)} turns")
     for (inputs, reply), span in zip(turns, spans, strict=True):
@@ -224,7 +263,7 @@ def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[Repl
     if not ended.began:
         return []
     reader = reader_of(past.id, past.request, language, end_ids)
-    events = [ReplyStarted(ended.usage.input_tokens), *reader.feed(past.ids.tolist())]
+    events = [ReplyStarted(ended.usage.input_tokens), *reader.feed(past.ids.tolist(), past.logprobs)]
     events += reader.finish(cut=ended.status is not ReplyStatus.COMPLETED)
     error = error_of(ended.error) if ended.status is ReplyStatus.FAILED else None
     turn_error = error if isinstance(error, errors.TurnFailed) else None

@@ -29,5 +29,7 @@ class JournalSettings:
     """Sessions not used for so long are forgotten."""
     sweep_seconds: float = 600.0
     """Between two looks for what retention lets go."""
+    snapshot_operations: int = 256
+    """A session's operations become one record when there are so many more, and as many bytes as that had."""
     max_events: int = 1024
     """Ids of client events kept per session, to know one that is sent twice."""

@@ -18,17 +18,21 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import lmdb
+from msgspec.structs import replace
 
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
+from .file import check_length, environment
 from .records import (
     FORMAT,
+    READERS,
     AnyOperation,
     HandleRecord,
     Keyring,
@@ -43,7 +47,6 @@ from .settings import JournalSettings
 log = logging.getLogger(__name__)
 
 STORE_KEY = b"store"
-META_BYTES = 8192  # LMDB's two meta pages: a shorter file cannot even be asked
 SWEEP_SESSIONS = 64  # forgotten in one transaction
 
 
@@ -83,7 +86,16 @@ class Drop:
     number: int
 
 
-Change: TypeAlias = Put | Append | Drop
+@dataclass(frozen=True, slots=True)
+class _Condensed:
+    """A session's operations up to ``index`` are in ``snapshot``, which stands there."""
+
+    number: int
+    index: int
+    snapshot: AnyOperation
+
+
+Change: TypeAlias = Put | Append | Drop | _Condensed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,9 @@ class Stored:
     record: SessionRecord
     keyring: Keyring
     operations: tuple[AnyOperation, ...]
+    """Those that are kept: the first may be a snapshot of many."""
+    written: int = 0
+    """How many it has had: the index of the next."""
 
 
 def key_of(number: int, index: int | None = None) -> bytes:
@@ -101,10 +116,8 @@ def key_of(number: int, index: int | None = None) -> bytes:
     return struct.pack(">Q", number) if index is None else struct.pack(">QQ", number, index)
 
 
-READERS: dict[int, Callable[[bytes, bytes], AnyOperation]] = {
-    1: lambda key, value: unseal(key, value, AnyOperation),
-}
-"""How the operations of each format are read. A new format keeps its predecessor's reader here."""
+Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
+"""How many of a session's operations one stands for, and that one; None where it is not worth it."""
 
 
 class JournalStore:
@@ -115,7 +128,8 @@ class JournalStore:
         self._folder = folder
         self._settings = settings
         self._tables: dict[Table, Any] = {}
-        self._format = FORMAT
+        self.long: set[int] = set()
+        """Sessions that `condense` would make shorter."""
         self.damaged = 0
         """Records found damaged so far."""
         self.full = False
@@ -127,15 +141,18 @@ class JournalStore:
 
         Raises ``StoreUnusable`` or one of its kinds.
         """
-        _check_length(folder / "data.mdb")
+        path = folder / "data.mdb"
+        check_length(path, len(Table))
+        made = path.exists() and path.stat().st_size > 0
         try:
-            environment = lmdb.open(
-                str(folder), map_size=settings.map_bytes, max_dbs=len(Table), max_readers=8, mode=0o600
-            )
-            store = cls(environment, folder, settings)
-            environment.reader_check()
-            store._prepare(model)
-        except lmdb.Error as fault:
+            with ExitStack() as opening:
+                if not made:  # what could not be begun holds nothing, and must not look cut short later
+                    opening.callback(path.unlink, missing_ok=True)
+                store = cls(environment(folder, settings, len(Table)), folder, settings)
+                opening.callback(store.close)
+                store._prepare(model)
+                opening.pop_all()
+        except (lmdb.Error, StorageUnavailable) as fault:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault}") from None
         return store
 
@@ -152,12 +169,34 @@ class JournalStore:
         while True:
             try:
                 with self._environment.begin(write=True) as transaction:
-                    self._apply(transaction, changes)
-                return
+                    tails = self._apply(transaction, changes)
+                break
             except lmdb.MapFullError:
                 self._grow()
             except (lmdb.Error, OSError) as fault:
+                self._renew()
                 raise StorageUnavailable(f"the journal cannot be written: {fault}") from None
+        self.long.update(number for number, tail in tails.items() if self._is_long(tail))
+        self.long.difference_update(change.number for change in changes if isinstance(change, Drop))
+
+    def _is_long(self, tail: Tail) -> bool:
+        """A snapshot costs its bytes: there must be as many others first."""
+        behind = tail.operations - tail.first
+        return behind >= self._settings.snapshot_operations and tail.grown >= tail.base
+
+    def condense(self, number: int, how: Condense) -> bool:
+        """Put one operation in the place of a session's first ones; whether it was done.
+
+        Raises ``StorageUnavailable``, ``RecordDamaged``.
+        """
+        self.long.discard(number)
+        tail: Tail | None = self._get(Table.TAILS, key_of(number), Tail)
+        found = None if tail is None else how(self._operations(number, tail))
+        if tail is None or found is None:
+            return False
+        count, snapshot = found
+        self.write([_Condensed(number, tail.first + count - 1, snapshot)])
+        return True
 
     def free_bytes(self) -> int:
         """What the disk has left for us; nothing where it is gone."""
@@ -185,7 +224,7 @@ class JournalStore:
 
     def next_number(self) -> int:
         """A number no session has had."""
-        with self._environment.begin() as transaction:
+        with self._reading() as transaction:
             last = 0
             for table in (Table.SESSIONS, Table.TAILS):
                 cursor = transaction.cursor(self._tables[table])
@@ -194,7 +233,7 @@ class JournalStore:
             return last + 1
 
     def handle(self, digest: bytes) -> HandleRecord | None:
-        """Whose handle this is; None for one that is unknown, or damaged."""
+        """Whose handle this is; None for one that is unknown, or damaged. Raises ``StorageUnavailable``."""
         try:
             found: HandleRecord | None = self._get(Table.HANDLES, digest, HandleRecord)
             return found
@@ -203,24 +242,21 @@ class JournalStore:
             return None
 
     def session(self, number: int) -> Stored:
-        """A session with all its operations. Raises ``RecordDamaged``, counted."""
+        """A session with all its operations. Raises ``RecordDamaged``, counted, ``StorageUnavailable``."""
         try:
             record = self._get(Table.SESSIONS, key_of(number), SessionRecord)
             keyring = self._get(Table.KEYRINGS, key_of(number), Keyring)
             tail = self._get(Table.TAILS, key_of(number), Tail)
             if record is None or keyring is None or tail is None:
                 raise RecordDamaged(f"a record of session {number} is missing")
-            return Stored(number, record, keyring, self._operations(number, tail.operations))
-        except lmdb.Error as fault:
-            self.damaged += 1
-            raise RecordDamaged(f"session {number} cannot be read: {fault}") from None
+            return Stored(number, record, keyring, self._operations(number, tail), tail.operations)
         except RecordDamaged:
             self.damaged += 1
             raise
 
     def statistics(self) -> dict[str, float]:
         """Sessions and bytes."""
-        with self._environment.begin() as transaction:
+        with self._reading() as transaction:
             sessions = transaction.stat(self._tables[Table.SESSIONS])["entries"]
         info = self._environment.info()
         page = self._environment.stat()["psize"]
@@ -233,8 +269,8 @@ class JournalStore:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _prepare(self, model: bytes) -> None:
-        for table in Table:
-            self._tables[table] = self._environment.open_db(table.encode())
+        self._environment.reader_check()
+        self._open_tables()
         found = self._get(Table.META, STORE_KEY, StoreRecord)
         if found is None:
             self.write([Put(Table.META, STORE_KEY, StoreRecord(format=FORMAT, model=model))])
@@ -244,32 +280,91 @@ class JournalStore:
                 f"the store {self._folder} has format {found.format}; this version reads up to {FORMAT}"
             )
         if found.model != model:
-            raise StoreForeign(f"the store {self._folder} was written for another model; name another store")
-        self._format = found.format
+            raise StoreForeign(f"the store {self._folder} was written for another model")
+        if found.format < FORMAT:  # from now on there may be what that one does not know
+            self.write([Put(Table.META, STORE_KEY, StoreRecord(format=FORMAT, model=model))])
 
-    def _apply(self, transaction: lmdb.Transaction, changes: list[Change]) -> None:
-        tails: dict[int, int] = {}
+    def _open_tables(self) -> None:
+        for table in Table:
+            self._tables[table] = self._environment.open_db(table.encode())
+
+    def _renew(self) -> None:
+        """With a meta page that could not be written an environment refuses everything: have another one."""
+        with suppress(lmdb.Error), self._environment.begin():
+            return
+        try:
+            self._environment.close()
+            self._environment = environment(self._folder, self._settings, len(Table))
+            self._open_tables()
+        except lmdb.Error as fault:
+            log.warning("the journal cannot be opened again yet: %s", fault)
+
+    @contextmanager
+    def _reading(self) -> Iterator[lmdb.Transaction]:
+        """A transaction to read in. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+        try:
+            with self._environment.begin() as transaction:
+                yield transaction
+        except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.BadValsizeError) as fault:
+            raise RecordDamaged(f"the journal cannot be read there: {fault}") from None
+        except lmdb.Error as fault:
+            self._renew()
+            raise StorageUnavailable(f"the journal cannot be read: {fault}") from None
+
+    def _apply(self, transaction: lmdb.Transaction, changes: list[Change]) -> dict[int, Tail]:
+        """Make the changes; the tails of the sessions that they are about."""
+        tails: dict[int, Tail] = {}
+
+        def tail_of(number: int) -> Tail:
+            return tails[number] if number in tails else self._tail(transaction, number)
+
         for change in changes:
             match change:
                 case Append(number=number, index=index, operation=operation):
                     key = key_of(number, index)
-                    transaction.put(key, seal(key, operation), db=self._tables[Table.LOG], append=False)
-                    tails[number] = index + 1
+                    sealed = seal(key, operation)
+                    transaction.put(key, sealed, db=self._tables[Table.LOG], append=False)
+                    tail = tail_of(number)
+                    tails[number] = replace(tail, operations=index + 1, grown=tail.grown + len(sealed))
+                case _Condensed(number=number):
+                    tails[number] = self._condensed(transaction, change, tail_of(number))
                 case Put(table=table, key=key, record=None):
                     transaction.delete(key, db=self._tables[table])
                 case Put(table=table, key=key, record=record):
                     transaction.put(key, seal(key, record), db=self._tables[table])
                     if table is Table.SESSIONS:
-                        tails.setdefault(struct.unpack(">Q", key)[0], 0)
+                        tails.setdefault(struct.unpack(">Q", key)[0], Tail(operations=0, used=0.0))
                 case Drop(number=number):
                     self._drop(transaction, number)
                     tails.pop(number, None)
         now = time.time()
-        for number, operations in tails.items():
+        for number, tail in tails.items():
             key = key_of(number)
-            transaction.put(
-                key, seal(key, Tail(operations=operations, used=now)), db=self._tables[Table.TAILS]
-            )
+            transaction.put(key, seal(key, replace(tail, used=now)), db=self._tables[Table.TAILS])
+        return tails
+
+    def _tail(self, transaction: lmdb.Transaction, number: int) -> Tail:
+        key = key_of(number)
+        value = transaction.get(key, db=self._tables[Table.TAILS])
+        try:
+            return Tail(operations=0, used=0.0) if value is None else unseal(key, bytes(value), Tail)
+        except RecordDamaged:  # found again, and counted, when the session is read
+            return Tail(operations=0, used=0.0)
+
+    def _condensed(self, transaction: lmdb.Transaction, change: _Condensed, tail: Tail) -> Tail:
+        """The snapshot is there, what it stands for is not; what comes behind is what has grown since."""
+        cursor, log = transaction.cursor(self._tables[Table.LOG]), self._tables[Table.LOG]
+        found = cursor.set_range(key_of(change.number, tail.first))
+        last = key_of(change.number, change.index)
+        while found and bytes(cursor.key()) <= last:
+            found = cursor.delete()
+        grown = 0
+        while found and bytes(cursor.key())[:8] == last[:8]:
+            grown += len(cursor.value())
+            found = cursor.next()
+        sealed = seal(last, change.snapshot)
+        transaction.put(last, sealed, db=log)
+        return replace(tail, first=change.index, base=len(sealed), grown=grown)
 
     def _drop(self, transaction: lmdb.Transaction, number: int) -> None:
         key = key_of(number)
@@ -297,28 +392,30 @@ class JournalStore:
         self._environment.set_mapsize(min(2 * size, self._settings.max_bytes))
 
     def _get(self, table: Table, key: bytes, kind: type) -> Any:
-        with self._environment.begin() as transaction:
+        with self._reading() as transaction:
             value = transaction.get(key, db=self._tables[table])
         return None if value is None else unseal(key, bytes(value), kind)
 
-    def _operations(self, number: int, count: int) -> tuple[AnyOperation, ...]:
-        read, prefix = READERS[self._format], key_of(number)
+    def _operations(self, number: int, tail: Tail) -> tuple[AnyOperation, ...]:
+        read, prefix = READERS[FORMAT], key_of(number)
         found: list[AnyOperation] = []
-        with self._environment.begin() as transaction:
+        with self._reading() as transaction:
             cursor = transaction.cursor(self._tables[Table.LOG])
             there = cursor.set_range(prefix)
             while there and bytes(cursor.key())[:8] == prefix:
-                if bytes(cursor.key()) != key_of(number, len(found)):
+                if bytes(cursor.key()) != key_of(number, tail.first + len(found)):
                     break
                 found.append(read(bytes(cursor.key()), bytes(cursor.value())))
                 there = cursor.next()
-        if len(found) != count:
-            raise RecordDamaged(f"session {number} has {len(found)} operations of {count}")
+        if tail.first + len(found) != tail.operations:
+            raise RecordDamaged(
+                f"session {number} has {len(found)} operations of {tail.operations - tail.first}"
+            )
         return tuple(found)
 
     def _ages(self) -> dict[int, Tail]:
         ages: dict[int, Tail] = {}
-        with self._environment.begin() as transaction:
+        with self._reading() as transaction:
             for key, value in transaction.cursor(self._tables[Table.TAILS]):
                 try:
                     ages[struct.unpack(">Q", bytes(key))[0]] = unseal(bytes(key), bytes(value), Tail)
@@ -335,25 +432,19 @@ class JournalStore:
         return [number for number in past if number not in keep]
 
 
-def _check_length(path: Path) -> None:
-    """A file cut short would kill its readers. Raises ``StoreUnusable``."""
-    try:
-        length = path.stat().st_size
-    except FileNotFoundError:
-        return
-    except OSError as fault:
-        raise StoreUnusable(f"the store {path} cannot be read: {fault.strerror}") from None
-    if length == 0:
-        return  # a server died before its first commit
-    try:
-        pages = _pages(path) if length >= META_BYTES else META_BYTES
-    except lmdb.Error as fault:
-        raise StoreUnusable(f"the store {path} cannot be opened: {fault}") from None
-    if length < pages:
-        raise StoreUnusable(f"the store {path} is cut short: {length} bytes of {pages}")
+def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
+    """The store of ``model``: in ``folder``, or in one below it where another model's or a later version's is.
 
-
-def _pages(path: Path) -> int:
-    """How many bytes the file must have, by its own account."""
-    with lmdb.open(str(path.parent), readonly=True, lock=False, max_dbs=len(Table)) as environment:
-        return int((environment.info()["last_pgno"] + 1) * environment.stat()["psize"])
+    That one is ignored with one line, and left as it is: its sessions come back under what wrote them. Hold
+    the folder's lock. Raises ``StoreUnusable``.
+    """
+    own = folder / f"model-{model.hex()[:16]}"
+    places = [folder, own, own.with_name(f"{own.name}-format-{FORMAT}")]
+    for at, place in enumerate(places):
+        try:
+            return JournalStore.open(place, model, settings)
+        except (StoreForeign, StoreNewer) as other:
+            if at + 1 == len(places):
+                raise
+            log.warning("%s: it is ignored; sessions are kept in %s", other.message, places[at + 1])
+    raise AssertionError("the last place was tried")

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 
 import pytest
 
-from holdfast.benchmarks.faults import bench, engine_faults, server_faults
+from holdfast.benchmarks.faults import (
+    badio,
+    bench,
+    engine_faults,
+    file_faults,
+    server_faults,
+    tier_faults,
+)
 from holdfast.benchmarks.faults.crowd import Heard, Tally
 
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
@@ -36,6 +44,49 @@ async def test_an_engine_that_hangs_in_a_step_is_replaced() -> None:
 
 async def test_one_poisoned_sequence_fails_by_name_and_fifteen_others_finish() -> None:
     unharmed(await engine_faults.poisoned(FACTOR), FACTOR)
+
+
+@pytest.mark.parametrize("strike", [tier_faults.engine_killed, tier_faults.shelf_killed])
+async def test_with_every_tier_on_engine_or_shelf_may_be_killed(strike: tier_faults.Strike) -> None:
+    tally = await tier_faults.disturbed("killed", strike, FACTOR, seed=5)
+    unharmed(tally, FACTOR)
+
+
+@pytest.mark.slow
+async def test_servers_killed_in_mid_reply_and_cut_sockets_lose_nothing() -> None:
+    unharmed(await tier_faults.restarted(FACTOR, seed=6), FACTOR)
+    tally = await tier_faults.cut(20 * FACTOR, seed=7)
+    assert (tally.lost, tally.wrong) == (0, 0) and tally.tries >= 20 * FACTOR, tally.notes
+
+
+@pytest.mark.parametrize(
+    ("row", "tries"),
+    [
+        (file_faults.flipped_records, 15),
+        (file_faults.truncated_records, 5),
+        (file_faults.full_records, 4),
+        (file_faults.forgotten_reader, 1),
+        (file_faults.flipped_journal, 25),
+        (file_faults.truncated_journal, 10),
+        (file_faults.full_journal, 4),
+    ],
+)
+def test_files_that_go_bad_lose_nothing_they_should_have(
+    row: Callable[[int, int], Tally], tries: int
+) -> None:
+    tally = row(tries * FACTOR, 8)
+    if "may not mount a tmpfs: nothing tried" in tally.notes:
+        pytest.skip("this user may not mount")
+    unharmed(tally, tries * FACTOR)
+
+
+@pytest.mark.parametrize("what", ["kv", "journal"])
+async def test_write_errors_at_the_first_calls_lose_nothing(what: str) -> None:
+    tally = await badio.worked(what, 12 * FACTOR)
+    if not tally.tries:
+        pytest.skip("no C compiler")
+    unharmed(tally, tally.tries)
+    assert tally.tries >= 12
 
 
 async def test_children_of_a_killed_server_go_by_themselves() -> None:
@@ -74,4 +125,6 @@ def test_the_table_and_the_exit_code(
     assert bench.main(["--only", "kill", "--scale", "0.3"]) == 0
     table, _, told = capsys.readouterr().out.partition("{")
     assert "made up" in table and json.loads("{" + told)["faults"][0]["tries"] == 3
-    assert bench.main(["--only", "kill", "--seed", "2"]) == 1
+    assert bench.main(["--only", "kill", "--seed", "2", "--tries", "4"]) == 1
+    table, _, told = capsys.readouterr().out.partition("{")
+    assert json.loads("{" + told)["faults"][0]["tries"] == 4

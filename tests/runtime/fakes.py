@@ -128,6 +128,8 @@ class FakeRunner:
     ``chance``: decides which ready work runs when; None runs each step as it is launched. ``poison``: tokens
     that fail the row they are in; ``bombs``: tokens that fail the whole step, when it is launched or when its
     tokens are fetched. ``clock``: virtual seconds; a step takes ``step_time`` and ``token_time`` a token.
+    ``ledger``: the hash of what was moved first under each key; every later move must bring the same
+    (``moves`` of them so far).
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class FakeRunner:
         step_time: float = 1e-3,
         token_time: float = 1e-5,
         memory: SlotMemory | None = None,
+        ledger: dict[bytes, int] | None = None,
     ) -> None:
         self.block_tokens = block_tokens
         self.vocab_size = vocab_size
@@ -163,6 +166,8 @@ class FakeRunner:
         self._mixed = np.array([mix(i) for i in range(blocks * block_tokens + 1)], dtype=np.uint64)
         self._weights = np.array([weigh(i) for i in range(blocks * block_tokens + 1)], dtype=np.uint64)
         self.memory = memory
+        self.moves = 0
+        self._ledger = {} if ledger is None else ledger
         self._saves: dict[int, list[_Task]] = {}  # by block: saves that may not have run
         self._loads: dict[int, list[_Task]] = {}
         self._in_flight: list[_Launched] = []
@@ -266,6 +271,7 @@ class FakeRunner:
     # --- the work ---------------------------------------------------------------------------------------
 
     def _copy(self, copy: BlockCopy) -> None:
+        self.moves += 1
         self._positions[copy.target] = self._positions[copy.source]
         self._digests[copy.target] = self._digests[copy.source]
 
@@ -273,9 +279,22 @@ class FakeRunner:
         positions, digests = self._slot(save.slot)
         positions[:], digests[:] = self._positions[save.block], self._digests[save.block]
         positions[save.tokens :], digests[save.tokens :] = 0, 0
+        self._check_moved(save.slot, save.block, save.tokens)
 
     def _load(self, load: BlockLoad) -> None:
         self._positions[load.block], self._digests[load.block] = self._slot(load.slot)
+        assert self.memory is not None
+        self._check_moved(load.slot, load.block, self.memory.entry(load.slot).tokens)
+
+    def _check_moved(self, slot: int, block: int, tokens: int) -> None:
+        """What block and slot hold now is what was first moved under the slot's key."""
+        assert self.memory is not None
+        self.moves += 1
+        content = self._positions[block, :tokens].tobytes() + self._digests[block, :tokens].tobytes()
+        positions, digests = self._slot(slot)
+        assert content == positions[:tokens].tobytes() + digests[:tokens].tobytes(), "moved bytes differ"
+        seen = xxh3_64_intdigest(content)
+        assert self._ledger.setdefault(self.memory.entry(slot).key, seen) == seen, "other bytes under a key"
 
     def _slot(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
         assert self.memory is not None

@@ -106,6 +106,7 @@ class World:
     isolations: int = 0
     request: int = 0
     time: float = 0.0
+    ledger: dict[bytes, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.restart()
@@ -125,12 +126,15 @@ class World:
             disk=self.disk,
             clock=lambda: self.time,
             late=self.late,
+            ledger=self.ledger,
             vocab_size=DRAWN,
             poison=frozenset({POISON}),
             launch_bombs=frozenset({LAUNCH_BOMB}),
             late_bombs=frozenset({LATE_BOMB}),
         )
         self.scheduler = self.engine.scheduler
+        preempt = self._roster.preempt
+        vars(self._roster)["preempt"] = lambda: (self._check_victims(), preempt())[1]
 
     # --- verbs ------------------------------------------------------------------------------------------
 
@@ -333,6 +337,11 @@ class World:
         for _ in range(steps):
             if self.step() is None and not self._roster.fetching:
                 return
+
+    def _check_victims(self) -> None:
+        """A running turn gives way only when nothing that does not run holds a block."""
+        assert not self._roster.holders, "an idle sequence holds blocks while a running turn gives way"
+        assert not any(len(waiting.table) for waiting in self._roster.waiting), "and a turn that waits"
 
     def _let_in(self, waited: list[int]) -> None:
         """Turns whose KV has come from disk, or will not, are as old as that."""

@@ -31,6 +31,7 @@ from holdfast.runtime.link.messages import (
     Row,
     Sampling,
     State,
+    TokenLogprob,
     Work,
 )
 
@@ -77,7 +78,8 @@ class Pulled(Generation):
 class ScriptedLink:
     """Stands in for ``EngineLink``.
 
-    ``cut_off`` verbs never answer, and no rows come unless ``flowing``; ``stuck`` is set when somebody waits.
+    ``logprobs``: rows have them, a number made of the token. ``cut_off`` verbs never answer, and no rows
+    come unless ``flowing``; ``stuck`` is set when somebody waits.
     """
 
     model: Model
@@ -88,6 +90,7 @@ class ScriptedLink:
     incarnation: int = 1
     alive: bool = True
     full: bool = False
+    logprobs: bool = False
     held: dict[int, Held] = field(default_factory=dict)
     log: list[tuple] = field(default_factory=list)
     cut_off: set[str] = field(default_factory=set)
@@ -246,7 +249,10 @@ class ScriptedLink:
         if finish is not None:
             work = Work(held.work.prefilled, 0, held.work.resident, held.sampled - held.before)
             held.generation = None
-        generation.put(Row(seq, held.epoch, tokens, len(held.tokens), finish, work, error))
+        logprobs = (
+            [TokenLogprob(-token / 7, [(token, -token / 7)]) for token in tokens] if self.logprobs else None
+        )
+        generation.put(Row(seq, held.epoch, tokens, len(held.tokens), finish, work, error, logprobs))
 
     def flow(self) -> None:
         """Rows come again, to readers that wait too."""

@@ -23,14 +23,17 @@ from holdfast.sessions.items import Message, Preamble, Tool
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.log import JournaledLog
 from holdfast.sessions.journal.records import (
+    Begun,
     Configured,
     Heard,
     Said,
+    Snapshot,
+    Typed,
     merged,
     request_form,
     request_from,
 )
-from holdfast.sessions.journal.store import JournalStore
+from holdfast.sessions.journal.store import JournalStore, Stored
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
 
@@ -48,6 +51,18 @@ class Failing:
             whole(store, changes)
 
         patch.setattr(JournalStore, "write", write)
+
+
+async def shortened(book: SessionBook, session: Session) -> Stored:
+    """What the store has of a session, once all that is durable was looked at."""
+    ticket, number = session.log.sync(), session.log.number
+    assert ticket is not None
+    await ticket
+    while True:
+        long, stored = await book.journal.read(lambda store: (set(store.long), store.session(number)))
+        if number not in long:
+            return stored
+        await asyncio.sleep(0)
 
 
 async def resumed(book: SessionBook, handle: str, owner: bytes = b"") -> Reopened:
@@ -357,6 +372,125 @@ def test_a_digest_takes_any_text() -> None:
     assert digest_of("\ud800") != digest_of("a")
 
 
+# --- long lives -----------------------------------------------------------------------------------------------
+
+
+@run
+async def test_a_long_life_costs_its_length_and_not_its_events() -> None:
+    """Text typed key by key, taken back, edited: what is kept and read is what the session has come to."""
+    with folder() as path:
+        link = reciting(*["Well."] * 40)
+        async with book_in(path, link, snapshot_operations=20, max_events=30) as book:
+            session = book.create()
+            most = 0
+            for turn in range(40):
+                for letter in range(25):
+                    session.log.append(Heard(event=f"{turn}-{letter}"))
+                    session.log.append(Typed(start=letter, text="x", role="user", item=f"item_{turn}"))
+                session.log.append(Typed(start=0))
+                item = say(session, f"Words {turn}")
+                session.history.delete(item.id)
+                await ask(session, f"Turn {turn}")
+                most = max(most, len((await shortened(book, session)).operations))
+            stored = await shortened(book, session)
+            assert stored.written > 40 * 50 and most < 400
+            assert isinstance(stored.operations[0], Snapshot) and len(stored.operations[0].heard) == 30
+            items, tokens = session.history.items(), session.history.tree.head.tokens().tolist()
+            handle = await left(session)
+        async with book_in(path, reciting("Still here.")) as book:
+            found = await resumed(book, handle)
+            assert found.session.history.items() == items
+            assert found.session.history.tree.head.tokens().tolist() == tokens
+            assert found.replayed.responses == 40 and found.replayed.heard[-1] == "39-24"
+            done = await ask(found.session, "And now?")
+            assert done.items[0].text == "Still here."
+            assert prompts(found.session._branch.link)[-1][: len(tokens) - 1] == tokens[:-1]
+            handle = await left(found.session)
+        async with book_in(path, reciting()) as book:
+            assert (await resumed(book, handle)).session.history.items()[-1].text == "Still here."
+
+
+@run
+async def test_what_runs_is_never_part_of_a_snapshot() -> None:
+    with folder() as path:
+        whole = toks("One two three four five six.")
+        async with book_in(path, reciting("First.", whole), snapshot_operations=2) as book:
+            session = book.create()
+            await ask(session, "Begin.")
+            say(session, "Count.")
+            response = session.respond(TurnRequest.checked(), "resp_1")
+            for _ in range(4):
+                await anext(response)
+                session.log.append(Heard(event="e"))
+                stored = await shortened(book, session)
+                assert isinstance(stored.operations[0], Snapshot)
+                assert sum(isinstance(one, Begun) for one in stored.operations) == 1
+            handle = await left(session)
+            session.log.close()
+        link = ScriptedLink(lambda tokens: [*whole, END][continued(tokens, whole)], END)
+        async with book_in(path, link) as book:
+            found = await resumed(book, handle)
+            assert found.replayed.last.ended is None
+            events = [event async for event in found.session.go_on(found.replayed.last)]
+            assert "".join(one.text for one in events if isinstance(one, TextDelta)) == (
+                "One two three four five six."
+            )
+
+
+@run
+async def test_a_session_that_cannot_be_made_shorter_goes_on_as_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with folder() as path, pytest.MonkeyPatch.context() as patch:
+        async with book_in(path, reciting("Well.", "Still."), snapshot_operations=2) as book:
+            patch.setattr(JournalStore, "condense", lambda *_: 1 / 0)
+            session = book.create()
+            await ask(session, "Begin.")
+            await ask(session, "And?")
+            handle = await left(session)
+        assert "cannot be made shorter" in caplog.text
+        async with book_in(path, reciting()) as book:
+            assert [item.text for item in (await resumed(book, handle)).session.history.items()] == [
+                "Begin.",
+                "Well.",
+                "And?",
+                "Still.",
+            ]
+
+
+@run
+async def test_log_probabilities_are_told_again_as_they_were() -> None:
+    with folder() as path:
+        link = reciting("One two three.")
+        link.logprobs = True
+        async with book_in(path, link, snapshot_operations=2) as book:
+            session = book.create()
+            say(session, "Count.")
+            request = TurnRequest.checked(top_logprobs=2)
+            events, _ = await read(session, request)
+            await shortened(book, session)
+            handle = await left(session)
+        scored = [event for event in events if isinstance(event, TextDelta)]
+        assert all(event.scores for event in scored)
+        async with book_in(path, reciting()) as book:
+            found = await resumed(book, handle)
+            retold = found.session.retold(found.replayed.last)
+            assert [event for event in retold if isinstance(event, TextDelta)] == scored
+
+
+@run
+async def test_instructions_come_back_without_any_item() -> None:
+    with folder() as path:
+        async with book_in(path, reciting()) as book:
+            session = book.create()
+            session.history.preamble = Preamble(instructions="Be brief.")
+            session.log.append(Configured(preamble=session.history.preamble))
+            handle = await left(session)
+        async with book_in(path, reciting()) as book:
+            session = (await resumed(book, handle)).session
+            assert session.history.preamble == Preamble(instructions="Be brief.")
+
+
 # --- any history --------------------------------------------------------------------------------------------
 
 ACTIONS = st.lists(
@@ -412,10 +546,11 @@ def test_a_session_that_is_opened_again_goes_on_as_one_that_was_not(actions: lis
     async def both() -> None:
         with folder() as path:
             lives = []
+            often = {"snapshot_operations": 1 + seed % 5}
             for name in ("one", "other"):
                 link = parrot()
                 (path / name).mkdir()
-                async with book_in(path / name, link) as book:
+                async with book_in(path / name, link, **often) as book:
                     lives.append(await live(book, link, restarts=name == "other"))
             assert lives[0] == lives[1]
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import lmdb
@@ -24,8 +25,9 @@ from holdfast.sessions.errors import (
 )
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal.lock import StoreLock
-from holdfast.sessions.journal.records import FORMAT, Heard, Inserted, StoreRecord, seal
-from holdfast.sessions.journal.store import STORE_KEY, Append, Drop, Put, Table, key_of
+from holdfast.sessions.journal.records import FORMAT, Heard, Inserted, Snapshot, StoreRecord, seal, unseal
+from holdfast.sessions.journal.replay import condensed, replay
+from holdfast.sessions.journal.store import STORE_KEY, Append, Drop, Put, Table, key_of, open_for
 
 FIXTURE = Path(__file__).parent / "stores" / "format_1"
 HELLO = Inserted(item=Message(id="item_1", role="user", text="hello"))
@@ -149,6 +151,48 @@ def test_another_models_store_and_a_later_versions_are_refused() -> None:
             pass
 
 
+def test_another_models_store_is_ignored_with_one_line_and_left_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, HELLO)])
+        before = (path / "data.mdb").read_bytes()
+        for sessions in (0, 1):
+            caplog.clear()
+            other = open_for(path, b"another", SMALL)
+            assert other.next_number() == 1 + sessions
+            if not sessions:
+                other.write([*birth(1), Append(1, 0, Heard(event="another's"))])
+            assert other.session(1).operations == (Heard(event="another's"),)
+            other.close()
+            (line,) = caplog.messages
+            assert "another model" in line and "ignored" in line and str(path) in line
+        assert (path / "data.mdb").read_bytes() == before
+        caplog.clear()
+        with store_in(path) as store:
+            assert store.session(1).operations == (HELLO,)
+        own = open_for(path, MODEL, SMALL)
+        own.close()
+        assert not caplog.messages
+
+
+def test_a_later_versions_store_is_ignored_with_one_line_and_left_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, HELLO)])
+        put(path, Table.META, STORE_KEY, seal(STORE_KEY, StoreRecord(format=FORMAT + 1, model=MODEL)))
+        before = (path / "data.mdb").read_bytes()
+        store = open_for(path, MODEL, SMALL)
+        assert store.next_number() == 1
+        store.close()
+        (line,) = caplog.messages
+        assert f"format {FORMAT + 1}" in line and "ignored" in line
+        assert (path / "data.mdb").read_bytes() == before
+
+
 @pytest.mark.parametrize("length", [1, 4096, 8192, 20_000])
 def test_a_file_that_was_cut_short_is_refused(length: int) -> None:
     with folder() as path:
@@ -177,6 +221,34 @@ def test_the_first_formats_store_opens(tmp_path: Path) -> None:
         assert stored.record.id == "sess_1" and store.handle(stored.keyring.fresh[0]) is not None
         store.write([Append(1, len(stored.operations), HELLO)])
         assert store.session(1).operations[-1] == HELLO
+        assert store.condense(1, partial(condensed, max_items=9)) and isinstance(
+            store.session(1).operations[0], Snapshot
+        )
+    with store_in(tmp_path / "store") as store:
+        again = replay(store.session(1).operations, max_items=9)
+        assert again.history.items()[-1].text == "hello" and again.responses == 1
+    found = unseal(STORE_KEY, value_of(tmp_path / "store", Table.META, STORE_KEY), StoreRecord)
+    assert found.format == FORMAT, "an older version would not find its operations"
+
+
+def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURE, tmp_path / "store")
+    with store_in(tmp_path / "store") as store:
+        before = replay(store.session(1).operations, max_items=9)
+        count = store.session(1).written
+        assert store.condense(1, partial(condensed, max_items=9))
+        stored = store.session(1)
+        assert (len(stored.operations), stored.written) == (1, count)
+        assert replay(stored.operations, max_items=9).history.items() == before.history.items()
+        assert not store.condense(1, partial(condensed, max_items=9)), "there is nothing to gain"
+        store.write([Append(1, count, Heard(event="e"))])
+        assert len(store.session(1).operations) == 2
+    key = key_of(1, count - 1)
+    whole = value_of(tmp_path / "store", Table.LOG, key)
+    for at in range(0, len(whole), 7):
+        put(tmp_path / "store", Table.LOG, key, whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with store_in(tmp_path / "store") as store, pytest.raises(RecordDamaged):
+            store.session(1)
 
 
 def test_the_second_server_waits_and_is_told_who_holds_the_store() -> None:
@@ -223,6 +295,27 @@ def put(path: Path, table: Table, key: bytes, value: bytes | None) -> None:
                 transaction.delete(key, db=named)
             else:
                 transaction.put(key, value, db=named)
+
+
+class Dead:
+    """What is left of an environment whose meta page could not be written."""
+
+    def __init__(self, environment: lmdb.Environment) -> None:
+        self.close = environment.close
+
+    def begin(self, **_: object) -> None:
+        raise lmdb.PanicError("Update of meta page failed or environment had fatal error")
+
+
+@pytest.mark.parametrize("first", ["write", "read"])
+def test_an_environment_that_refuses_everything_is_opened_anew(first: str) -> None:
+    with folder() as path, store_in(path) as store:
+        store.write([*birth(1), Append(1, 0, HELLO)])
+        store._environment = Dead(store._environment)  # type: ignore[assignment]
+        with pytest.raises(StorageUnavailable, match="meta page"):
+            store.write([Append(1, 1, HELLO)]) if first == "write" else store.session(1)
+        store.write([Append(1, 1, HELLO)])
+        assert store.session(1).operations == (HELLO, HELLO) and not store.damaged
 
 
 def test_a_group_that_fails_in_the_middle_is_not_there() -> None:

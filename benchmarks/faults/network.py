@@ -1,4 +1,7 @@
-"""A network that fails: a proxy on loopback that breaks each connection after so many bytes."""
+"""A network that fails: a proxy on loopback that breaks each connection after so many bytes.
+
+Knows no protocol.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,12 @@ class Proxy:
         self.url = ""
 
     def retarget(self, target: str) -> None:
+        """Connections from now on go there."""
         parts = urlsplit(target)
         self._target = (parts.hostname, parts.port)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until it breaks or ends."""
         left = self._allowance()
         try:
             there_reader, there_writer = await asyncio.open_connection(*self._target)
@@ -50,12 +55,14 @@ class Proxy:
         self._open -= {writer, there_writer}
 
     def cut_all(self) -> None:
+        """Break what is open now."""
         for writer in self._open:
             writer.transport.abort()
 
 
 @asynccontextmanager
 async def proxy(target: str, allowance: Callable[[], int | None] = lambda: None) -> AsyncIterator[Proxy]:
+    """One on a free port; its ``url`` stands for the target's."""
     made = Proxy(target, allowance)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,0 +1,258 @@
+"""A disk whose k-th write fails, for every k: the journal and the shelf's store on it, in a process of its own.
+
+``python -m holdfast.benchmarks.faults.badio WHAT FIRST TRIES`` with ``badio.c`` preloaded, which makes write,
+sync and truncate of ``data.mdb`` fail, half done. For each k from FIRST on one line of JSON; the process ends
+after TRIES, or at the first k that the workload never reaches. ``library`` compiles the C; ``worked`` runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from .crowd import Tally
+
+MODULE = "holdfast.benchmarks.faults.badio"
+WAYS = tuple((error, times) for error in (errno.EIO, errno.ENOSPC) for times in (1, 5))
+"""Each k is tried with each errno, for one call and for five in a row."""
+STUCK_SECONDS = 20.0
+
+
+def library(folder: Path) -> Path | None:
+    """The preloaded library, compiled into ``folder``; None without a compiler."""
+    target, source = folder / "badio.so", Path(__file__).with_name("badio.c")
+    command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(target), str(source), "-ldl"]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return target
+
+
+async def worked(what: str, tries: int) -> Tally:
+    """Every k up to ``tries`` of them, or until the workload passes untouched."""
+    tally = Tally(f"write error at call k: {what}")
+    with tempfile.TemporaryDirectory() as folder:
+        preloaded = await asyncio.to_thread(library, Path(folder))
+        if preloaded is None:
+            tally.notes.append("no C compiler: nothing tried")
+            return tally
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE, what, "1", str(tries)),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "LD_PRELOAD": str(preloaded)},
+        )
+        out, _ = await process.communicate()
+    for line in out.decode().splitlines():
+        found = json.loads(line)
+        tally.tries += 1
+        tally.replies += found["acknowledged"]
+        tally.lost += found["lost"]
+        tally.wrong += found["wrong"]
+        tally.gap = max(tally.gap, found["gap"])
+        tally.notes += [f"k {found['k']}: {note}" for note in found["notes"]]
+    if process.returncode:
+        tally.wrong += 1
+        tally.notes.append(f"the process ended with {process.returncode} after {tally.tries} tries")
+    return tally
+
+
+class BadDisk:
+    """The preloaded library's two functions."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None)
+
+    def arm(self, k: int, error: int = 0, times: int = 0) -> None:
+        """From the k-th call on ``times`` calls fail with ``error``; 0: none."""
+        self._library.badio_arm(ctypes.c_long(k), ctypes.c_long(error), ctypes.c_long(times))
+
+    @property
+    def calls(self) -> int:
+        """Since it was armed."""
+        self._library.badio_calls.restype = ctypes.c_long
+        return int(self._library.badio_calls())
+
+
+def main(what: str, first: int, tries: int) -> int:
+    """Say of each k what came of it."""
+    disk, work = BadDisk(), {"journal": journal, "kv": kv}[what]
+    for k in range(first, first + tries):
+        found: dict[str, Any] = {"k": k, "acknowledged": 0, "lost": 0, "wrong": 0, "gap": 0.0, "notes": []}
+        reached = False
+        for error, times in WAYS:
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+                reached |= work(Path(folder), disk, lambda: disk.arm(k, error, times), found) >= k  # noqa: B023
+        print(json.dumps(found), flush=True)
+        if not reached:
+            return 0
+    return 0
+
+
+# --- the journal --------------------------------------------------------------------------------------------
+
+
+def journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
+    """Sessions are begun, grow, are forgotten and condensed; what was acknowledged must be there."""
+    return asyncio.run(_journal(folder, disk, arm, found))
+
+
+async def _journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
+    from ...sessions.errors import StoreUnusable
+    from ...sessions.journal.journal import Journal
+    from ...sessions.journal.records import Heard, Snapshot
+    from ...sessions.journal.replay import condensed
+    from ...sessions.journal.settings import JournalSettings
+
+    settings = JournalSettings(
+        map_bytes=128 << 10, max_bytes=64 << 20, reserve_bytes=0, retry_seconds=0.005, snapshot_operations=8
+    )
+    arm()
+    try:
+        book = await Journal.open(folder, b"model", settings)
+    except StoreUnusable:  # said, and the next start may find a better disk
+        disk.arm(0)
+        book = await Journal.open(folder, b"model", settings)
+        arm()
+    book.condense = lambda operations: condensed(operations, max_items=100)
+    acknowledged: dict[int, list[str]] = {}
+    asked: dict[int, list[str]] = {}
+    try:
+        for round_ in range(5):
+            await _round(book, round_, asked, acknowledged, found)
+    except TimeoutError:
+        found["lost"] += 1
+        found["notes"].append("an acknowledgement never came")
+    calls = disk.calls
+    disk.arm(0)
+    await book.aclose()
+    again = await Journal.open(folder, b"model", replace(settings, snapshot_operations=1 << 30))
+    for number, events in acknowledged.items():
+        stored = await again.read(lambda store: store.session(number))  # noqa: B023
+        heard: list[str] = []
+        for operation in stored.operations:
+            heard += [operation.event] if isinstance(operation, Heard) else ()
+            heard += operation.heard if isinstance(operation, Snapshot) else ()
+        found["acknowledged"] += len(events)
+        found["lost"] += heard[: len(events)] != events
+        found["wrong"] += heard != asked[number][: len(heard)]
+    await again.aclose()
+    return calls
+
+
+async def _round(
+    book: Any,
+    round_: int,
+    asked: dict[int, list[str]],
+    acknowledged: dict[int, list[str]],
+    found: dict[str, Any],
+) -> None:
+    from ...sessions.journal.log import JournaledLog
+    from ...sessions.journal.records import Heard, Keyring, SessionRecord
+    from ...sessions.journal.store import Drop
+
+    record = SessionRecord(id=f"s{round_}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
+    log = JournaledLog.begin(book, record)
+    log.keep_handles(Keyring(fresh=(bytes([round_]) * 32,)), b"")
+    events = asked[log.number] = []
+    for group in range(3):
+        for at in range(6):
+            events.append(f"{round_}-{group}-{at}-" + "x" * (30_000 if at == round_ else 10))
+            log.append(Heard(event=events[-1]))
+        began = time.monotonic()
+        async with asyncio.timeout(STUCK_SECONDS):
+            await log.sync()
+        found["gap"] = max(found["gap"], time.monotonic() - began)
+        acknowledged[log.number] = list(events)
+    if round_ == 3:
+        gone = min(acknowledged)
+        book.live.discard(gone)
+        book.put([Drop(gone)])
+        async with asyncio.timeout(STUCK_SECONDS):
+            await book.sync()
+        del acknowledged[gone]
+
+
+# --- the records --------------------------------------------------------------------------------------------
+
+SIZE = 20_000
+SPACE = bytes(range(16))
+FILE_ROOM = 20_480  # bytes that one takes
+
+
+def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
+    """Records are put, read, superseded and evicted; what is read is what was put, and the disk comes back."""
+    from xxhash import xxh3_64_intdigest
+
+    from ...kvstore.errors import RecordUnavailable
+    from ...kvstore.shelf.store import Given, RecordStore, StoreFailed
+
+    def given(number: int) -> Given:
+        data = Random(number).randbytes(SIZE)
+        return Given(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(data), memoryview(data))
+
+    def read(number: int) -> bool:
+        into = memoryview(bytearray(SIZE))
+        try:
+            store.get(number.to_bytes(16, "little"), into)
+        except (RecordUnavailable, StoreFailed):
+            return False
+        found["wrong"] += bytes(into) != Random(number).randbytes(SIZE)
+        return True
+
+    def opened() -> Any:
+        return RecordStore(folder, SPACE, SIZE, 24 * FILE_ROOM)
+
+    arm()
+    try:
+        store = opened()
+    except StoreFailed:  # the shelf ends, and is started again
+        disk.arm(0)
+        store = opened()
+        arm()
+    try:
+        for batch in range(8):
+            began = time.monotonic()
+            numbers = [batch * 5 + at for at in range(5)]
+            gone = [(batch * 5 - 3).to_bytes(16, "little")] if batch else []
+            with suppress(StoreFailed):
+                store.put([given(number) for number in numbers], gone)
+                found["acknowledged"] += 5
+            with suppress(StoreFailed):
+                store.sync()
+            for number in range(max(0, batch * 5 - 10), batch * 5 + 5):
+                read(number)
+            found["gap"] = max(found["gap"], time.monotonic() - began)
+        calls = disk.calls
+        disk.arm(0)
+        store.put([given(900)])
+        found["lost"] += not read(900)  # it serves again without a restart
+        store.close()
+        store = opened()
+        for number in [*range(40), 900]:
+            read(number)
+        found["lost"] += not read(900)
+        found["wrong"] += store.size > store.budget
+        store.close()
+    except Exception as fault:  # whatever it is, the shelf would have died of it
+        found["wrong"] += 1
+        found["notes"].append(f"{type(fault).__name__}: {fault}")
+        return disk.calls
+    return calls
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

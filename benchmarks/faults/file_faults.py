@@ -1,0 +1,337 @@
+"""Faults of the files, KV records and journal: flipped bits, truncation, a full disk, a forgotten reader.
+
+One function per row; on the stores themselves, without a server. Lost: what was acknowledged and is gone
+without a word, of a cache only what nothing hit; wrong: bytes or words that are not those that were stored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+
+from xxhash import xxh3_64_intdigest
+
+from holdfast.kvstore.errors import RecordUnavailable
+from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed
+from holdfast.sessions.errors import RecordDamaged, StorageUnavailable, StoreUnusable
+from holdfast.sessions.journal.records import HandleRecord, Heard, Keyring, SessionRecord
+from holdfast.sessions.journal.settings import JournalSettings
+from holdfast.sessions.journal.store import Append, Change, JournalStore, Put, Table, key_of
+
+from .crowd import Tally
+
+SIZE = 20_000
+SPACE = bytes(range(16))
+RECORDS = 40
+SESSIONS = 20
+WORDS = 12
+SETTINGS = JournalSettings(map_bytes=1 << 20, max_bytes=64 << 20, reserve_bytes=0)
+MODEL = b"model"
+READER = """
+import lmdb, sys
+environment = lmdb.open(sys.argv[1], max_dbs=2, readonly=True)
+transaction = environment.begin()
+print("reads", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def memory_folder() -> Iterator[Path]:
+    """A fresh folder, on a file system whose sync costs nothing."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
+        yield Path(name)
+
+
+# --- records ------------------------------------------------------------------------------------------------
+
+
+def key(number: int) -> bytes:
+    """A record's."""
+    return number.to_bytes(16, "little")
+
+
+def payload(number: int) -> bytes:
+    """What record ``number`` holds."""
+    return Random(number).randbytes(SIZE)
+
+
+def given(number: int) -> Given:
+    """Record ``number``, to be stored."""
+    data = payload(number)
+    return Given(key(number), 4, xxh3_64_intdigest(data), memoryview(data))
+
+
+def records(folder: Path, count: int = RECORDS) -> RecordStore:
+    """A store of so many."""
+    store = RecordStore(folder, SPACE, SIZE, 1 << 30)
+    store.put([given(number) for number in range(count)])
+    store.sync()
+    return store
+
+
+def read(store: RecordStore, number: int, tally: Tally) -> bool:
+    """Whether a record is there; wrong bytes count."""
+    into = memoryview(bytearray(SIZE))
+    tally.replies += 1
+    try:
+        store.get(key(number), into)
+    except (RecordUnavailable, StoreFailed):
+        return False
+    tally.wrong += bytes(into) != payload(number)
+    return True
+
+
+def flipped_records(tries: int, seed: int) -> Tally:
+    """One bit of a value, then everything is read: what was hit is given up, nothing else is."""
+    tally, rng = Tally("bit flipped in the KV file"), Random(seed)
+    with memory_folder() as folder:
+        records(folder).close()
+        path = folder / "data.mdb"
+        whole = path.read_bytes()
+        places = [whole.find(payload(number)[:64]) for number in range(RECORDS)]
+        for _ in range(tries):
+            hit = rng.randrange(RECORDS)
+            data = bytearray(whole)
+            data[places[hit] + rng.randrange(SIZE)] ^= 1 << rng.randrange(8)
+            path.write_bytes(data)
+            store = RecordStore(folder, SPACE, SIZE, 1 << 30)
+            found = [read(store, number, tally) for number in {hit, *rng.sample(range(RECORDS), 3)}]
+            tally.wrong += read(store, hit, tally)
+            tally.lost += found.count(False) - 1
+            store.close()
+            tally.tries += 1
+    return tally
+
+
+def truncated_records(tries: int, seed: int) -> Tally:
+    """The KV file cut at any length: it is begun anew or whole, and serves."""
+    tally, rng = Tally("KV file cut short"), Random(seed)
+    for _ in range(tries):
+        with memory_folder() as folder:
+            records(folder, 10).close()
+            path = folder / "data.mdb"
+            os.truncate(path, rng.randrange(path.stat().st_size))
+            store = RecordStore(folder, SPACE, SIZE, 1 << 30)
+            for number in range(10):
+                read(store, number, tally)
+            store.put([given(50)])
+            tally.lost += not read(store, 50, tally)
+            store.close()
+            tally.tries += 1
+    return tally
+
+
+def forgotten_reader(tries: int, seed: int) -> Tally:
+    """Another process reads and never ends: the file stays within its bound, records come and go, it heals."""
+    tally = Tally("forgotten reader of the KV file")
+    budget = 30 * 20_480
+    for attempt in range(tries):
+        with memory_folder() as folder:
+            store = RecordStore(folder, SPACE, SIZE, budget)
+            store.put([given(number) for number in range(20)])
+            command = [sys.executable, "-c", READER, str(folder)]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+                assert reader.stdout is not None
+                reader.stdout.readline()
+                began, refused = time.monotonic(), 0
+                for number in range(20, 4000):
+                    try:
+                        store.put([given(number)])
+                    except StoreFailed:
+                        refused += 1
+                        break
+                tally.gap = max(tally.gap, time.monotonic() - began)
+                size = (folder / "data.mdb").stat().st_size
+                tally.wrong += size > 2 * budget + (65 << 20)
+                tally.notes.append(f"try {attempt}: file {size >> 20} MiB, refused {refused}")
+                for number in list(range(20)):
+                    read(store, number, tally)
+                reader.kill()
+            store.sync()  # dead readers are looked for
+            for number in range(5000, 5010):
+                store.put([given(number)])
+                tally.lost += not read(store, number, tally)
+            store.close()
+            tally.tries += 1
+    return tally
+
+
+# --- the journal --------------------------------------------------------------------------------------------
+
+
+def session(number: int) -> list[Change]:
+    """One with its operations."""
+    digest = bytes([number]) * 32
+    record = SessionRecord(id=f"s{number}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
+    return [
+        Put(Table.SESSIONS, key_of(number), record),
+        Put(Table.HANDLES, digest, HandleRecord(session=number, owner=b"")),
+        Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(digest,))),
+        *(Append(number, at, Heard(event=word(number, at))) for at in range(WORDS)),
+    ]
+
+
+def word(number: int, at: int) -> str:
+    """What operation ``at`` of a session says."""
+    return f"<{number}-{at}>{'word' * 20}"
+
+
+def told(store: JournalStore, number: int) -> list[str]:
+    """What a session holds. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+    operations = store.session(number).operations
+    return [operation.event for operation in operations if isinstance(operation, Heard)]
+
+
+def flipped_journal(tries: int, seed: int) -> Tally:
+    """One bit of an operation: that session is refused by name, the others say their words."""
+    tally, rng = Tally("bit flipped in the journal"), Random(seed)
+    with memory_folder() as folder:
+        store = JournalStore.open(folder, MODEL, SETTINGS)
+        store.write([change for number in range(1, SESSIONS + 1) for change in session(number)])
+        store.close()
+        path = folder / "data.mdb"
+        whole = path.read_bytes()
+        for _ in range(tries):
+            hit, at = rng.randrange(1, SESSIONS + 1), rng.randrange(WORDS)
+            data, where, bit = bytearray(whole), rng.randrange(len(word(hit, at))), 1 << rng.randrange(8)
+            for found in re.finditer(
+                re.escape(word(hit, at).encode()), whole
+            ):  # an old page may have it, too
+                data[found.start() + where] ^= bit
+            path.write_bytes(data)
+            store = JournalStore.open(folder, MODEL, SETTINGS)
+            for number in {hit, *rng.sample(range(1, SESSIONS + 1), 2)}:
+                tally.replies += 1
+                try:
+                    tally.wrong += told(store, number) != [word(number, at) for at in range(WORDS)]
+                    tally.wrong += number == hit
+                except RecordDamaged:
+                    tally.lost += number != hit
+            store.close()
+            tally.tries += 1
+    return tally
+
+
+def truncated_journal(tries: int, seed: int) -> Tally:
+    """The journal cut at any length: refused by name; never half of it."""
+    tally, rng = Tally("journal cut short"), Random(seed)
+    for _ in range(tries):
+        with memory_folder() as folder:
+            store = JournalStore.open(folder, MODEL, SETTINGS)
+            store.write([change for number in range(1, SESSIONS + 1) for change in session(number)])
+            store.close()
+            path = folder / "data.mdb"
+            os.truncate(path, rng.randrange(1, path.stat().st_size))
+            tally.tries += 1
+            tally.replies += 1
+            try:
+                store = JournalStore.open(folder, MODEL, SETTINGS)
+            except StoreUnusable as fault:
+                tally.wrong += "data.mdb" not in fault.message
+                continue
+            tally.lost += any(told(store, number)[-1] != word(number, WORDS - 1) for number in (1, SESSIONS))
+            store.close()
+    return tally
+
+
+# --- a full disk --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def small_disk(size: str) -> Iterator[Path | None]:
+    """A tmpfs of that size; None where this user may not mount."""
+    with tempfile.TemporaryDirectory() as name:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", name]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            yield None
+            return
+        try:
+            yield Path(name)
+        finally:
+            subprocess.run(["umount", name], check=True)
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """A file that takes all but ``leave`` bytes."""
+    ballast, found = disk / "ballast", os.statvfs(disk)
+    ballast.write_bytes(bytes(max(0, found.f_bavail * found.f_frsize - leave)))
+    return ballast
+
+
+def full_records(tries: int, seed: int) -> Tally:
+    """The disk is full with a page more left each time: refused, what is there is read, and it heals."""
+    tally = Tally("full disk: KV file")
+    with small_disk("6m") as disk:
+        if disk is None:
+            tally.notes.append("may not mount a tmpfs: nothing tried")
+            return tally
+        store = RecordStore(disk / "kv", SPACE, SIZE, 1 << 30)
+        kept = [number for number in range(20) if store.put([given(number)]) == []]
+        for attempt in range(tries):
+            ballast = fill(disk, 4096 * (attempt % 24))
+            began, fresh = time.monotonic(), [100 + 30 * attempt + at for at in range(30)]
+            for number in fresh:
+                with suppress(StoreFailed):
+                    store.put([given(number)])
+                    tally.replies += 1
+            tally.lost += sum(not read(store, number, tally) for number in kept)
+            ballast.unlink()
+            with suppress(StoreFailed):
+                store.put([given(90)], [key(number) for number in fresh])
+            store.put([given(91)], [key(90)])
+            tally.lost += not read(store, 91, tally)
+            store.put([], [key(91)])
+            tally.gap = max(tally.gap, time.monotonic() - began)
+            tally.tries += 1
+        store.close()
+    return tally
+
+
+def full_journal(tries: int, seed: int) -> Tally:
+    """The same of the journal: what was acknowledged is there, what was refused is written when it can be."""
+    tally = Tally("full disk: journal")
+    with small_disk("4m") as disk:
+        if disk is None:
+            tally.notes.append("may not mount a tmpfs: nothing tried")
+            return tally
+        folder = disk / "journal"
+        folder.mkdir()
+        store, written = JournalStore.open(folder, MODEL, SETTINGS), 0
+        store.write(session(1))
+        for attempt in range(tries):
+            ballast, began = fill(disk, 4096 * (attempt % 24)), time.monotonic()
+            refused: list[Change] = []
+            for at in range(40):
+                group: list[Change] = [Append(1, WORDS + written, Heard(event=f"{written}" + "x" * 2000))]
+                try:
+                    store.write(group)
+                except StorageUnavailable:
+                    refused = group
+                    break
+                written += 1
+                tally.replies += at >= 0
+            tally.lost += len(told(store, 1)) != WORDS + written
+            ballast.unlink()
+            if refused:
+                store.write(refused)
+                written += 1
+            tally.lost += len(told(store, 1)) != WORDS + written
+            tally.gap = max(tally.gap, time.monotonic() - began)
+            store.write([Put(Table.SESSIONS, key_of(2 + attempt), None)])
+            if written > 600:
+                break
+            tally.tries += 1
+        store.close()
+        store = JournalStore.open(folder, MODEL, SETTINGS)
+        tally.lost += len(told(store, 1)) != WORDS + written
+        store.close()
+    return tally

@@ -1,0 +1,185 @@
+"""``holdfast bench steps``: a million steps of scheduler, paging and tiers' books on a device without tensors.
+
+A storm of 64 sessions on a pool of 1.05 times what one of them needs: turns, cuts, forks, forced preemption,
+deaths. Every answer, token, ending and bound is foretold by ``tests/runtime/worlds``, which is why it needs a
+checkout; every move's bytes are compared with those first moved under that key. Exits 1 at the first that
+differs, naming the seed that finds it again. Knows no model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from random import Random
+from typing import Any
+
+from ..runtime.settings import SchedulerSettings
+from .report import Goal, show, table
+
+SESSIONS = 64
+LONGEST = 80  # tokens of a session
+BLOCK_TOKENS = 4
+BLOCKS = LONGEST // BLOCK_TOKENS * 105 // 100
+CHUNK = 10_000  # steps of one world: then another, with the next seed
+REST_EVERY = 200  # steps: the books are audited when nothing is left to do
+SLOTS = 40  # about twice the pool
+FIGURES = ("steps", "turns", "moves", "preempted", "deaths")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What the storm runs on."""
+
+    depth: int
+    slots: int | None = None
+    disk: bool = False
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        tiers = "device" if self.slots is None else "host and disk" if self.disk else "host"
+        return f"{tiers}, {'overlapped' if self.depth > 1 else 'lock step'}"
+
+
+COURSES = {
+    f"{name}-{depth}": Course(depth, slots, disk)
+    for depth in (1, 2)
+    for name, slots, disk in (("device", None, False), ("host", SLOTS, False), ("disk", SLOTS, True))
+}
+
+
+@dataclass
+class Passed:
+    """What one course saw."""
+
+    course: str
+    steps: int = 0
+    turns: int = 0
+    moves: int = 0
+    preempted: int = 0
+    deaths: int = 0
+    seconds: float = 0.0
+    mismatch: str = ""
+
+    @property
+    def pace(self) -> int:
+        """Steps per second."""
+        return round(self.steps / max(self.seconds, 1e-9))
+
+
+class Storm:
+    """Clients of one world, as ``seed`` decides."""
+
+    def __init__(self, course: Course, seed: int) -> None:
+        worlds = import_module("holdfast.tests.runtime.worlds")
+        fakes = import_module("holdfast.tests.runtime.fakes")
+        settings = SchedulerSettings(
+            blocks=BLOCKS,
+            vocab_size=worlds.VOCAB,
+            max_context=LONGEST,
+            block_tokens=BLOCK_TOKENS,
+            max_step_tokens=24,
+            max_sequences=16,
+            depth=course.depth,
+            watermark_blocks=seed % 3,
+        )
+        memory = None if course.slots is None else fakes.fake_memory(course.slots, BLOCK_TOKENS)
+        disk = fakes.FakeDisk(Random(seed + 1)) if course.disk else None
+        self.world: Any = worlds.World(settings, Random(seed), memory=memory, disk=disk)
+        self.random = Random(seed)
+
+    def rage(self, steps: int, passed: Passed) -> None:
+        """So many steps at least. Raises what the world, or the engine's audit, finds wrong."""
+        while steps > 0:
+            stint = min(steps, REST_EVERY)
+            began = self.world.steps
+            while self.world.steps - began < stint:
+                self._trouble()
+                self.world.run(self.random.randint(1, 9))
+            self.world.run()
+            steps -= self.world.steps - began
+            passed.steps += self.world.steps - began
+            if self.random.random() < 0.1:
+                self._count(passed)
+                passed.deaths += 1
+                self.world.restart()
+        self._count(passed)
+
+    def _count(self, passed: Passed) -> None:
+        """What this engine did; the next one counts anew."""
+        counters = self.world.scheduler.counters
+        passed.turns += counters.turns
+        passed.preempted += counters.preempted
+        passed.moves += self.world.device.moves
+
+    def _trouble(self) -> None:
+        world, random = self.world, self.random
+        for _ in range(random.randint(0, 3)):
+            seq = random.randrange(SESSIONS)
+            if seq not in world.beings:
+                world.open(seq, self._prompt(), b"tenant" if seq % 5 == 0 else b"")
+            elif random.random() < 0.02:
+                world.close(seq, keep_kv=random.random() < 0.7)
+            elif random.random() < 0.03:
+                world.fork(seq, [SESSIONS + random.randrange(4)])
+            elif random.random() < 0.02:
+                world.evict(seq)
+            elif world.beings[seq].turn is None:
+                self._turn(seq)
+            elif random.random() < 0.1:
+                world.stop(seq)
+        for seq in range(SESSIONS, SESSIONS + 4):
+            if seq in world.beings and random.random() < 0.1:
+                world.close(seq)
+
+    def _turn(self, seq: int) -> None:
+        world, random = self.world, self.random
+        length = len(world.beings[seq].shadow.tokens)
+        if length > LONGEST - 30:
+            world.truncate(seq, random.randint(1, length))
+        elif random.random() < 0.5:
+            world.extend(seq, self._prompt()[: random.randint(1, 12)])
+        stop_ids = tuple(random.sample(range(200), random.choice((0, 0, 8))))
+        world.generate(seq, random.randint(1, 25), stop_ids=stop_ids)
+
+    def _prompt(self) -> list[int]:
+        """The beginning of one of eight stories, so that prefixes are shared."""
+        story = Random(self.random.randrange(8))
+        return [story.randrange(200) for _ in range(self.random.randint(1, 40))]
+
+
+def run(course: Course, steps: int, seed: int) -> Passed:
+    """A course to its end, or to the first mismatch."""
+    passed, began = Passed(course.name), time.perf_counter()
+    while passed.steps < steps and not passed.mismatch:
+        try:
+            Storm(course, seed).rage(min(CHUNK, steps - passed.steps), passed)
+        except Exception as fault:  # an assertion of the world, a leak, an illegal move of a state
+            passed.mismatch = f"seed {seed}: {type(fault).__name__}: {fault}"
+        seed += 1
+    passed.seconds = time.perf_counter() - began
+    return passed
+
+
+def main(words: Sequence[str]) -> int:
+    """Run it; 0 if nothing differed."""
+    parser = argparse.ArgumentParser(prog="holdfast bench steps", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(COURSES), default=list(COURSES))
+    parser.add_argument("--steps", type=int, default=1_000_000, help="of all courses together")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args(words)
+    each = -(-asked.steps // len(asked.only))
+    courses = [run(COURSES[name], each, asked.seed) for name in asked.only]
+    columns = ("course", *FIGURES, "mismatches", "steps/s")
+    rows = [
+        (one.course, *(getattr(one, name) for name in FIGURES), int(bool(one.mismatch)), one.pace)
+        for one in courses
+    ]
+    table("Steps under pressure", columns, rows)
+    wrong = [one.mismatch for one in courses if one.mismatch]
+    goal = Goal("mismatches", len(wrong), "steps", 0, "lower")
+    show("steps", asked.seed, {"courses": [vars(one) for one in courses]}, [goal])
+    return 1 if wrong else 0

@@ -1,0 +1,48 @@
+"""The rehearsal: two steps that nobody asked for, after which the pace is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.runtime.errors import EngineDied
+from holdfast.runtime.link.messages import Phase
+from holdfast.runtime.link.pulse import Pace, Pulse
+from holdfast.runtime.paced import PacedRunner
+from holdfast.runtime.plan import Handle, Plan
+from holdfast.runtime.rehearsal import rehearse
+from holdfast.tests.runtime.fakes import FakeRunner
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "context", "rows"),
+    [(16, 100, [(0, 15), (15, 1)]), (16, 8, [(0, 7), (7, 1)]), (2, 9, [(0, 1), (1, 1)]), (1, 9, [(0, 1)])],
+)
+def test_it_stays_within_one_block_and_the_context(
+    block_tokens: int, context: int, rows: list[tuple[int, int]]
+) -> None:
+    runner = FakeRunner(1, block_tokens)
+    runner.keep_plans = True
+    rehearse(runner, block_tokens, context)
+    assert [(row.first, row.count) for plan in runner.plans for row in plan.rows] == rows
+
+
+def test_the_first_real_step_has_the_deadline_of_a_step() -> None:
+    pulse = Pulse()
+    runner = PacedRunner(FakeRunner(4, 16), pulse)
+    assert Pace().expect(1)[0] is Phase.COMPILING
+    rehearse(runner, 16, 64)
+    runner.expect(16)
+    assert pulse._now.phase is Phase.STEPPING and pulse._now.limit < 60
+
+
+def test_what_fails_is_left_to_the_first_sequence_unless_the_device_is_gone() -> None:
+    class Broken:
+        def __init__(self, fault: Exception) -> None:
+            self.fault = fault
+
+        def launch(self, plan: Plan) -> Handle:
+            raise self.fault
+
+    rehearse(Broken(ValueError("no kernel")), 16, 64)
+    with pytest.raises(EngineDied):
+        rehearse(Broken(EngineDied("the device is gone")), 16, 64)
