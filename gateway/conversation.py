@@ -15,11 +15,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..runtime.link.messages import Moved, Receipt
-from ..sdk.errors import FrameError
+from ..sdk.errors import FieldInvalid, FrameError
 from ..sdk.frames import client, server
 from ..sdk.frames.items import AnyItem, InputItem, ItemReference
 from ..sdk.frames.response import ResponseParams
 from ..sdk.frames.session import SessionResource
+from ..sdk.frames.verbs import ResponseSteer, SteerAccepted
 from ..sessions.anticipation import Arrival
 from ..sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ..sessions.events import ReplyEvent
@@ -138,17 +139,17 @@ class Conversation:
         """What a new session's client is told first."""
         conversation = server.ConversationResource(id=self.conversation_id)
         return [
-            server.SessionCreated(event_id=self._event_id(), session=self._session, handle=handle),
-            server.ConversationCreated(event_id=self._event_id(), conversation=conversation),
+            server.SessionCreated(event_id=self.event_id(), session=self._session, handle=handle),
+            server.ConversationCreated(event_id=self.event_id(), conversation=conversation),
         ]
 
     def recovered(self, lost_ms: float) -> server.SessionRecovered:
         """The engine was restarted under the session."""
-        return server.SessionRecovered(event_id=self._event_id(), lost_ms=lost_ms)
+        return server.SessionRecovered(event_id=self.event_id(), lost_ms=lost_ms)
 
     def going_away(self, seconds: float, handle: str | None = None) -> server.ServerGoingAway:
         """The server will close the socket in so many seconds, or earlier if nothing runs."""
-        return server.ServerGoingAway(event_id=self._event_id(), seconds=seconds, handle=handle)
+        return server.ServerGoingAway(event_id=self.event_id(), seconds=seconds, handle=handle)
 
     def receive(self, event: client.ClientEvent) -> list[Effect]:
         """Take one client event in. What may not come now becomes an `error` event and changes nothing."""
@@ -159,7 +160,7 @@ class Conversation:
 
     def refusal(self, error: Exception, event_id: str | None = None) -> server.ErrorEvent:
         """The `error` event for an event that was refused, or for a frame that is none."""
-        return server.ErrorEvent(event_id=self._event_id(), error=error_details(error, event_id))
+        return server.ErrorEvent(event_id=self.event_id(), error=error_details(error, event_id))
 
     def reply(self, response_id: str, event: ReplyEvent) -> list[server.ServerEvent]:
         """What a running response tells, as server events."""
@@ -182,15 +183,15 @@ class Conversation:
                 request_of(ResponseParams(), updated, self._resolved, self._vocab_size)  # must be possible
                 self._history.preamble = preamble_of(updated)
                 self._session = updated
-                return [Send(server.SessionUpdated(event_id=self._event_id(), session=updated))]
+                return [Send(server.SessionUpdated(event_id=self.event_id(), session=updated))]
             case client.ItemCreate():
                 return self._create_item(event)
             case client.ItemRetrieve(item_id=item_id):
                 found = frame_of(self._history.get(item_id))
-                return [Send(server.ItemRetrieved(event_id=self._event_id(), item=found))]
+                return [Send(server.ItemRetrieved(event_id=self.event_id(), item=found))]
             case client.ItemDelete(item_id=item_id):
                 self._delete_item(item_id)
-                return [Send(server.ItemDeleted(event_id=self._event_id(), item_id=item_id))]
+                return [Send(server.ItemDeleted(event_id=self.event_id(), item_id=item_id))]
             case client.TextAppend(text=text, role=role):
                 self.typed.append(text, role)
                 return [Expect(self.typed.message())]
@@ -199,17 +200,19 @@ class Conversation:
                 return [Expect(self.typed.message())]
             case client.TextClear():
                 self.typed.clear()
-                return [Expect(None), Send(server.TextCleared(event_id=self._event_id()))]
+                return [Expect(None), Send(server.TextCleared(event_id=self.event_id()))]
             case client.TextCommit():
                 return self._commit_text()
             case client.ResponseCreate():
                 return [self._create_response(event)]
+            case ResponseSteer():
+                return self._steer(event)
             case client.ResponseCancel(response_id=response_id):
                 return self._cancel(response_id)
             case client.SessionLease() | client.SessionStage() | client.SessionSettle():
                 return [MoveKV(event)]
-            case client.SessionResume():
-                return []  # which session a socket is on is not the conversation's to say
+            case _:
+                return []  # a session's verbs, and which session a socket is on, are served elsewhere
 
     # --- items ---
 
@@ -226,7 +229,7 @@ class Conversation:
     def committed(self, arrival: Arrival, count: CountArrival) -> list[server.ServerEvent]:
         """What a client is told of its committed text."""
         told = server.TextCommitted(
-            event_id=self._event_id(),
+            event_id=self.event_id(),
             item_id=count.item_id,
             prefilled_tokens=arrival.prefilled,
             left_tokens=arrival.left,
@@ -235,7 +238,7 @@ class Conversation:
 
     def kept(self, event: KeepingEvent, outcome: Receipt | Moved) -> server.ServerEvent:
         """The answer to an event about the session's KV."""
-        return kept_of(self._event_id(), event, outcome)
+        return kept_of(self.event_id(), event, outcome)
 
     def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
         """Put an item into the history, and tell so."""
@@ -251,8 +254,8 @@ class Conversation:
 
     def _shown(self, frame: AnyItem, previous: str | None) -> list[server.ServerEvent]:
         return [
-            server.ItemAdded(event_id=self._event_id(), item=frame, previous_item_id=previous),
-            server.ItemDone(event_id=self._event_id(), item=frame, previous_item_id=previous),
+            server.ItemAdded(event_id=self.event_id(), item=frame, previous_item_id=previous),
+            server.ItemDone(event_id=self.event_id(), item=frame, previous_item_id=previous),
         ]
 
     def _delete_item(self, item_id: str) -> None:
@@ -289,7 +292,7 @@ class Conversation:
         request = request_of(params, self._session, self._resolved, self._vocab_size, seed_of(response_id))
         live = LiveResponse(
             response_id,
-            self._event_id,
+            self.event_id,
             conversation_id=self.conversation_id if writes else None,
             predecessor=self._before_reply,
             max_output_tokens=request.max_output_tokens or "inf",
@@ -300,6 +303,34 @@ class Conversation:
             self._after_reply.clear()
         self._live[live.id] = live
         return StartResponse(live.id, request)
+
+    def check_steer(self, event: ResponseSteer) -> str | None:
+        """The response that has to end before this is served; None where none runs. Raises if it cannot."""
+        writer = self._writer()
+        for item in event.input:
+            checked_item(item_of(item, new_id))
+        params = event.response or ResponseParams()
+        if params.conversation == "none":
+            raise FieldInvalid(
+                "A response out of band steers nothing", "response.conversation", event.event_id
+            )
+        request_of(params, self._session, self._resolved, self._vocab_size)
+        return None if writer is None else writer.id
+
+    def accept_steer(self, response_id: str | None) -> SteerAccepted:
+        """What is told before that response ends."""
+        return SteerAccepted(event_id=self.event_id(), response_id=response_id)
+
+    def _steer(self, event: ResponseSteer) -> list[Effect]:
+        if self._writer() is not None:
+            raise ConversationBusy("The conversation has another active response: wait for it or cancel it")
+        items = [item_of(item, self._ids) for item in event.input]
+        for number, item in enumerate(items):
+            if item.id in self._history or any(item.id == other.id for other in items[:number]):
+                raise ItemExists(f"An item with id {item.id!r} is already there", param="input")
+        added = [send for item in items for send in self._insert(item, None)]
+        create = client.ResponseCreate(event_id=event.event_id, response=event.response)
+        return [*added, self._create_response(create)]
 
     # --- a conversation opened again ---
 
@@ -319,7 +350,7 @@ class Conversation:
         writes = request is not None
         self._live[response_id] = LiveResponse(
             response_id,
-            self._event_id,
+            self.event_id,
             conversation_id=self.conversation_id if writes else None,
             predecessor=lambda: kept.before,
             max_output_tokens=(request.max_output_tokens if request else None) or "inf",
@@ -339,16 +370,16 @@ class Conversation:
     def _answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
         match event:
             case client.SessionUpdate():
-                return [server.SessionUpdated(event_id=self._event_id(), session=self._session)]
+                return [server.SessionUpdated(event_id=self.event_id(), session=self._session)]
             case client.ItemCreate():
                 return self._shown_again(item_of(event.item, self._ids).id)
             case client.ItemDelete(item_id=item_id):
-                return [server.ItemDeleted(event_id=self._event_id(), item_id=item_id)]
+                return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
             case client.ItemRetrieve(item_id=item_id):
                 found = frame_of(self._history.get(item_id))
-                return [server.ItemRetrieved(event_id=self._event_id(), item=found)]
+                return [server.ItemRetrieved(event_id=self.event_id(), item=found)]
             case client.TextClear():
-                return [server.TextCleared(event_id=self._event_id())]
+                return [server.TextCleared(event_id=self.event_id())]
             case client.TextCommit():
                 return self._committed_before(self._ids("item"))
         return []
@@ -356,7 +387,7 @@ class Conversation:
     def _committed_before(self, item_id: str) -> list[server.ServerEvent]:
         """Nobody knows any more how much of it was prefilled."""
         told = server.TextCommitted(
-            event_id=self._event_id(), item_id=item_id, prefilled_tokens=0, left_tokens=0
+            event_id=self.event_id(), item_id=item_id, prefilled_tokens=0, left_tokens=0
         )
         return [told, *self._shown_again(item_id)]
 
@@ -384,5 +415,6 @@ class Conversation:
         """The response that writes the default conversation."""
         return next((live for live in self._live.values() if live.conversation_id is not None), None)
 
-    def _event_id(self) -> str:
+    def event_id(self) -> str:
+        """A name for the next event; whoever sends it gives it a place."""
         return f"event_{next(self._numbers)}"

@@ -133,6 +133,7 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.ItemExists: _invalid("item_already_exists", 409),
     sessions.ItemInvalid: _invalid("invalid_value"),
     sessions.InputInvalid: _invalid("invalid_value"),
+    sessions.CutInvalid: _invalid("invalid_value"),
     sessions.ToolInvalid: _invalid("invalid_value"),
     sessions.SamplingInvalid: _invalid("invalid_value"),
     sessions.PromptTooLong: _invalid("context_length_exceeded"),

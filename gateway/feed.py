@@ -26,7 +26,7 @@ from msgspec import UNSET
 from ..sdk.frames import codec
 from ..sdk.frames.server import ResponseDone, ServerEvent
 from ..sessions.errors import EventsExpired
-from .outbox import Outbox
+from .outbox import Sink
 from .settings import Limits
 
 Ticket: TypeAlias = asyncio.Future[None]
@@ -99,7 +99,7 @@ class Feed:
         self._log: deque[_Told] = deque()
         self._log_bytes = 0
         self._unread = 0  # bytes told while nobody was there
-        self._outbox: Outbox | None = None
+        self._outbox: Sink | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -130,14 +130,14 @@ class Feed:
             ticket.add_done_callback(lambda _: self._release(lane))
         self._release(lane)
 
-    def open_to(self, outbox: Outbox) -> None:
+    def open_to(self, outbox: Sink) -> None:
         """Tell ``outbox`` all, from the beginning on."""
         self._outbox = outbox
         outbox.post([told.frame for told in self._log])
 
     def attach(
         self,
-        outbox: Outbox,
+        outbox: Sink,
         greeting: Callable[[str, bool], ServerEvent],
         after: str | None,
         *,

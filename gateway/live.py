@@ -9,24 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeAlias
 
 import msgspec
 
+from ..sdk.errors import FrameError
 from ..sdk.frames import client, server
 from ..sdk.frames.session import SessionResource
+from ..sdk.frames.verbs import Fork, ResponseSteer, SessionFork, SessionForked
 from ..sessions.anticipation import Arrival
 from ..sessions.book import Reopened
-from ..sessions.errors import SessionError, StorageUnavailable
+from ..sessions.errors import SessionError, SessionUnknown, StorageUnavailable
 from ..sessions.events import EndReason, ReplyDone, ReplyStarted
-from ..sessions.items import derived_id, new_id
-from ..sessions.journal.records import Begun, Configured, Heard, Typed
+from ..sessions.items import new_id
+from ..sessions.journal.records import Begun, Configured, Heard
 from ..sessions.journal.replay import Past, error_of
 from ..sessions.response import Response
 from ..sessions.session import Session
-from ..sessions.textbuffer import TextBuffer
 from .conversation import (
     CancelResponse,
     Conversation,
@@ -38,11 +40,13 @@ from .conversation import (
     Send,
     StartResponse,
 )
-from .errors import INTERNAL, Draining, wire_error
+from .errors import INTERNAL, Draining, GatewayError, wire_error
 from .feed import NEWS, WRITER, Feed
-from .outbox import Outbox
+from .naming import EventNames, typed_since
+from .outbox import Sink
 from .settings import Limits
 from .translate import preamble_of
+from .verbs import VERBS, Verbs
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +56,21 @@ CHANGES = (
     client.ItemDelete,
     client.TextCommit,
     client.ResponseCreate,
+    *VERBS,
+    SessionFork,
+    ResponseSteer,
 )
 """Client events whose effects must be kept."""
 HELD = (server.ItemDone, server.ResponseDone)
 """Of a reply's events, those that acknowledge."""
+
+
+Forker: TypeAlias = Callable[["LiveSession", int, str | None], Awaitable[list["LiveSession"]]]
+"""Makes sessions that go on from one: so many, from an item on."""
+
+
+async def _no_forks(live: LiveSession, children: int, at: str | None) -> list[LiveSession]:
+    raise SessionUnknown("Nobody keeps this session")
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,40 +78,6 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
 
     session: SessionResource
     conversation: str
-
-
-def _typed(before: TextBuffer, after: TextBuffer) -> Typed:
-    """What has to be written down for the text that is on its way now."""
-    start = _shared(before.text, after.text)
-    return Typed(start=start, text=after.text[start:], role=after.role, item=after.id)
-
-
-def _shared(one: str, other: str) -> int:
-    """How many characters both begin with, by halving: no loop over characters."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low
-
-
-class _Ids:
-    """Names what client events make. An event sent again makes the same again, ids and all."""
-
-    def __init__(self, session_id: str) -> None:
-        self._session_id = session_id
-        self._event_id: str | None = None
-        self._made = 0
-
-    def of(self, event_id: str | None) -> None:
-        """What is named from now on comes from this event; None: its id is not to be relied on."""
-        self._event_id, self._made = event_id, 0
-
-    def __call__(self, prefix: str) -> str:
-        if self._event_id is None:
-            return new_id(prefix)
-        self._made += 1
-        return derived_id(prefix, self._session_id, self._event_id, str(self._made))
 
 
 class LiveSession:
@@ -108,7 +89,8 @@ class LiveSession:
     def __init__(
         self, session: Session, birth: Birth, limits: Limits, vocab_size: int, replies: int = 0
     ) -> None:
-        self._ids = _Ids(session.id)
+        self._ids = EventNames(session.id)
+        self._birth = birth
         self.session = session
         self.conversation = Conversation(
             msgspec.structs.replace(birth.session, id=session.id),
@@ -119,13 +101,16 @@ class LiveSession:
             conversation_id=birth.conversation,
         )
         self.feed = Feed(limits, replies, lambda: session.handles.current)
+        self._verbs = Verbs(session, self.conversation, self._acknowledge)
+        self.forker: Forker = _no_forks
         self.resumable = False
         self.reopened = False
         self._from_journal = False
         self.heard: deque[str] = deque(maxlen=limits.client_events)
         self._responses: dict[str, Response] = {}
-        self._waiting_cancels: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting_cancels: dict[str, EndReason] = {}
+        self._followers: dict[str, asyncio.Task[None]] = {}
+        self._moves: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -148,7 +133,8 @@ class LiveSession:
         made.heard.extend(replayed.heard)
         made._from_journal = True
         if replayed.config is not None:
-            made.conversation.configure(msgspec.msgpack.decode(replayed.config, type=SessionResource))
+            config = msgspec.msgpack.decode(replayed.config, type=SessionResource)
+            made.conversation.configure(msgspec.structs.replace(config, id=session.id))
         if last is not None:
             made._bring_back(last, replayed.after_reply)
         for orphan in replayed.orphans.values():
@@ -169,7 +155,7 @@ class LiveSession:
 
     # --- sockets --------------------------------------------------------------------------------------------
 
-    def resume(self, outbox: Outbox, after: str | None) -> None:
+    def resume(self, outbox: Sink, after: str | None) -> None:
         """Tell this socket from now on, and first what came after the event ``after``.
 
         Raises ``EventsExpired``.
@@ -194,11 +180,21 @@ class LiveSession:
     async def take(self, event: client.ClientEvent) -> None:
         """Serve one client event; one that was served before is only answered again where that is due."""
         if self.resumable and event.event_id is not None and event.event_id in self.heard:
-            self._answer_again(event)
+            await self._answer_again(event)
             return
         refusal = self._refusal(event)
         if refusal is not None:
             self.feed.post([self.conversation.refusal(refusal, event.event_id)])
+            return
+        if isinstance(event, VERBS):
+            self._hear(event)
+            await self._verbs.serve(event)
+            return
+        if isinstance(event, SessionFork):
+            self._hear(event)
+            await self._fork(event)
+            return
+        if isinstance(event, ResponseSteer) and not await self._steered(event):
             return
         for effect in self._serve(event):
             match effect:
@@ -214,7 +210,7 @@ class LiveSession:
         self.feed.post([self.conversation.refusal(error, event_id)])
 
     def _refusal(self, event: client.ClientEvent) -> Exception | None:
-        if self._draining and isinstance(event, client.ResponseCreate):
+        if self._draining and isinstance(event, client.ResponseCreate | ResponseSteer):
             return Draining("The server is going away")
         return self.session.log.fault if isinstance(event, CHANGES) else None
 
@@ -225,10 +221,7 @@ class LiveSession:
         """
         conversation, journal = self.conversation, self.session.log
         before, typed = conversation.session, replace(conversation.typed)
-        if event.event_id is not None:
-            self.heard.append(event.event_id)
-            journal.append(Heard(event=event.event_id))
-        self._ids.of(event.event_id if self.resumable else None)
+        self._hear(event)
         answers: list[server.ServerEvent] = []
         rest: list[Effect] = []
         for effect in conversation.receive(event):
@@ -242,13 +235,36 @@ class LiveSession:
                 case CancelResponse() | CountArrival() | MoveKV():
                     rest.append(effect)
         if conversation.typed != typed:
-            journal.append(_typed(typed, conversation.typed))
+            journal.append(typed_since(typed, conversation.typed))
         if conversation.session is not before:
             config = msgspec.msgpack.encode(conversation.session)
             journal.append(Configured(preamble=preamble_of(conversation.session), config=config))
         if answers:
             self.feed.post(answers, ticket=journal.sync() if isinstance(event, CHANGES) else None)
         return rest
+
+    def _hear(self, event: client.ClientEvent) -> None:
+        if event.event_id is not None:
+            self.heard.append(event.event_id)
+            self.session.log.append(Heard(event=event.event_id))
+        self._ids.of(event.event_id if self.resumable else None)
+
+    def _acknowledge(self, events: Iterable[server.ServerEvent]) -> None:
+        """Let events leave when all so far is in the journal."""
+        self.feed.post(events, ticket=self.session.log.sync())
+
+    def birth_of_child(self) -> Birth:
+        """What is kept of a session that is forked from this one, from birth."""
+        return Birth(session=self._birth.session, conversation=new_id("conv"))
+
+    async def _fork(self, event: SessionFork) -> None:
+        try:
+            children = await self.forker(self, event.children, event.at)
+        except SessionError as error:
+            self.feed.post([self.conversation.refusal(error, event.event_id)])
+            return
+        forks = [Fork(id=child.id, handle=child.session.handles.current) for child in children]
+        self._acknowledge([SessionForked(event_id=self.conversation.event_id(), sessions=forks)])
 
     async def _arrived(self, count: CountArrival) -> None:
         try:
@@ -276,23 +292,41 @@ class LiveSession:
 
     def _beside(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._moves.add(task)
+        task.add_done_callback(self._moves.discard)
 
-    def _answer_again(self, event: client.ClientEvent) -> None:
+    async def _answer_again(self, event: client.ClientEvent) -> None:
         """The acknowledgement of an event that was served may have been lost with the server it was on."""
         if self.reopened and isinstance(event, KeepingEvent):
             self._beside(self._move(event))  # what it did ended with that server
+        elif self.reopened and isinstance(event, SessionFork):
+            await self._fork(event)  # nobody has the handles of those it made
+        elif self.reopened and isinstance(event, VERBS):
+            self._verbs.answer_again(event)
         elif self.reopened:
             self._ids.of(event.event_id)
             self.feed.post(self.conversation.answered(event), ticket=self.session.log.sync())
 
-    async def _cancel(self, response_id: str) -> None:
+    async def _cancel(self, response_id: str, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
         """A reply that is told again is cut where its client was, not before."""
         if self.feed.behind:
-            self._waiting_cancels.add(response_id)
+            self._waiting_cancels[response_id] = reason
         elif response_id in self._responses:
-            await self._responses[response_id].cancel()
+            await self._responses[response_id].cancel(reason)
+
+    async def _steered(self, event: ResponseSteer) -> bool:
+        """End what runs in order, so that the event can be served; False where it never can be."""
+        try:
+            response_id = self.conversation.check_steer(event)
+        except (SessionError, FrameError, GatewayError) as error:
+            self.feed.post([self.conversation.refusal(error, event.event_id)])
+            return False
+        self.feed.post([self.conversation.accept_steer(response_id)])
+        if response_id is not None:
+            await self._cancel(response_id, EndReason.STEERED)
+            if (follower := self._followers.get(response_id)) is not None:
+                await asyncio.wait([follower])
+        return True
 
     # --- responses ------------------------------------------------------------------------------------------
 
@@ -313,8 +347,8 @@ class LiveSession:
         self._responses[response.id] = response
         self._idle.clear()
         task = asyncio.create_task(self._follow(response, lane), name=response.id)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._followers[response.id] = task
+        task.add_done_callback(lambda _: self._followers.pop(response.id, None))
 
     async def _follow(self, response: Response, lane: str) -> None:
         """Tell what a response tells, as fast as the reader takes it."""
@@ -323,16 +357,18 @@ class LiveSession:
                 async for event in response:
                     self._tell(self.conversation.reply(response.id, event), lane)
                     if response.id in self._waiting_cancels and not self.feed.behind:
-                        self._waiting_cancels.discard(response.id)
-                        await response.cancel()
+                        await response.cancel(self._waiting_cancels.pop(response.id))
                     if not isinstance(event, ReplyDone):
                         await self.feed.room()
         except Exception as error:  # whatever it is, it ends this response and no more
             if wire_error(error) is INTERNAL:
                 log.exception("response %s failed", response.id)
             self._tell(self.conversation.failed(response.id, error), lane)
+            self._verbs.ended(response.id)
+        else:
+            self._verbs.ended(response.id)
         finally:
-            self._waiting_cancels.discard(response.id)
+            self._waiting_cancels.pop(response.id, None)
             del self._responses[response.id]
             if not self._responses:
                 self._idle.set()
@@ -396,7 +432,7 @@ class LiveSession:
     async def aclose(self) -> None:
         """End what still runs here. The session itself is closed by its book."""
         self.feed.detach()
-        tasks = list(self._tasks)
+        tasks = [*self._followers.values(), *self._moves]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

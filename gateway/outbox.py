@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from .settings import Limits
 
@@ -21,6 +22,22 @@ class OutboxStatistics:
     events: int
     bytes: int
     sent: int
+
+
+class Sink(Protocol):
+    """Where a session's frames go: an outbox, or a line into one."""
+
+    def post(self, frames: Iterable[bytes]) -> None:
+        """Queue frames in order, without waiting."""
+
+    async def room(self) -> None:
+        """Wait until more can be taken."""
+
+    async def emptied(self) -> None:
+        """Wait until all that was posted has left."""
+
+    def abandon(self) -> None:
+        """Nobody will post any more, and nobody shall wait for room."""
 
 
 class Outbox:
@@ -49,6 +66,11 @@ class Outbox:
             self._frames.append(frame)
             self._bytes += len(frame)
         self._mark()
+
+    @property
+    def free(self) -> bool:
+        """Whether less than the bounds is queued."""
+        return self._room.is_set()
 
     async def room(self) -> None:
         """Wait until less than the bounds is queued."""

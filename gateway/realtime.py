@@ -15,10 +15,12 @@ from ..sdk.errors import FrameError
 from ..sdk.frames import codec
 from ..sdk.frames.client import ClientEvent, SessionResume
 from ..sdk.frames.server import ErrorEvent
-from ..sessions.errors import SessionError, StorageUnavailable
+from ..sdk.frames.verbs import SessionAttach, SessionDetach, SessionDetached
+from ..sessions.errors import SessionError, SessionUnknown, StorageUnavailable
 from ..sessions.items import new_id
 from .channel import Channel, ChannelClosed
 from .errors import Draining, SessionMoved, SessionRequired, SlowReader, WireError, error_details, wire_error
+from .guests import Guest, Line
 from .live import LiveSession
 from .outbox import Outbox
 from .registry import Registry
@@ -61,6 +63,9 @@ class Realtime:
         self._visitor = visitor
         self._limits = limits
         self._live: LiveSession | None = None
+        self._line = self._new_line()
+        self._guests: dict[str, Guest] = {}
+        self._shared = self._attaching = False
         self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
 
     def leave(self) -> None:
@@ -68,9 +73,12 @@ class Realtime:
         self._part_with(wire_error(Draining()))
 
     def moved(self) -> None:
-        """The session goes on on a newer socket."""
-        self._live = None
-        self._part_with(wire_error(SessionMoved()))
+        """The session goes on on a newer socket, or as a guest of this one."""
+        live, self._live = self._live, None
+        if live is not None and self._guests and not self._attaching:
+            self._tell_detached(live.id)
+        elif not self._attaching:
+            self._part_with(wire_error(SessionMoved()))
 
     async def run(self) -> None:
         """Until the client has left or was told goodbye. Raises ``SlowReader`` when it must be dropped."""
@@ -89,6 +97,8 @@ class Realtime:
             raise _first(slow) from None
         finally:
             self._let_go()
+            for guest in list(self._guests.values()):
+                self._dismiss(guest)
 
     def _begin(self) -> None:
         try:
@@ -96,7 +106,8 @@ class Realtime:
         except SessionError as error:
             raise _Goodbye(wire_error(error)) from None
         self._live.resumable = self._visitor.resumable
-        self._live.feed.open_to(self.outbox)
+        self._line.session_id = self._live.id
+        self._live.feed.open_to(self._line)
 
     def _let_go(self) -> None:
         live, self._live = self._live, None
@@ -148,10 +159,78 @@ class Realtime:
                 await self._resume(event)
             except SessionError as error:
                 self._refuse(error, event.event_id)
-        elif self._live is not None:
-            await self._live.take(event)
+        elif isinstance(event, SessionAttach):
+            try:
+                await self._attach(event)
+            except SessionError as error:
+                self._refuse(error, event.event_id)
+        elif isinstance(event, SessionDetach):
+            self._detach(event)
+        elif (live := self._addressed(event)) is not None:
+            await live.take(event)
+        elif event.session_id is not None:
+            unknown = SessionUnknown("This socket has no such session", param="session_id")
+            self._refuse(unknown, event.event_id)
         else:
             self._refuse(SessionRequired("Send session.resume first"), event.event_id)
+
+    # --- several sessions ---
+
+    def _new_line(self, session_id: str = "") -> Line:
+        return Line(self.outbox, lambda: self._shared, session_id)
+
+    def _addressed(self, event: ClientEvent) -> LiveSession | None:
+        """The session an event is for: the first, unless it says another."""
+        session_id = event.session_id
+        if session_id is None or (self._live is not None and session_id == self._live.id):
+            return self._live
+        guest = self._guests.get(session_id)
+        return None if guest is None else guest.live
+
+    async def _attach(self, event: SessionAttach) -> None:
+        guest = Guest(self._new_line(), self._lost)
+        self._attaching = True
+        try:
+            live = await self._registry.resume(guest, event.session, self._visitor.owner)
+        finally:
+            self._attaching = False
+        guest.live, guest.line.session_id = live, live.id
+        self._guests[live.id] = guest
+        self._shared = live.resumable = True
+        try:
+            await self._durable(live)
+            if self._guests.get(live.id) is guest:
+                live.resume(guest.line, event.last_event)
+        except SessionError:
+            self._dismiss(guest)
+            raise
+
+    def _detach(self, event: SessionDetach) -> None:
+        live = self._addressed(event)
+        if live is None:
+            self._refuse(SessionUnknown("This socket has no such session"), event.event_id)
+        elif live is self._live:
+            self._let_go()
+            self._tell_detached(live.id)
+        else:
+            self._dismiss(self._guests[live.id])
+            self._tell_detached(live.id)
+
+    def _dismiss(self, guest: Guest) -> None:
+        """A guest leaves; whoever has its handle can come back to it."""
+        live = guest.live
+        if live is not None and self._guests.pop(live.id, None) is not None:
+            self._registry.left(live, guest)
+
+    def _lost(self, guest: Guest) -> None:
+        """A guest goes on elsewhere."""
+        live = guest.live
+        if live is not None and self._guests.pop(live.id, None) is not None:
+            self._tell_detached(live.id)
+
+    def _tell_detached(self, session_id: str) -> None:
+        told = SessionDetached(event_id=new_id("event"), session_id=session_id)
+        self.outbox.post([codec.encode(told)])
 
     async def _resume(self, event: SessionResume) -> None:
         """Leave the session this socket had, if any, for the one that the handle opens."""
@@ -163,10 +242,15 @@ class Realtime:
         try:
             await self._durable(live)
             if self._live is live:  # nobody else resumed it meanwhile
-                live.resume(self.outbox, event.last_event)
+                live.resume(self._line_again(live), event.last_event)
         except SessionError:
             self._let_go()
             raise
+
+    def _line_again(self, live: LiveSession) -> Line:
+        """A fresh line: the feed abandons the one it had."""
+        self._line = self._new_line(live.id)
+        return self._line
 
     async def _durable(self, live: LiveSession) -> None:
         """The new handle may be shown when the journal has it."""

@@ -80,6 +80,23 @@ class Registry:
             before.moved()
         return self._hold(live, holder)
 
+    async def fork(self, live: LiveSession, children: int, at: str | None) -> list[LiveSession]:
+        """Sessions that go on from this one. Their lease runs: who has a handle comes for them.
+
+        Raises what ``SessionBook.fork`` does.
+        """
+        births = [live.birth_of_child() for _ in range(children)]
+        sessions = await self._book.fork(live.id, [msgspec.msgpack.encode(birth) for birth in births], at)
+        made = []
+        for session, birth in zip(sessions, births, strict=True):
+            child = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
+            child.conversation.configure(msgspec.structs.replace(live.conversation.session, id=session.id))
+            child.resumable = True
+            self._enter(child)
+            self._wait_for(child)
+            made.append(child)
+        return made
+
     def left(self, live: LiveSession, holder: Holder) -> None:
         """The socket is gone. A client that can come back has its lease to do so."""
         if self._holders.get(live.id) is not holder:
@@ -87,8 +104,7 @@ class Registry:
         del self._holders[live.id]
         live.feed.detach()
         if live.resumable and not self._closing:
-            loop = asyncio.get_running_loop()
-            self._leases[live.id] = loop.call_later(self._limits.resume_seconds, self._put_away, live)
+            self._wait_for(live)
         else:
             self._put_away(live)
 
@@ -108,8 +124,17 @@ class Registry:
             self._put_away(live)
         await asyncio.gather(*self._leaving)
 
-    def _hold(self, live: LiveSession, holder: Holder) -> LiveSession:
+    def _wait_for(self, live: LiveSession) -> None:
+        """Nobody has it: it is put away unless somebody comes."""
+        loop = asyncio.get_running_loop()
+        self._leases[live.id] = loop.call_later(self._limits.resume_seconds, self._put_away, live)
+
+    def _enter(self, live: LiveSession) -> None:
         self._live[live.id] = live
+        live.forker = self.fork
+
+    def _hold(self, live: LiveSession, holder: Holder) -> LiveSession:
+        self._enter(live)
         self._holders[live.id] = holder
         lease = self._leases.pop(live.id, None)
         if lease is not None:

@@ -45,6 +45,7 @@ EventIds: TypeAlias = Callable[[], str]
 _REASONS: dict[EndReason, Reason] = {
     EndReason.CLIENT_CANCELLED: "client_cancelled",
     EndReason.MAX_OUTPUT_TOKENS: "max_output_tokens",
+    EndReason.STEERED: "steered",
 }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -42,7 +43,8 @@ from .frames.server import (
     SessionUpdated,
 )
 from .frames.session import SessionPatch, SessionResource
-from .reply import Finished, Reply
+from .frames.verbs import Fork, ResponseSteer, SessionFork, SessionForked, SessionRewind, SessionRewound
+from .reply import Finished, Reply, place_in
 from .resume import Return
 from .textinput import TextInput
 from .tools import Tool, ToolLike, tools_of
@@ -68,6 +70,7 @@ class Chat:
         self._tools: dict[str, Tool] = {}
         self._current: weakref.ref[Turn | Reply] | None = None
         self._rounds: list[Finished] = []
+        self._children: list[Chat] = []
         self.session = session
 
     @classmethod
@@ -154,6 +157,82 @@ class Chat:
         if self._exchange.busy:
             await self._exchange.send(ResponseCancel())
 
+    async def interrupt(self, heard: int | str | None = None) -> str:
+        """Cut the last reply where it was heard or shown, whether it runs or is over; returns what stays.
+
+        `heard`: how many characters of its text (Unicode code points), or that text itself; None: as much as
+        was read. The model remembers no more than that. May be called from the loop that reads the turn, or
+        from another task. Raises `ValueError` where the reply does not begin so, `LookupError` where there is
+        none, `ServerError`.
+        """
+        reading = self._reader()
+        if isinstance(reading, Turn):
+            reading.stop()
+        reply = reading.reply if isinstance(reading, Turn) else reading
+        if reply is None and not self._rounds:
+            raise LookupError("Nothing was said yet")
+        said = reply.said if reply is not None else _said(self._rounds[-1])
+        end = _heard("".join(said.values()), heard)
+        witness = None if reply is None else reply.witness
+        place = place_in(said, end)
+        if place is None:  # not a word came
+            await self.cancel()
+            await self._exchange.quiet()
+            return ""
+        await self._exchange.truncate(*place, witness)
+        return "".join(said.values())[:end]
+
+    async def rewind(self, to: AnyItem | str | int) -> SessionRewound:
+        """Go back: the item `to` (or its id) is the last from now on; `"root"` forgets all.
+
+        An int is a number of tokens, as `usage` counts them: `last.usage.input_tokens` takes the last reply
+        back. What is said next follows on that: say it again, or something else. Raises `ServerError`.
+        """
+        await self._idle()
+        target = to if isinstance(to, str | int) else to.id or ""
+        sent = await self._exchange.send(SessionRewind(to=target))
+        rewound = await self._exchange.answer(sent, lambda event: isinstance(event, SessionRewound))
+        assert isinstance(rewound, SessionRewound)
+        return rewound
+
+    def steer(self, text: str, **overrides: Any) -> Turn:
+        """Say `text` while a turn is being read: that ends in order, and the reply to this one follows.
+
+        Iterate over what is returned, and no more over the other; or let the other task that reads it read on:
+        it comes to an end. `overrides` as for `say`.
+        """
+        create = _create(overrides)
+        steer = ResponseSteer(input=[MessageItem.of("user", text)], response=create.response)
+        return Turn(
+            self._exchange, create, [], self._tools, self._max_tool_rounds, self._take_over, steer=steer
+        )
+
+    async def fork(
+        self, children: int = 1, at: AnyItem | str | None = None, *, shared: bool = False
+    ) -> list[Chat]:
+        """Sessions that go on from here, or from the item `at`, each with all that is known to this one.
+
+        Also while a turn is read: as far as it has come it is theirs. They are closed with this chat, or
+        before, as `async with` blocks. Each has a connection of its own, or they share this chat's; one that is
+        lost is made again for each alone. Raises `ServerError`, `SessionLost`, `ConnectionFailed`.
+        """
+        back = self._exchange.way_back()
+        item_id = at if at is None or isinstance(at, str) else at.id
+        sent = await self._exchange.send(SessionFork(at=item_id, children=children))
+        forked = await self._exchange.answer(sent, lambda event: isinstance(event, SessionForked))
+        assert isinstance(forked, SessionForked)
+        chats: list[Chat] = []
+        for fork in forked.sessions:
+            if shared:
+                chat = await self._beside(fork, back.another())
+            else:
+                rounds = self._max_tool_rounds
+                chat = await Chat.resume(back.another(), fork.handle, max_tool_rounds=rounds)
+            chat._tools = self._tools
+            self._children.append(chat)
+            chats.append(chat)
+        return chats
+
     # --- the conversation ---
 
     async def add(self, item: AnyItem, previous_item_id: str | None = None) -> AnyItem:
@@ -228,8 +307,27 @@ class Chat:
             yield await self._exchange.receive()
 
     async def aclose(self) -> None:
-        """End the session's connection."""
+        """End the session's connection, and those of the sessions forked from it."""
+        children, self._children = self._children, []
+        for child in children:
+            await child.aclose()
         await self._exchange.aclose()
+
+    async def __aenter__(self) -> Chat:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _beside(self, fork: Fork, back: Return) -> Chat:
+        """The chat of a fork on this one's connection."""
+        line = await self._exchange.share(self.session.id or "").attach(fork.id, fork.handle)
+        back.handle = fork.handle
+        resumed = await back.greeted(line)
+        exchange = Exchange(line, back, running=resumed.running)
+        return Chat(exchange, resumed.session, max_tool_rounds=self._max_tool_rounds)
 
     # --- one turn at a time ---
 
@@ -242,6 +340,14 @@ class Chat:
         self._current = weakref.ref(reading)
         self._rounds = reading.rounds
 
+    async def _take_over(self, reading: Turn | Reply) -> None:
+        """Let this turn read from now on: the one that is read now ends for it."""
+        current = self._reader()
+        if isinstance(current, Turn):
+            current.stop()
+        self._current = weakref.ref(reading)
+        self._rounds = reading.rounds
+
     async def _idle(self) -> None:
         """Make sure that nothing runs: cancel what nobody reads. Raises `ChatBusy` while somebody does."""
         current = self._reader()
@@ -249,6 +355,25 @@ class Chat:
             raise ChatBusy("A turn is being read on this chat: read it to its end or cancel it first")
         self._current = None
         await self._exchange.quiet()
+
+
+def _said(finished: Finished) -> dict[str, str]:
+    """The messages of a response, by id."""
+    output = finished.response.output
+    return {item.id or "": item.text for item in output if isinstance(item, MessageItem)}
+
+
+def _heard(said: str, heard: int | str | None) -> int:
+    """How many characters were heard. Raises `ValueError`."""
+    if heard is None:
+        return len(said)
+    if isinstance(heard, str):
+        if not said.startswith(heard):
+            raise ValueError("The reply does not begin with this text")
+        return len(heard)
+    if not 0 <= heard <= len(said):
+        raise ValueError(f"{len(said)} characters of the reply have come, not {heard}")
+    return heard
 
 
 def _create(overrides: dict[str, Any]) -> ResponseCreate:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import anyio
 import msgspec
@@ -26,8 +28,28 @@ from .errors import (
 from .frames import codec
 from .frames.client import ClientEvent, ResponseCancel, ResponseCreate
 from .frames.server import ErrorDetails, ErrorEvent, ResponseCreated, ResponseDone, ServerEvent
+from .frames.verbs import ItemTruncate, ItemTruncated, ResponseSteer
 from .resume import Return, deadline
+from .shared import Line, SharedConnection
 from .transport import Transport
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """An answer that somebody waits for."""
+
+    event_id: str
+    wanted: Callable[[ServerEvent], bool]
+    found: ServerEvent | None = None
+
+    def takes(self, event: ServerEvent) -> bool:
+        """Keep the event if it is the answer, or the refusal."""
+        if self.found is None:
+            refused = isinstance(event, ErrorEvent) and event.error.event_id in (self.event_id, None)
+            if refused or (not isinstance(event, ErrorEvent) and self.wanted(event)):
+                self.found = event
+                return True
+        return False
 
 
 class Exchange:
@@ -42,7 +64,10 @@ class Exchange:
         self._back = back
         self._returning = anyio.Lock()
         self._closed = False
-        self._awaited: str | None = None
+        self._wanted: list[_Wanted] = []
+        self._shared: SharedConnection | None = None
+        self._aside: deque[ServerEvent] = deque()  # read, and waiting for the next reader
+        self._turned = anyio.Event()  # set when a reader leaves, or has found what another waits for
         self._prefix = f"client_{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
         self._created: dict[str, str] = {}  # ids of running responses, and of what asked for them
@@ -50,6 +75,7 @@ class Exchange:
         self._asked: list[str] = []  # ids of `response.create`s not answered yet, in order
         self._running: set[str] = set(running)  # ids of responses without their `response.done`
         self._reading = ResourceGuard("reading from")
+        self._read = False  # whether a task reads now
 
     @property
     def busy(self) -> bool:
@@ -69,12 +95,27 @@ class Exchange:
         """What opens the session again."""
         return None if self._back is None else self._back.handle
 
+    def way_back(self) -> Return:
+        """How this session is come back to. Raises `ConnectionFailed` where there is no way."""
+        if self._back is None:
+            raise ConnectionFailed("This client has no way to open a session by its handle")
+        return self._back
+
+    def share(self, session_id: str) -> SharedConnection:
+        """Make room on the connection for other sessions; while nobody reads."""
+        if self._read:
+            raise ChatBusy("A turn is being read on this chat: it cannot share its connection now")
+        if self._shared is None or not isinstance(self._transport, Line):
+            self._shared = SharedConnection(self._transport, session_id)
+            self._transport = self._shared.line(session_id)
+        return self._shared
+
     async def send(self, event: ClientEvent) -> str:
         """Send one event, with an id if it has none; returns its id. Raises `ConnectionLost`."""
         event_id = event.event_id or f"{self._prefix}_{next(self._numbers)}"
         if isinstance(event, ResponseCancel):
             self._cancels.add(event_id)
-        elif isinstance(event, ResponseCreate):
+        elif isinstance(event, ResponseCreate | ResponseSteer):
             self._asked.append(event_id)
         frame = codec.encode(msgspec.structs.replace(event, event_id=event_id))
         transport = self._transport
@@ -94,28 +135,85 @@ class Exchange:
         """
         try:
             with self._reading:
-                while True:
-                    event = self._decoded(await self._frame())
-                    if event is not None and self._take_in(event):
-                        return event
+                self._read = True
+                try:
+                    while True:
+                        event = self._aside.popleft() if self._aside else await self._incoming()
+                        if event is not None and self._take_in(event):
+                            return event
+                finally:
+                    self._read = False
+                    self._turn()
         except BusyResourceError:
             raise ChatBusy("Another task reads this chat's events") from None
 
-    async def answer(self, event_id: str, wanted: Callable[[ServerEvent], bool]) -> ServerEvent:
-        """The first event that is `wanted`. Raises `ServerError` when the event sent was refused."""
-        self._awaited = event_id
+    async def answer(
+        self,
+        event_id: str,
+        wanted: Callable[[ServerEvent], bool],
+        meanwhile: Callable[[ServerEvent], object] | None = None,
+    ) -> ServerEvent:
+        """The first event that is `wanted`, read here or by the task that reads now.
+
+        What is read here until then is given to `meanwhile`; without it, it is put aside for who reads next
+        while a response runs. Raises `ServerError` when the event sent was refused.
+        """
+        waiting = _Wanted(event_id, wanted)
+        self._wanted.append(waiting)
         try:
-            while True:
-                event = await self.receive()
-                if isinstance(event, ErrorEvent):
-                    if event.error.event_id in (event_id, None):
-                        raise server_error(event.error)
-                elif wanted(event):
-                    if self._back is not None:
-                        self._back.arrived(event_id)
-                    return event
+            while waiting.found is None:
+                if self._read:
+                    await self._turned.wait()
+                elif meanwhile is not None:
+                    meanwhile(await self.receive())
+                elif self.busy:
+                    await self._put_aside()
+                else:
+                    await self.receive()
+            if isinstance(waiting.found, ErrorEvent):
+                raise server_error(waiting.found.error)
+            if self._back is not None:
+                self._back.arrived(event_id)
+            return waiting.found
         finally:
-            self._awaited = None
+            self._wanted.remove(waiting)
+
+    async def truncate(
+        self, item_id: str, end: int, meanwhile: Callable[[ServerEvent], object] | None = None
+    ) -> ItemTruncated:
+        """End a message of the model after `end` characters."""
+        sent = await self.send(ItemTruncate(item_id=item_id, text_end=end))
+        done = await self.answer(
+            sent,
+            lambda event: isinstance(event, ItemTruncated) and event.item_id == item_id,
+            meanwhile or (lambda _: None),
+        )
+        assert isinstance(done, ItemTruncated)
+        return done
+
+    async def others(self) -> None:
+        """Wait until no other task reads."""
+        while self._read:
+            await self._turned.wait()
+
+    async def _put_aside(self) -> None:
+        """Read one event, and keep it for who reads next."""
+        with self._reading:
+            event = await self._incoming()
+        if event is not None and not any(waiting.found is event for waiting in self._wanted):
+            self._aside.append(event)
+
+    async def _incoming(self) -> ServerEvent | None:
+        """The next event; who waits for it has it."""
+        event = self._decoded(await self._frame())
+        for waiting in self._wanted if event is not None else ():
+            if event is not None and waiting.takes(event):
+                self._turn()
+        return event
+
+    def _turn(self) -> None:
+        self._turned.set()
+        self._turned = anyio.Event()
 
     async def quiet(self) -> None:
         """Cancel what runs and read on until nothing does, dropping what still comes."""
@@ -161,7 +259,8 @@ class Exchange:
 
     async def _resumed(self, back: Return) -> Transport:
         transport, resumed = await back.connect()
-        for frame in back.again(resumed, self._awaited):
+        awaited = self._wanted[-1].event_id if self._wanted else None
+        for frame in back.again(resumed, awaited):
             await transport.send(frame)
         return transport
 

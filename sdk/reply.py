@@ -6,8 +6,10 @@ Knows nothing of tools being run, nor of what other responses do on the same con
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .errors import ProtocolBroken, ResponseFailed
 from .exchange import Exchange, server_error
@@ -26,6 +28,7 @@ from .frames.server import (
     TextDelta,
     TextDone,
 )
+from .frames.verbs import ResponseSteer
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Reply:
     def __init__(
         self,
         exchange: Exchange,
-        create: ResponseCreate,
+        create: ResponseCreate | ResponseSteer,
         first: Sequence[ClientEvent] = (),
         *,
         claim: Callable[[Reply], Awaitable[None]] | None = None,
@@ -97,6 +100,7 @@ class Reply:
         self._began = 0.0
         self._first_output: float | None = None
         self._logprobs: list[TokenLogprob] = []
+        self._said: dict[str, str] = {}
         self.response_id: str | None = None
         self.finished: Finished | None = None
         self.rounds: list[Finished] = [] if rounds is None else rounds
@@ -107,6 +111,16 @@ class Reply:
         if self.response_id is not None:
             return self._exchange.runs(self.response_id)
         return self._create_id is not None and self._exchange.awaits(self._create_id)
+
+    @property
+    def said(self) -> dict[str, str]:
+        """What was read of its messages so far, by their ids."""
+        return dict(self._said)
+
+    def witness(self, event: ServerEvent) -> None:
+        """An event that was read elsewhere: it counts, and a failed end raises nothing."""
+        with suppress(ResponseFailed):
+            self._is_ours(event)
 
     def __aiter__(self) -> AsyncIterator[ServerEvent]:
         return self
@@ -129,6 +143,8 @@ class Reply:
         for event in self._first:
             self._first_ids.add(await self._exchange.send(event))
         self._create_id = await self._exchange.send(self._create)
+        if isinstance(self._create, ResponseSteer):
+            await self._exchange.others()  # who reads the reply that ends for this one reads it to its end
 
     async def _refused(self, event: ErrorEvent) -> None:
         refused = event.error.event_id
@@ -146,6 +162,8 @@ class Reply:
             case OutputFrame() if event.response_id == self.response_id:
                 if isinstance(event, TextDone) and event.logprobs:
                     self._logprobs += event.logprobs
+                if isinstance(event, TextDelta):
+                    self._said[event.item_id] = self._said.get(event.item_id, "") + event.delta
                 if self._first_output is None and _is_output(event):
                     self._first_output = time.perf_counter()
             case _:
@@ -164,6 +182,13 @@ class Reply:
             if error is None:
                 raise ResponseFailed("The response failed")
             raise ResponseFailed(error.message, code=error.code, kind=error.type)
+
+
+def place_in(said: Mapping[str, str], heard: int) -> tuple[str, int] | None:
+    """The message, by its id, in which the first `heard` characters end, and how many of them are its own."""
+    begins = zip(said, accumulate(map(len, said.values()), initial=0), strict=False)
+    found = [(item_id, heard - begin) for item_id, begin in begins if begin < heard or begin == 0]
+    return found[-1] if found else None
 
 
 def _is_output(event: OutputFrame) -> bool:

@@ -59,6 +59,10 @@ class Return:
         self._dial = dial
         self._unsure: OrderedDict[str, bytes] = OrderedDict()  # sent, and not known to have arrived
 
+    def another(self) -> Return:
+        """The way to another session of the same server."""
+        return Return(self._dial, self.patience)
+
     def possible(self, lost: ConnectionLost) -> bool:
         """Whether it makes sense to come back after this end."""
         return self.handle is not None and lost.close_code not in FINAL_CODES
@@ -107,6 +111,10 @@ class Return:
     async def _resume(self, transport: Transport) -> SessionResumed:
         resume = SessionResume(event_id="resume", handle=self.handle or "", last_event=self.last_event)
         await transport.send(codec.encode(resume))
+        return await self.greeted(transport)
+
+    async def greeted(self, transport: Transport) -> SessionResumed:
+        """The answer to `session.resume` or `session.attach`. Raises ``SessionLost``."""
         event = codec.decode_server(await transport.receive())
         if isinstance(event, ErrorEvent):
             if event.error.code == "storage_unavailable":

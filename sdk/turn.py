@@ -14,6 +14,7 @@ from .exchange import Exchange
 from .frames.client import ClientEvent, ItemCreate, ResponseCreate
 from .frames.items import FunctionCallItem, FunctionCallOutputItem
 from .frames.server import TextDelta
+from .frames.verbs import ResponseSteer
 from .reply import Finished, Reply
 from .tools import Tool
 
@@ -21,7 +22,8 @@ from .tools import Tool
 class Turn:
     """Iterates over pieces of text. `rounds` are its responses: one, and one more for each round of tools.
 
-    Calls of tools that have no callable end the turn: they stand in `rounds[-1].calls`, for the caller.
+    With `steer` it is begun by that, in the middle of another. Calls of tools that have no callable end the
+    turn: they stand in `rounds[-1].calls`, for the caller.
     Raises what `Reply` raises, and `ToolRoundsExceeded` when a round beyond `max_rounds` wants tools.
     """
 
@@ -33,6 +35,7 @@ class Turn:
         tools: Mapping[str, Tool],
         max_rounds: int,
         claim: Callable[[Turn], Awaitable[None]],
+        steer: ResponseSteer | None = None,
     ) -> None:
         self._exchange = exchange
         self._create = create
@@ -43,7 +46,7 @@ class Turn:
         self._stopped = False
         self._over = False
         self.rounds: list[Finished] = []
-        self._reply = Reply(exchange, create, first, rounds=self.rounds)
+        self._reply = Reply(exchange, steer or create, first, rounds=self.rounds)
 
     @property
     def running(self) -> bool:
@@ -67,6 +70,11 @@ class Turn:
             self._over = True
             raise
         raise StopAsyncIteration
+
+    @property
+    def reply(self) -> Reply:
+        """Its latest response."""
+        return self._reply
 
     def stop(self) -> None:
         """Begin no further round."""

@@ -7,21 +7,25 @@ nothing of sockets or of what a client has seen.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
+import msgspec
+
 from ..runtime.link.client import EngineLink
 from .errors import HandleUnknown, SessionLimit, SessionUnknown
 from .handles import SessionHandles, digest_of
+from .history import History
 from .items import new_id
 from .journal.journal import Journal
 from .journal.log import EphemeralLog, JournaledLog, SessionLog
-from .journal.records import SessionRecord
+from .journal.records import AnyOperation, SessionRecord
 from .journal.replay import Replayed, condensed, replay
 from .journal.store import Stored
 from .language import Language
+from .sequence import LiveSequence
 from .session import Session
 from .settings import SessionSettings
 
@@ -50,6 +54,7 @@ class SessionBook:
         self.journal = journal
         self._link = link
         self._sessions: dict[str, Session] = {}
+        self._records: dict[str, SessionRecord] = {}
         self._by_handle: dict[bytes, Session] = {}
         self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
         self._reopening = asyncio.Lock()
@@ -75,6 +80,21 @@ class SessionBook:
         session = self._made(record, log, SessionHandles(owner, log))
         self._opened += 1
         return session
+
+    async def fork(self, session_id: str, configs: Sequence[bytes], at: str | None = None) -> list[Session]:
+        """Sessions that go on from where this one is, or was at the item ``at``; one for each config.
+
+        They share its past, in the journal and in the engine, where one verb makes them all. Raises
+        ``SessionUnknown``, ``SessionLimit``, ``StorageUnavailable``, ``ItemUnknown`` or ``CutInvalid``.
+        """
+        session = self.get(session_id)
+        self._check_room(len(configs))
+        if session.log.fault is not None:
+            raise session.log.fault
+        history, operations = session.branch(at)
+        children = [self._child(session, history.branch(), operations, config) for config in configs]
+        await session.lend([sequence for _, sequence in children], history.tree.head)
+        return [child for child, _ in children]
 
     def get(self, session_id: str) -> Session:
         """The open session with this id. Raises ``SessionUnknown``."""
@@ -118,7 +138,7 @@ class SessionBook:
         """
         session = self.get(session_id)
         self._forget_handles(session)
-        del self._sessions[session_id]
+        del self._sessions[session_id], self._records[session_id]
         left = asyncio.Event()
         leaving = dict.fromkeys(session.handles.digests(), left)
         self._leaving.update(leaving)
@@ -175,35 +195,55 @@ class SessionBook:
         replayed = await asyncio.to_thread(work)
         log = JournaledLog(journal, stored.number, stored.written)
         handles = SessionHandles(stored.record.owner, log, stored.keyring)
-        session = self._made(stored.record, log, handles, replayed)
+        session = self._made(stored.record, log, handles, replayed.history)
         self._reopened += 1
         return Reopened(session, stored.record, replayed)
+
+    def _child(
+        self, parent: Session, history: History, operations: Iterable[AnyOperation], config: bytes
+    ) -> tuple[Session, LiveSequence]:
+        record = msgspec.structs.replace(
+            self._records[parent.id], id=new_id("sess"), config=config, origin=parent.log.position()
+        )
+        log: SessionLog = EphemeralLog()
+        if self.journal is not None:
+            log = JournaledLog.begin(self.journal, record)
+        for operation in operations:
+            log.append(operation)
+        sequence = parent.heir()
+        handles = SessionHandles(record.owner, log)
+        session = self._made(record, log, handles, history, sequence)
+        self._opened += 1
+        return session, sequence
 
     def _made(
         self,
         record: SessionRecord,
         log: SessionLog,
         handles: SessionHandles,
-        replayed: Replayed | None = None,
+        history: History | None = None,
+        sequence: LiveSequence | None = None,
     ) -> Session:
         session = Session(
             record.id,
             self._link,
             self.language,
-            history=None if replayed is None else replayed.history,
+            history=history,
             salt=record.salt,
             now=datetime.fromisoformat(record.clock),
             settings=self.settings,
             log=log,
             handles=handles,
-            reopened=replayed is not None,
+            reopened=history is not None and sequence is None,
+            sequence=sequence,
         )
+        self._records[session.id] = record
         self._sessions[session.id] = session
         self._know_handles(session)
         return session
 
-    def _check_room(self) -> None:
-        if len(self._sessions) >= self.settings.max_sessions:
+    def _check_room(self, more: int = 1) -> None:
+        if len(self._sessions) + more > self.settings.max_sessions:
             raise SessionLimit(f"{self.settings.max_sessions} sessions are open")
 
     def _know_handles(self, session: Session) -> None:

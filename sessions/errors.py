@@ -6,6 +6,7 @@ SessionError
 │   ├── ItemExists            an item with this id is already there
 │   ├── ItemInvalid           an item's fields are out of bounds
 │   ├── InputInvalid          text on its way is out of bounds, or there is none
+│   ├── CutInvalid            there is no such place to cut a reply, to go back to or to branch off
 │   ├── ToolInvalid           a tool's definition is out of bounds
 │   ├── SamplingInvalid       sampling values or limits out of bounds
 │   └── PromptTooLong         the prompt leaves no room for a single token in the model's context
@@ -75,6 +76,13 @@ class InputInvalid(RequestInvalid):
     """Text on its way is out of bounds, or there is none to commit."""
 
     code = "input_invalid"
+
+
+class CutInvalid(RequestInvalid):
+    """There is no such place to cut a reply at, to go back to or to branch off: beyond it, or inside of what is
+    one."""
+
+    code = "cut_invalid"
 
 
 class ToolInvalid(RequestInvalid):

@@ -34,6 +34,8 @@ class EndReason(StrEnum):
     """The turn's limit, or the end of the model's context."""
     SERVER_LEAVING = "server_leaving"
     """The server goes away and could not wait any longer."""
+    STEERED = "steered"
+    """The client said something else meanwhile: the next turn answers that."""
     ERROR = "error"
 
 

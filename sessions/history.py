@@ -15,7 +15,7 @@ import numpy as np
 
 from .errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
 from .events import MissReason
-from .ids import Ids, frozen
+from .ids import Ids, frozen, ids_from
 from .items import (
     FunctionCall,
     FunctionCallOutput,
@@ -26,7 +26,7 @@ from .items import (
     checked_preamble,
     new_id,
 )
-from .journal.records import Deleted, Inserted, Record, forget
+from .journal.records import Cut, Deleted, Inserted, Record, Rewound, forget
 from .requests import TurnRequest
 from .tree import Reply, Tree, TurnNode
 
@@ -167,6 +167,9 @@ class History:
     def __len__(self) -> int:
         return len(self._home)
 
+    def __contains__(self, item_id: str) -> bool:
+        return item_id in self._home
+
     def items(self) -> tuple[Item, ...]:
         """All items in order, those of the replies included."""
         return tuple(item for entry in self._entries for item in _items_of(entry))
@@ -203,6 +206,60 @@ class History:
         self._edited(place)
         del self._entries[place]
         self.record(Deleted(item=item_id))
+
+    def reply_of(self, item_id: str) -> Reply | None:
+        """The reply that holds this item; None where it stands for itself. Raises ``ItemUnknown``."""
+        entry = self._entry(item_id, "item_id")
+        return entry if isinstance(entry, Reply) else None
+
+    def cut(self, cut: Cut) -> None:
+        """Shorten a reply, or what stands for itself, as ``cut`` says. Raises ``ItemUnknown``."""
+        entry = self._entry(cut.item, "item_id")
+        place, left = self._index(entry), list[_Entry](cut.items)
+        if isinstance(entry, Reply) and not cut.loose:
+            rest = entry.up_to(cut.keep, ids_from(cut.tail), cut.items)
+            self._split(entry, rest, cut.node)
+            left = [rest]
+        for item in _items_of(entry):
+            del self._home[item.id]
+        self._edited(place)
+        self._matched = 0  # the head may be another
+        self._entries[place : place + 1] = left
+        self._home.update((item.id, other) for other in left for item in _items_of(other))
+        self.record(cut)
+
+    def rewind(self, item_id: str | None) -> None:
+        """Take out all behind the item (None: all); the tree's head goes back with it.
+
+        Raises ``ItemUnknown``, and ``ConversationBusy`` while a turn runs.
+        """
+        if self._slot is not None:
+            raise ConversationBusy("A response writes this conversation: cancel it before going back")
+        place = 0 if item_id is None else self._after(item_id)
+        for entry in self._entries[place:]:
+            for item in _items_of(entry):
+                del self._home[item.id]
+        del self._entries[place:]
+        self._matched = 0
+        self.tree.move(self._found(self._segments())[0])
+        self.record(Rewound(item=item_id))
+
+    def branch(self) -> History:
+        """Another history that goes on from here; what both have until now they share."""
+        other = History(self._preamble, max_items=self._max_items)
+        other.tree.move(self.tree.head)
+        other._rendered, other._slot = self._rendered, self._slot
+        other._matched, other._appended = self._matched, self._appended
+        other._entries, other._home = list(self._entries), dict(self._home)
+        return other
+
+    @property
+    def told(self) -> TurnNode | None:
+        """The head, where the items are those of its path; None where they were edited since."""
+        segments = self._segments()
+        node, at = self._found(segments)
+        edited = node is not self.tree.head or any(isinstance(segment, Reply) for segment in segments[at:])
+        return None if edited else node
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
         """What a turn begun now puts before the model; ``preamble`` and ``items`` override for it alone."""
@@ -269,22 +326,35 @@ class History:
 
     def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
         """The last turn on the path that the entries still match, why it is not the head, its entries."""
-        if self.tree.head is None:
-            return None, None, 0
-        if self._preamble != self._rendered:
+        if self.tree.head is not None and self._preamble != self._rendered:
             changed = self._preamble.instructions != self._rendered.instructions
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
         if self._matched:
             return self.tree.head, None, self._matched
+        base, at = self._found(segments)
+        if base is not self.tree.head or any(isinstance(segment, Reply) for segment in segments[at:]):
+            return base, MissReason.HISTORY_EDITED, at
+        self._matched = at
+        return base, None, at
+
+    def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int]:
+        """The last turn on the path that these are of, and how many of them."""
         base, at = None, 0
         for node in self.tree.path():
             wanted = (*node.inputs, node.reply)
             found = segments[at : at + len(wanted)]
             if len(found) < len(wanted) or any(a is not b for a, b in zip(found, wanted, strict=True)):
-                return base, MissReason.HISTORY_EDITED, at
+                break
             base, at = node, at + len(wanted)
-        self._matched = at
-        return base, None, at
+        return base, at
+
+    def _split(self, reply: Reply, rest: Reply, node_id: str) -> None:
+        """Where the reply is one of the path's, the head is now the turn that ends with its rest."""
+        head = self.tree.head
+        for node in () if head is None else head.ancestry():
+            if node.reply is reply:
+                self.tree.move(node.cut(rest, node_id))
+                return
 
     def _entry(self, item_id: str, param: str) -> _Entry:
         entry = self._home.get(item_id)

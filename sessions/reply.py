@@ -90,6 +90,13 @@ class ReplyReader:
         self._end_message(complete=not cut)
         return events
 
+    def said_of(self, item_id: str) -> str | None:
+        """The text so far of a message that has begun; None for one that has not."""
+        if self._text is not None and self._text[0] == item_id:
+            return "".join(self._text[1])
+        found = (item for item in self._items if isinstance(item, Message) and item.id == item_id)
+        return next((item.text for item in found), None)
+
     def items(self) -> tuple[Item, ...]:
         """The items that began, in order; after ``finish``."""
         return tuple(self._items)

@@ -15,12 +15,14 @@ from types import TracebackType
 from ..runtime.errors import EngineGone
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import TokenLogprob
-from .errors import EngineUnavailable, PromptTooLong
+from .cutting import check_place
+from .edits import end_with
+from .errors import EngineUnavailable, ItemUnknown, PromptTooLong
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
 from .history import Draft, History, Placed, Script
 from .ids import NONE, Ids, bytes_of, ids_of
 from .items import new_id
-from .journal.records import Said, Span
+from .journal.records import Ended, Interrupted, Said, Span
 from .journal.replay import ended, reader_of, refused, spans_of
 from .language import Language
 from .rendering import Renderer
@@ -71,6 +73,7 @@ class Response:
         placed: Placed | None = None,
         said: Ids = NONE,
         logprobs: Sequence[TokenLogprob] = (),
+        cut: tuple[str, int] | None = None,
     ) -> None:
         self.id = response_id or new_id("resp")
         self._branch = branch
@@ -80,8 +83,10 @@ class Response:
         self._turn, self._script, self._aside = placed.turn, placed.script, placed.aside
         self._sequence = branch.sequence.child() if self._aside else branch.sequence
         self._said, self._logprobs = said, logprobs
+        self._cut = cut  # the message that it ends with, and after how many characters
         self._recorded = len(said)
         self._draft: Draft | None = None
+        self._end_ids: frozenset[int] = frozenset()
         self._run: Run | None = None
         self._prompt_tokens = self._new_tokens = 0
         self._restarted = False
@@ -105,6 +110,42 @@ class Response:
         self._cancelled = self._cancelled or reason
         if self._run is not None:
             await self._run.cancel(reason)
+
+    def says(self, item_id: str) -> bool:
+        """Whether this message of the conversation is its, and has begun."""
+        return self.writes and self._run is not None and self._run.reader.said_of(item_id) is not None
+
+    def cut(self, item_id: str, end: int) -> None:
+        """It is to end after ``end`` characters of its message: what it says beyond is taken back when it is
+        over. Whoever asks cancels it then.
+
+        Raises ``ItemUnknown`` or ``CutInvalid``.
+        """
+        said = None if self._run is None else self._run.reader.said_of(item_id)
+        if said is None:
+            raise ItemUnknown(f"The response has no message {item_id!r}", param="item_id")
+        check_place(said, end)
+        self._cut = (item_id, end)
+        self._branch.history.record(Interrupted(response=self.id, item=item_id, end=end))
+
+    def so_far(self) -> tuple[History, Ended]:
+        """A branch of the history in which it has ended here, and how the journal tells that."""
+        history, turn, language = self._branch.history.branch(), self._turn, self._branch.language
+        assert turn is not None, "it writes the conversation"
+        said = NONE if self._run is None else ids_of(self._run.reader.ids)
+        if self._recorded > len(said):  # it is told again
+            said = self._said
+        said = said[: self._recorded]
+        if self._draft is None or not len(said):
+            history.abort_turn(turn)
+            return history, refused(self.id, None)
+        reader = reader_of(self.id, self._request, language, self._end_ids)
+        reader.feed(said.tolist())
+        reader.finish(cut=not reader.ended)
+        reply = Reply(reader.items(), ids_of(reader.ids), reader.ended)
+        node = history.commit_turn(turn, self._draft, reply)
+        done = ReplyDone(ReplyStatus.CANCELLED, EndReason.CLIENT_CANCELLED, reply.items, TurnUsage())
+        return history, ended(self.id, done, spans_of(turn.script, node), reader.ended)
 
     async def aclose(self) -> None:
         """Leave: what runs is cancelled and settled, what was not read is dropped."""
@@ -153,6 +194,8 @@ class Response:
         elif self._run.ending is None:
             self._events += await self._run.advance()
             self._record_said(self._run)
+            if self._cut is not None and self._reaches(self._run, *self._cut):
+                await self.cancel()
         else:  # all deltas were read: now the reply becomes history
             await self._conclude(self._run, self._run.ending)
 
@@ -172,7 +215,7 @@ class Response:
         self._prompt_tokens = len(prompt)
         self._new_tokens = len(said.prompt) + self._pending(said)
         self._restarted = branch.sequence.lost
-        end_ids = branch.language.end_ids(hello.eos_ids)
+        end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)
         reader = reader_of(self.id, self._request, branch.language, end_ids)
         stop_ids = tuple(sorted(end_ids.union(self._request.stop_ids)))
         run = Run(
@@ -191,10 +234,10 @@ class Response:
         return run
 
     def _pending(self, draft: Draft) -> int:
-        """1 if the last token kept of an earlier reply has no KV yet: it is part of what is truly new."""
+        """Kept tokens of the reply before without KV: the last sampled, or those that a cut spelled anew."""
         if draft.parent is None or draft.keep < draft.parent.length:
             return 0
-        return self._branch.sequence.pending(draft.keep)
+        return draft.parent.reply.respelled or self._branch.sequence.pending(draft.keep)
 
     async def _conclude(self, run: Run, ending: Ending) -> None:
         if self._over:
@@ -207,6 +250,8 @@ class Response:
         usage = self._usage(ending, len(reply.ids))
         done = ReplyDone(ending.status, ending.reason, reply.items, usage, ending.error)
         self._branch.history.record(ended(self.id, done, spans, run.reader.ended))
+        if spans and self._cut is not None and any(item.id == self._cut[0] for item in reply.items):
+            end_with(self._branch.history, *self._cut, self._branch.language.tokenizer)
         self._events.append(done)
         self._ended()
         if self._aside:
@@ -221,6 +266,11 @@ class Response:
             history.abort_turn(turn)
             return ()
         return spans_of(turn.script, history.commit_turn(turn, self._draft, reply))
+
+    @staticmethod
+    def _reaches(run: Run, item_id: str, end: int) -> bool:
+        said = run.reader.said_of(item_id)
+        return said is not None and len(said) >= end
 
     def _record_said(self, run: Run) -> None:
         """The durable cursor follows the reader."""

@@ -226,6 +226,7 @@ class Run:
 _STATUS = {
     EndReason.CLIENT_CANCELLED: ReplyStatus.CANCELLED,
     EndReason.SERVER_LEAVING: ReplyStatus.INCOMPLETE,
+    EndReason.STEERED: ReplyStatus.INCOMPLETE,
 }
 
 

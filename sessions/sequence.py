@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -55,6 +55,7 @@ class LiveSequence:
         self._ahead = False  # what is held was anticipated
         self._computed_before = 0  # KV there was before anything was
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
+        self._generating = False
         self._alone = False  # opened so that it shares no step
         self._lease: _Wish | None = None
         self.suspicion = Suspicion()
@@ -72,6 +73,29 @@ class LiveSequence:
     def child(self) -> LiveSequence:
         """Another sequence that begins as a fork of this one."""
         return LiveSequence(self._link, self._salt, self)
+
+    async def fork(self, children: Sequence[LiveSequence], ids: Ids) -> None:
+        """Make children that share the beginning of ``ids`` this one holds, all in one verb.
+
+        Where that cannot be they begin when they are first brought to something. While this one generates,
+        ``ids`` may reach as far as that was read.
+        """
+        async with self._verbs:
+            state = self._state
+            if state is None or self.lost or not (self._certain or self._generating):
+                return
+            at = common_prefix(self._held, ids)
+            if self._generating and at == len(self._held):
+                at = len(ids)
+            if at < self._link.hello.block_tokens:
+                return
+            computed = min(at, state.computed) if self._certain else at - 1
+            with suppress(VerbRefused, EngineGone):
+                for child, seq in zip(
+                    children, await self._link.fork(state.seq, len(children), at), strict=True
+                ):
+                    child._origin = None
+                    child._settle(State(seq, at, computed, 0), ids[:at])
 
     def pending(self, keep: int) -> int:
         """Of a branch's first ``keep`` tokens: 1 if the last was sampled and has no KV yet, else 0."""
@@ -174,7 +198,7 @@ class LiveSequence:
 
         ``stop`` or ``finished`` tells how it ended.
         """
-        self._certain = False
+        self._certain, self._generating = False, True
         generation = await self._link.generate(self._open.seq, sampling, limits, generated_from)
         self._state = generation.state  # of the epoch that the rows have
         return generation
@@ -207,7 +231,7 @@ class LiveSequence:
     async def close(self, *, keep_kv: bool = True) -> None:
         """Let go of the engine's sequence, if there is one; it may be gone already."""
         state, lost = self._state, self.lost
-        self._state, self._held, self._certain = None, NONE, True
+        self._state, self._held, self._certain, self._generating = None, NONE, True, False
         if state is not None and not lost:
             with suppress(VerbRefused, EngineGone):
                 await self._link.close(state.seq, keep_kv)
@@ -241,6 +265,6 @@ class LiveSequence:
         return self._settle(State(seq, at, at, 0), ids[:at])
 
     def _settle(self, state: State, ids: Ids) -> State:
-        self._state, self._held, self._certain = state, ids, True
+        self._state, self._held, self._certain, self._generating = state, ids, True, False
         self._incarnation = self._link.incarnation
         return state

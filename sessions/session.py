@@ -5,17 +5,19 @@ Gives out responses and owns the engine's sequence of the main branch. Knows not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from ..runtime.link.client import EngineLink
 from .anticipation import Anticipation, Arrival
+from .edits import rewind, shorten
 from .errors import SessionClosed
 from .events import ReplyEvent
 from .handles import SessionHandles
 from .history import History
 from .items import Message
 from .journal.log import EphemeralLog, SessionLog
-from .journal.records import Begun, request_form
+from .journal.records import AnyOperation, Begun, Branched, request_form
 from .journal.replay import Past, retold
 from .keeping import Keeping
 from .language import Language
@@ -23,13 +25,14 @@ from .requests import TurnRequest
 from .response import Branch, Response
 from .sequence import LiveSequence
 from .settings import SessionSettings
+from .tree import TurnNode
 
 
 class Session:
     """One conversation. ``salt`` separates tenants' cached blocks; ``now`` is the template's today.
 
     ``log`` is its place in the journal, ``handles`` are those that open it, ``reopened`` tells that it comes
-    from there.
+    from there. ``sequence``: that of a session that was forked.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Session:
         log: SessionLog | None = None,
         handles: SessionHandles | None = None,
         reopened: bool = False,
+        sequence: LiveSequence | None = None,
     ) -> None:
         settings = settings or SessionSettings()
         self.id = id
@@ -52,7 +56,7 @@ class Session:
         self.log: SessionLog = log or EphemeralLog()
         self.history.record = self.log.append
         self.handles = handles or SessionHandles(b"", self.log)
-        self._sequence = LiveSequence(link, salt, reopened=reopened)
+        self._sequence = sequence or LiveSequence(link, salt, reopened=reopened)
         renderer = language.renderer(now or datetime.now().astimezone())
         self._branch = Branch(self.history, renderer, language, link, self._sequence, settings)
         self._anticipation = Anticipation(self._branch)
@@ -67,8 +71,7 @@ class Session:
         Raises ``ConversationBusy`` while another one writes the conversation; out-of-band ones may run
         beside it.
         """
-        if self._closed:
-            raise SessionClosed(f"Session {self.id} was closed")
+        self._check_open()
         response = Response(self._branch, request, response_id, ended=self._anticipation.resume)
         form = request_form(request) if response.writes else {}
         self.log.append(Begun(response=response.id, request=form, writes=response.writes, note=note))
@@ -85,6 +88,7 @@ class Session:
                 placed=past.placed,
                 said=past.ids,
                 logprobs=past.logprobs,
+                cut=past.cut,
             )
         )
 
@@ -99,6 +103,59 @@ class Session:
         for response in writers:
             await response.cancel()
         return bool(writers)
+
+    def cut(self, item_id: str, end: int) -> Response | None:
+        """End a message of the model after ``end`` characters, as far as it was heard.
+
+        Where it is still being said gives the response, for the caller to cancel: it is cut when that is over.
+        Raises ``ItemUnknown`` or ``CutInvalid``.
+        """
+        self._check_open()
+        response = self.saying(item_id)
+        if response is not None:
+            response.cut(item_id, end)
+        else:
+            shorten(self.history, item_id, end, self._branch.language.tokenizer)
+        return response
+
+    def branch(self, at: str | None = None) -> tuple[History, list[AnyOperation]]:
+        """A history that goes on from here, a reply that runs in it as far as it has come; or from item ``at``.
+
+        And what the journal has to say of the way there. Raises ``ItemUnknown`` or ``CutInvalid``.
+        """
+        self._check_open()
+        operations: list[AnyOperation] = []
+        writer = next((response for response in self._live() if response.writes), None)
+        if writer is None:
+            history = self.history.branch()
+        else:
+            history, ending = writer.so_far()
+            operations.append(ending)
+        if at is not None:
+            history.record = operations.append
+            rewind(history, at, self._branch.language.tokenizer)
+        return history, [*operations, Branched()]
+
+    async def lend(self, children: Sequence[LiveSequence], head: TurnNode | None) -> None:
+        """Let the engine's sequences of sessions that were forked share what they have in common with this."""
+        if head is not None:
+            await self._sequence.fork(children, head.tokens())
+
+    def heir(self) -> LiveSequence:
+        """A sequence for a session that is forked off: `lend` gives it what it shares."""
+        return self._sequence.child()
+
+    def saying(self, item_id: str) -> Response | None:
+        """The response that runs and has begun this message of the conversation."""
+        return next((response for response in self._live() if response.says(item_id)), None)
+
+    def rewind(self, to: str | int) -> None:
+        """Take out all behind an item (``"root"``: all), or behind the first ``to`` tokens.
+
+        Raises ``ItemUnknown``, ``CutInvalid`` or ``ConversationBusy``.
+        """
+        self._check_open()
+        rewind(self.history, to, self._branch.language.tokenizer)
 
     def expect(self, message: Message | None) -> None:
         """This much of the next message has come: its settled beginning is prefilled. None: taken back."""
@@ -126,6 +183,10 @@ class Session:
             await response.cancel()
         await self._sequence.close()
         self.log.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosed(f"Session {self.id} was closed")
 
     def _began(self, response: Response) -> Response:
         self._responses = [*self._live(), response]

@@ -21,11 +21,17 @@ class Reply:
     """What the model produced in one turn: its exact ids, and the items they were read as.
 
     ``ended``: the last id is an end-of-turn token that the model sampled; otherwise the reply was cut.
+    ``respelled``: so many ids at its end are not the model's: the rest of a token that a cut went through.
     """
 
     items: tuple[Item, ...]
     ids: Ids
     ended: bool
+    respelled: int = 0
+
+    def up_to(self, keep: int, tail: Ids, items: tuple[Item, ...]) -> Reply:
+        """What a cut leaves of it: the first ``keep`` ids and ``tail``, which say ``items``."""
+        return Reply(items, frozen(np.concatenate([self.ids[:keep], tail])), False, len(tail))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +59,10 @@ class TurnNode:
     def length(self) -> int:
         """Tokens on the path from the root to this node's end."""
         return self.start + len(self.reply.ids)
+
+    def cut(self, reply: Reply, node_id: str) -> TurnNode:
+        """The same turn with what is left of its reply, beside this one."""
+        return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id)
 
     def ancestry(self) -> Iterator[TurnNode]:
         """This node, its parent, and so on to the root."""

@@ -15,7 +15,10 @@ Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 ResponseStatus: TypeAlias = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
-Reason: TypeAlias = Literal["turn_detected", "client_cancelled", "max_output_tokens", "content_filter"]
+Reason: TypeAlias = Literal[
+    "turn_detected", "client_cancelled", "max_output_tokens", "content_filter", "steered"
+]
+"""Those of the standard, and `steered`: it ended for what was said meanwhile (ours)."""
 
 
 class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):

@@ -7,26 +7,12 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from .events import OwnFrame, ServerFrame
 from .items import AnyItem
 from .response import Response
 from .sampling import TokenLogprob
 from .session import SessionResource
-
-
-class ServerFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
-    """What all server events have."""
-
-    event_id: str
-
-    @property
-    def type(self) -> str:
-        """The event's name on the wire."""
-        return str(self.__struct_config__.tag)
-
-
-class OwnFrame(ServerFrame, frozen=True):
-    """An event that no standard has; a client of the standard passes it over."""
-
+from .verbs import ItemTruncated, SessionDetached, SessionForked, SessionRewound, SteerAccepted
 
 # --- session and conversation ---
 
@@ -316,4 +302,9 @@ ServerEvent: TypeAlias = (
     | SessionLeased
     | SessionStaged
     | SessionSettled
+    | ItemTruncated
+    | SessionRewound
+    | SessionForked
+    | SteerAccepted
+    | SessionDetached
 )

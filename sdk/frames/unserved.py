@@ -54,7 +54,6 @@ REFUSED_VALUES = {
 
 REFUSED_EVENTS = frozenset(
     {
-        "conversation.item.truncate",
         "input_audio_buffer.append",
         "input_audio_buffer.clear",
         "input_audio_buffer.commit",

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ..errors import StorageUnavailable
 from .journal import Journal
-from .records import AnyOperation, HandleRecord, Heard, Keyring, Said, SessionRecord, Typed, merged
+from .records import AnyOperation, HandleRecord, Heard, Keyring, Origin, Said, SessionRecord, Typed, merged
 from .store import Append, Change, Put, Table, key_of
 
 LAZY = Said | Heard | Typed
@@ -38,6 +38,9 @@ class SessionLog(Protocol):
     def fault(self) -> StorageUnavailable | None:
         """Why nothing new may be begun."""
 
+    def position(self) -> Origin | None:
+        """Here, for a session that is forked off; None where nothing is kept."""
+
     def close(self) -> None:
         """Take nothing more in; what was appended is still written."""
 
@@ -56,6 +59,10 @@ class EphemeralLog:
 
     def sync(self) -> asyncio.Future[None] | None:
         """Nothing waits."""
+        return None
+
+    def position(self) -> Origin | None:
+        """Nowhere."""
         return None
 
     def close(self) -> None:
@@ -108,6 +115,11 @@ class JournaledLog:
         """Done when all so far is durable."""
         self._flush()
         return self._journal.sync()
+
+    def position(self) -> Origin:
+        """Behind all that was appended."""
+        self._flush()
+        return Origin(session=self.number, operations=self._index)
 
     def close(self) -> None:
         """Take nothing more in, and let retention have the session."""

@@ -162,7 +162,51 @@ class Snapshot(Operation, frozen=True, tag="snapshot"):
     after: tuple[str, ...] = ()
 
 
-AnyOperation: TypeAlias = Heard | Inserted | Deleted | Typed | Configured | Begun | Said | Ended | Snapshot
+class Interrupted(Operation, frozen=True, tag="interrupted"):
+    """A reply that runs is to end where its message ``item`` has ``end`` characters, and be cut there."""
+
+    response: str
+    item: str
+    end: int
+
+
+class Cut(Operation, frozen=True, tag="cut"):
+    """The reply that holds ``item`` is now its first ``keep`` ids and ``tail`` (little-endian int32), which
+    say ``items``. Where ``item`` stands for itself, or the cut is ``loose``, ``items`` stand in its place."""
+
+    item: str
+    items: tuple[Item, ...]
+    keep: int = 0
+    tail: bytes = b""
+    node: str = ""
+    loose: bool = False
+
+
+class Rewound(Operation, frozen=True, tag="rewound"):
+    """All behind ``item`` was taken out (None: all)."""
+
+    item: str | None = None
+
+
+class Branched(Operation, frozen=True, tag="branched"):
+    """Here the session left the one it was forked from: what stands before is that one's."""
+
+
+AnyOperation: TypeAlias = (
+    Heard
+    | Inserted
+    | Deleted
+    | Typed
+    | Configured
+    | Begun
+    | Said
+    | Ended
+    | Interrupted
+    | Cut
+    | Rewound
+    | Branched
+    | Snapshot
+)
 Record: TypeAlias = Callable[[AnyOperation], None]
 """Where a session's parts put what must be remembered."""
 
@@ -171,14 +215,25 @@ def forget(operation: AnyOperation) -> None:
     """Remembers nothing: for sessions that need not outlive their process."""
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """A session's first ``operations`` are those of session number ``session``."""
+
+    session: int
+    operations: int
+
+
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session is from birth. ``owner`` is whose key made it; ``clock`` the template's today (ISO)."""
+    """What a session is from birth. ``owner`` is whose key made it; ``clock`` the template's today (ISO).
+
+    ``origin``: it was forked, and its own operations follow on those.
+    """
 
     id: str
     owner: bytes
     salt: bytes
     clock: str
     config: bytes = b""
+    origin: Origin | None = None
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,12 +25,16 @@ from ..tree import Reply, TurnNode
 from .records import (
     AnyOperation,
     Begun,
+    Branched,
     Configured,
+    Cut,
     Deleted,
     Ended,
     Fault,
     Heard,
     Inserted,
+    Interrupted,
+    Rewound,
     Said,
     Snapshot,
     Span,
@@ -50,6 +54,7 @@ class Past:
     placed: Placed
     said: bytearray = field(default_factory=bytearray)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    cut: tuple[str, int] | None = None
     ended: Ended | None = None
 
     @property
@@ -131,6 +136,14 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             past = _last(replayed, operation.response)
             past.said += ids
             past.logprobs += logprobs
+        case Interrupted(response=response, item=item_id, end=end):
+            _last(replayed, response).cut = (item_id, end)
+        case Cut():
+            history.cut(operation)
+        case Rewound(item=item_id):
+            history.rewind(item_id)
+        case Branched():
+            _branched(replayed)
         case Ended(response=response):
             if replayed.orphans.pop(response, None) is None:
                 _end(history, _last(replayed, response), operation)
@@ -153,6 +166,14 @@ def _begin_from(replayed: Replayed, snapshot: Snapshot) -> None:
         replayed.last.said += snapshot.said
         replayed.last.logprobs += snapshot.logprobs
         replayed.last.ended = snapshot.ended
+
+
+def _branched(replayed: Replayed) -> None:
+    """What was only the other session's business is not this one's."""
+    replayed.heard.clear()
+    replayed.orphans.clear()
+    replayed.after_reply.clear()
+    replayed.responses, replayed.last, replayed.typed = 0, None, TextBuffer()
 
 
 def _last(replayed: Replayed, response: str) -> Past:

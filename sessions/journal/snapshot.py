@@ -13,7 +13,7 @@ from ..history import History, HistoryState, Segment
 from ..ids import bytes_of, ids_from
 from ..items import Item
 from ..tree import Reply, TurnNode
-from .records import AnyOperation, Begun, Ended, KeptNode, KeptReply, Snapshot, Typed, request_form
+from .records import AnyOperation, Begun, Branched, Ended, KeptNode, KeptReply, Snapshot, Typed, request_form
 
 if TYPE_CHECKING:
     from .replay import Past, Replayed
@@ -28,6 +28,8 @@ def quiet(operations: Sequence[AnyOperation]) -> int:
             running.add(operation.response)
         elif isinstance(operation, Ended):
             running.discard(operation.response)
+        elif isinstance(operation, Branched):
+            running.clear()  # they were the other session's
         if not running:
             until = at
     return until

@@ -10,6 +10,7 @@ Knows keys and tables, not what an operation means.
     log       number, index           -> an operation
     keyrings  number                  -> Keyring
     handles   digest of the handle    -> HandleRecord
+    forks     number, child's number  -> nothing: the child's operations follow on some of these
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from .records import (
     AnyOperation,
     HandleRecord,
     Keyring,
+    Origin,
     SessionRecord,
+    Snapshot,
     StoreRecord,
     Tail,
     seal,
@@ -59,6 +62,7 @@ class Table(StrEnum):
     LOG = "log"
     KEYRINGS = "keyrings"
     HANDLES = "handles"
+    FORKS = "forks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget a session: its operations, its handles, everything."""
+    """Forget a session: its operations, its handles, everything.
+
+    Operations that forks of it follow on stay until the last of these is forgotten.
+    """
 
     number: int
 
@@ -106,9 +113,9 @@ class Stored:
     record: SessionRecord
     keyring: Keyring
     operations: tuple[AnyOperation, ...]
-    """Those that are kept: the first may be a snapshot of many."""
+    """Those that are kept, of the sessions it was forked from too: the first may be a snapshot of many."""
     written: int = 0
-    """How many it has had: the index of the next."""
+    """How many it has had of its own: the index of the next."""
 
 
 def key_of(number: int, index: int | None = None) -> bytes:
@@ -187,15 +194,21 @@ class JournalStore:
     def condense(self, number: int, how: Condense) -> bool:
         """Put one operation in the place of a session's first ones; whether it was done.
 
+        Not where others were forked from it: theirs follow on them.
+
         Raises ``StorageUnavailable``, ``RecordDamaged``.
         """
         self.long.discard(number)
         tail: Tail | None = self._get(Table.TAILS, key_of(number), Tail)
-        found = None if tail is None else how(self._operations(number, tail))
-        if tail is None or found is None:
+        record: SessionRecord | None = self._get(Table.SESSIONS, key_of(number), SessionRecord)
+        if tail is None or record is None or self._forked(number):
             return False
-        count, snapshot = found
-        self.write([_Condensed(number, tail.first + count - 1, snapshot)])
+        own = self._operations(number, tail)
+        inherited = self._inherited(record, own)
+        count, snapshot = how((*inherited, *own)) or (0, None)
+        if snapshot is None or count <= len(inherited):
+            return False
+        self.write([_Condensed(number, tail.first + count - len(inherited) - 1, snapshot)])
         return True
 
     def free_bytes(self) -> int:
@@ -249,7 +262,8 @@ class JournalStore:
             tail = self._get(Table.TAILS, key_of(number), Tail)
             if record is None or keyring is None or tail is None:
                 raise RecordDamaged(f"a record of session {number} is missing")
-            return Stored(number, record, keyring, self._operations(number, tail), tail.operations)
+            own = self._operations(number, tail)
+            return Stored(number, record, keyring, (*self._inherited(record, own), *own), tail.operations)
         except RecordDamaged:
             self.damaged += 1
             raise
@@ -332,8 +346,12 @@ class JournalStore:
                     transaction.delete(key, db=self._tables[table])
                 case Put(table=table, key=key, record=record):
                     transaction.put(key, seal(key, record), db=self._tables[table])
-                    if table is Table.SESSIONS:
-                        tails.setdefault(struct.unpack(">Q", key)[0], Tail(operations=0, used=0.0))
+                    if isinstance(record, SessionRecord):
+                        number = struct.unpack(">Q", key)[0]
+                        tails.setdefault(number, Tail(operations=0, used=0.0))
+                        if record.origin is not None:
+                            fork = key_of(record.origin.session, number)
+                            transaction.put(fork, b"", db=self._tables[Table.FORKS])
                 case Drop(number=number):
                     self._drop(transaction, number)
                     tails.pop(number, None)
@@ -376,12 +394,35 @@ class JournalStore:
                     transaction.delete(digest, db=self._tables[Table.HANDLES])
             except RecordDamaged:
                 self.damaged += 1
-        for table in (Table.SESSIONS, Table.TAILS, Table.KEYRINGS):
+        for table in (Table.TAILS, Table.KEYRINGS):
             transaction.delete(key, db=self._tables[table])
+        self._erase(transaction, number)
+
+    def _erase(self, transaction: lmdb.Transaction, number: int) -> None:
+        """The operations of a session that was forgotten, and of those it came from, if nobody needs them."""
+        key = key_of(number)
+        forks = transaction.cursor(self._tables[Table.FORKS])
+        if forks.set_range(key) and bytes(forks.key())[:8] == key:
+            return
+        value = transaction.get(key, db=self._tables[Table.SESSIONS])
+        origin = None if value is None else self._origin(key, bytes(value))
+        transaction.delete(key, db=self._tables[Table.SESSIONS])
         cursor = transaction.cursor(self._tables[Table.LOG])
         found = cursor.set_range(key)
         while found and bytes(cursor.key())[:8] == key:
             found = cursor.delete()
+        if origin is not None:
+            transaction.delete(key_of(origin.session, number), db=self._tables[Table.FORKS])
+            if transaction.get(key_of(origin.session), db=self._tables[Table.TAILS]) is None:
+                self._erase(transaction, origin.session)
+
+    def _origin(self, key: bytes, value: bytes) -> Origin | None:
+        try:
+            record: SessionRecord = unseal(key, value, SessionRecord)
+        except RecordDamaged:
+            self.damaged += 1
+            return None
+        return record.origin
 
     def _grow(self) -> None:
         """Double the map. No transaction is open: this thread has them all. At its limit: `make_room`."""
@@ -395,6 +436,42 @@ class JournalStore:
         with self._reading() as transaction:
             value = transaction.get(key, db=self._tables[table])
         return None if value is None else unseal(key, bytes(value), kind)
+
+    def _inherited(
+        self, record: SessionRecord, operations: tuple[AnyOperation, ...]
+    ) -> tuple[AnyOperation, ...]:
+        """What a forked session follows on, from the first of its ancestors on; a snapshot has it in it."""
+        pieces, origin = [operations], record.origin
+        while origin is not None and not (pieces[-1] and isinstance(pieces[-1][0], Snapshot)):
+            pieces.append(self._until(origin))
+            parent = self._get(Table.SESSIONS, key_of(origin.session), SessionRecord)
+            if parent is None:
+                raise RecordDamaged(f"the record of session {origin.session} is missing")
+            origin = parent.origin
+        return tuple(operation for piece in reversed(pieces[1:]) for operation in piece)
+
+    def _until(self, origin: Origin) -> tuple[AnyOperation, ...]:
+        """A session's operations as they were when another was forked off; those before a snapshot are in it."""
+        read, prefix, end = READERS[FORMAT], key_of(origin.session), key_of(origin.session, origin.operations)
+        found: list[AnyOperation] = []
+        index = -1
+        with self._reading() as transaction:
+            cursor = transaction.cursor(self._tables[Table.LOG])
+            there = cursor.set_range(prefix)
+            while there and bytes(cursor.key()) < end:
+                index = struct.unpack(">QQ", cursor.key())[1]
+                found.append(read(bytes(cursor.key()), bytes(cursor.value())))
+                there = cursor.next()
+        whole = len(found) == origin.operations or (found and isinstance(found[0], Snapshot))
+        if not whole or index != origin.operations - 1:
+            raise RecordDamaged(f"session {origin.session} has not its first {origin.operations} operations")
+        return tuple(found)
+
+    def _forked(self, number: int) -> bool:
+        """Whether operations of other sessions follow on this one's."""
+        with self._reading() as transaction:
+            forks = transaction.cursor(self._tables[Table.FORKS])
+            return bool(forks.set_range(key_of(number)) and bytes(forks.key())[:8] == key_of(number))
 
     def _operations(self, number: int, tail: Tail) -> tuple[AnyOperation, ...]:
         read, prefix = READERS[FORMAT], key_of(number)

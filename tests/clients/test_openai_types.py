@@ -12,6 +12,7 @@ from holdfast.gateway.conversation import Conversation, Send
 from holdfast.sdk.errors import FieldUnsupported
 from holdfast.sdk.frames import client, codec, items, response, server, unserved
 from holdfast.sdk.frames.session import FunctionTool, SessionPatch, SessionResource
+from holdfast.sdk.frames.verbs import ItemTruncated
 from holdfast.sessions.events import (
     ArgumentsDelta,
     CallDone,
@@ -38,6 +39,17 @@ SPOKEN: list[ReplyEvent] = [
 ]
 
 
+OURS = (
+    "input_text_buffer.",
+    "session.resume",
+    "session.rewind",
+    "session.fork",
+    "session.attach",
+    "session.detach",
+    "response.steer",
+)
+
+
 def every_event() -> list[server.ServerEvent]:
     """A connection on which everything we ever send is sent."""
     session = SessionResource(id="sess", model="m", tools=[FunctionTool(name="add")], max_output_tokens=9)
@@ -58,6 +70,7 @@ def every_event() -> list[server.ServerEvent]:
         receive(client.ItemCreate(item=item, event_id="e"))
     receive(client.ItemCreate(item=items.MessageItem(id="i", role="user", content=[])))
     receive(client.ItemRetrieve(item_id="i"))
+    told.append(ItemTruncated(event_id="e", item_id="i", text_end=3))
     receive(client.ItemDelete(item_id="i"))
     receive(client.ItemDelete(item_id="i", event_id="e"))
     receive(client.ResponseCancel())
@@ -116,7 +129,7 @@ def test_every_field_of_the_standard_is_served_or_named(client_script: Callable[
 def test_every_client_event_of_the_standard_is_served_or_named(client_script: Callable[..., Any]) -> None:
     events = set(client_script("openai_types.py", "fields")["events"])
     served = {kind.__struct_config__.tag for kind in get_args(client.ClientEvent)}
-    ours = {tag for tag in served if str(tag).startswith(("input_text_buffer.", "session.resume"))}
+    ours = {tag for tag in served if str(tag).startswith(OURS)}
     assert events == (served - ours) | unserved.REFUSED_EVENTS
 
 

@@ -15,11 +15,17 @@ from holdfast.gateway.settings import DEFAULT_HOST, DEFAULT_PORT
 README = Path(__file__).resolve().parent.parent.parent / "README.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
+TOLD = (
+    (("Marisol",), ("7", "cloudy"), ("Marisol",)),
+    (("4821",), ("1357",), ("Marisol",)),
+)
+"""For each snippet, what its lines of output must have."""
+
 pytestmark = pytest.mark.anyio
 
 
 def test_the_readme_has_snippets() -> None:
-    assert SNIPPETS
+    assert len(SNIPPETS) == len(TOLD)
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
@@ -35,6 +41,6 @@ async def test_a_snippet_of_the_readme_holds_its_conversation(number: int, serve
     )
     out, err = (text.decode() for text in await process.communicate())
     assert process.returncode == 0, err
-    name, weather, recalled = out.strip().splitlines()
-    assert "Marisol" in name and "Marisol" in recalled
-    assert "7" in weather and "cloudy" in weather
+    said = out.strip().splitlines()
+    assert len(said) == len(TOLD[number])
+    assert all(word in line for line, words in zip(said, TOLD[number], strict=True) for word in words), said

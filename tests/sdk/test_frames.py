@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.sdk import errors
-from holdfast.sdk.frames import client, codec, items, server, unserved
+from holdfast.sdk.frames import client, codec, items, server, unserved, verbs
 from holdfast.sdk.frames.response import KVReceipt, Response, ResponseParams
 from holdfast.sdk.frames.sampling import TokenLogprob, TopLogprob
 from holdfast.sdk.frames.session import FunctionTool, SessionPatch, SessionResource
@@ -49,6 +49,14 @@ CLIENT_EVENTS: list[client.ClientEvent] = [
     client.SessionLease(priority=2, ttl=60.0, returns_in=1.5),
     client.SessionStage(),
     client.SessionSettle(tier="host"),
+    verbs.ItemTruncate(item_id="i", text_end=3),
+    verbs.ItemTruncate(item_id="i", audio_end_ms=3, timing=[verbs.Heard(ms=2, text_end=1)]),
+    verbs.SessionRewind(to="i"),
+    verbs.SessionRewind(to=7),
+    verbs.SessionFork(at="i", children=3, session_id="s"),
+    verbs.SessionAttach(session="h", last_event="e"),
+    verbs.SessionDetach(session_id="s"),
+    verbs.ResponseSteer(input=[items.MessageItem.of("user", "No")], response=ResponseParams()),
 ]
 SERVER_EVENTS: list[server.ServerEvent] = [
     server.SessionCreated(event_id="e", session=SessionResource(id="s", model="m", audio=None)),
@@ -90,6 +98,11 @@ SERVER_EVENTS: list[server.ServerEvent] = [
     server.ErrorEvent(event_id="e", error=server.ErrorDetails(type="server_error", code=None, message="No")),
     server.SessionRecovered(event_id="e", lost_ms=812.5),
     server.ServerGoingAway(event_id="e", seconds=10.0, handle="h"),
+    verbs.ItemTruncated(event_id="e", item_id="i", text_end=3),
+    verbs.SessionRewound(event_id="e", item_id=None, tokens=7),
+    verbs.SessionForked(event_id="e", sessions=[verbs.Fork(id="s", handle="h")]),
+    verbs.SteerAccepted(event_id="e", response_id="r", session_id="s"),
+    verbs.SessionDetached(event_id="e", session_id="s"),
 ]
 
 
@@ -171,7 +184,7 @@ MISSING, MISTYPED, INVALID = errors.FieldMissing, errors.FieldMistyped, errors.F
         ),
         (respond(input=[{"type": "mcp_call"}]), UNSUPPORTED, "response.input[0].type"),
         ({"type": "input_audio_buffer.append", "audio": ""}, UNSUPPORTED, "type"),
-        ({"type": "conversation.item.truncate", "item_id": "i"}, UNSUPPORTED, "type"),
+        ({"type": "output_audio_buffer.clear"}, UNSUPPORTED, "type"),
         # shape
         ({}, MISSING, "type"),
         ({"type": "session.update"}, MISSING, "session"),

@@ -1,0 +1,203 @@
+"""What the verbs did is in the journal: a server that comes back has the same sessions, forks and all."""
+
+from __future__ import annotations
+
+import pytest
+from journal_stage import book_in, folder, store_in
+from scripted_link import ScriptedLink
+from session_stage import LANGUAGE, ask, read, reciting, run, say
+
+from holdfast.sessions.book import Reopened, SessionBook
+from holdfast.sessions.errors import (
+    ConversationBusy,
+    CutInvalid,
+    HandleUnknown,
+    ItemUnknown,
+    RecordDamaged,
+    SessionClosed,
+    SessionLimit,
+    SessionUnknown,
+)
+from holdfast.sessions.events import ReplyDone, TextDelta
+from holdfast.sessions.journal.store import Drop
+from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.session import Session
+
+
+def texts(session: Session) -> list[str]:
+    return [item.text for item in session.history.items()]
+
+
+def tokens(session: Session) -> list[int]:
+    head = session.history.tree.head
+    return [] if head is None else head.tokens().tolist()
+
+
+async def back(book: SessionBook, handle: str) -> Reopened:
+    found = await book.resume(handle, b"me")
+    assert isinstance(found, Reopened)
+    return found
+
+
+@run
+async def test_a_cut_a_rewind_and_a_fork_outlive_the_server() -> None:
+    with folder() as path:
+        link = reciting("one two three four", "five six", "seven eight")
+        async with book_in(path, link) as book:
+            session = book.create(owner=b"me")
+            await ask(session, "first")
+            await ask(session, "second")
+            there = session.history.items()
+            session.cut(there[1].id, 7)
+            session.rewind(there[2].id)
+            (child,) = await book.fork(session.id, [b"config"])
+            await read(child)
+            wanted, childs = texts(session), texts(child)
+            ids, childs_ids = tokens(session), tokens(child)
+            handles = session.handles.current, child.handles.current
+        assert wanted == ["first", "one two", "second"] and childs == [*wanted, "seven eight"]
+        async with book_in(path, reciting("nine")) as book:
+            for handle, want, want_ids in zip(handles, (wanted, childs), (ids, childs_ids), strict=True):
+                again = await back(book, handle)
+                assert (texts(again.session), tokens(again.session)) == (want, want_ids)
+            assert again.record.config == b"config" and again.replayed.last is not None
+            await ask(again.session, "third")
+            assert texts(again.session)[-2:] == ["third", "nine"]
+
+
+@run
+async def test_an_interrupt_that_the_server_did_not_live_to_finish_is_finished() -> None:
+    with folder() as path:
+        link = reciting("one two three four five six", ahead=1)
+        async with book_in(path, link) as book:
+            session = book.create(owner=b"me")
+            say(session, "go")
+            response = session.respond(TurnRequest.checked())
+            said = ""
+            while len(said) < 8:
+                event = await anext(response)
+                said += event.text if isinstance(event, TextDelta) else ""
+                item = getattr(event, "item_id", "")
+            assert session.cut(item, 7) is response
+            handle = session.handles.current
+        async with book_in(path, reciting("one two three four five six")) as book:
+            again = await back(book, handle)
+            past = again.replayed.last
+            assert past is not None and past.cut == (item, 7)
+            events = [event async for event in again.session.go_on(past)]
+            assert isinstance(events[-1], ReplyDone) and events[-1].status == "cancelled"
+            assert texts(again.session) == ["go", said[:7]]
+
+
+@run
+async def test_a_fork_in_mid_reply_outlives_the_server_without_the_rest() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one two three four", "right")) as book:
+            session = book.create(owner=b"me")
+            say(session, "go")
+            response = session.respond(TurnRequest.checked())
+            for _ in range(4):
+                await anext(response)
+            (child,) = await book.fork(session.id, [b""])
+            shared, handle = texts(child), child.handles.current
+            async for _ in response:
+                pass
+            assert texts(session)[-1].startswith(shared[-1]) and texts(session) != shared
+        async with book_in(path, reciting("left")) as book:
+            again = await back(book, handle)
+            assert texts(again.session) == shared and again.replayed.last is None
+            await ask(again.session, "and?")
+            assert texts(again.session)[-1] == "left"
+
+
+@run
+async def test_who_was_forked_from_can_be_forgotten_first() -> None:
+    """Its operations stay as long as a fork, or a fork of a fork, follows on them; then nothing is left."""
+    with folder() as path:
+        async with book_in(path, reciting("one", "two", "three")) as book:
+            session = book.create(owner=b"me")
+            await ask(session, "a")
+            (child,) = await book.fork(session.id, [b""])
+            await ask(child, "b")
+            (grandchild,) = await book.fork(child.id, [b""])
+            await ask(grandchild, "c")
+            handles = [one.handles.current for one in (session, child, grandchild)]
+            wanted = texts(grandchild)
+        with store_in(path) as store:
+            store.write([Drop(1)])
+            store.write([Drop(2)])
+            with pytest.raises(RecordDamaged):
+                store.session(1)
+        async with book_in(path, reciting()) as book:
+            for handle in handles[:2]:
+                with pytest.raises(HandleUnknown):
+                    await book.resume(handle, b"me")
+            assert texts((await back(book, handles[2])).session) == wanted
+        with store_in(path) as store:
+            store.write([Drop(3)])
+            assert entries(store) == 0
+
+
+def entries(store: object) -> int:
+    with store._environment.begin() as transaction:
+        tables = [table for name, table in store._tables.items() if name != "meta"]
+        return sum(transaction.stat(table)["entries"] for table in tables)
+
+
+@run
+async def test_a_fork_is_one_verb_and_sends_nothing_down_twice() -> None:
+    link: ScriptedLink = reciting("one two three four five six seven", "left", "right")
+    book = SessionBook(link, LANGUAGE, None)
+    session = book.create()
+    await ask(session, "count")
+    link.log.clear()
+    children = await book.fork(session.id, [b""] * 3)
+    assert [verb[0] for verb in link.log] == ["fork"]
+    assert len(link.held) == 4
+    whole = tokens(session)
+    for child in children[:2]:
+        link.log.clear()
+        await ask(child, "and?")
+        assert [verb[0] for verb in link.log] == ["extend", "generate"], "what is shared is not sent again"
+        assert tokens(child)[: len(whole)] == whole
+
+
+@run
+async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
+    link = reciting("one two three", "four five six")
+    book = SessionBook(link, LANGUAGE)
+    session, other = book.create(), book.create()
+    await ask(session, "count")
+    asked, reply = session.history.items()
+    before = texts(session)
+    for wrong, error in (
+        (lambda: session.cut("nobody", 1), ItemUnknown),
+        (lambda: session.cut(reply.id, 99), CutInvalid),
+        (lambda: session.cut(asked.id, 1), CutInvalid),
+        (lambda: other.cut(reply.id, 1), ItemUnknown),
+        (lambda: session.rewind("nobody"), ItemUnknown),
+        (lambda: session.rewind(10_000), CutInvalid),
+        (lambda: session.rewind(1), CutInvalid),
+    ):
+        with pytest.raises(error):
+            wrong()
+    with pytest.raises(ItemUnknown):
+        await book.fork(session.id, [b""], "nobody")
+    with pytest.raises(SessionUnknown):
+        await book.fork("sess_nobody", [b""])
+    with pytest.raises(SessionLimit):
+        await book.fork(session.id, [b""] * 20_000)
+    say(session, "go on")
+    response = session.respond(TurnRequest.checked())
+    await anext(response)
+    for busy in (lambda: session.rewind("root"), lambda: session.respond(TurnRequest.checked())):
+        with pytest.raises(ConversationBusy):
+            busy()
+    await response.aclose()
+    assert texts(session)[:2] == before and len(book._sessions) == 2
+    await book.close(session.id)
+    with pytest.raises(SessionUnknown):
+        await book.fork(session.id, [b""])
+    for closed in (lambda: session.rewind("root"), lambda: session.cut(reply.id, 1), session.branch):
+        with pytest.raises(SessionClosed):
+            closed()
