@@ -99,13 +99,13 @@ class Shadow:
         return reply
 
     def go_back(self, at: int) -> None:
-        """Keep the items up to and with number ``at``; a reply without words only where another follows."""
-        keep = [item_id for item_id, _ in self.items()[: at + 1]]
+        """Keep the first items, up to and with number ``at``; a reply without an item if one behind it stays."""
+        keep = {item_id for item_id, _ in self.items()[: at + 1]}
         turns, self.turns, waiting = self.turns, [], self.waiting
-        left = len(keep)
+        before = 0
         for turn in turns:
-            left -= len(turn.inputs) + (turn.item is not None)
-            if left > 0 or (left == 0 and turn.item is not None):
+            before += len(turn.inputs) + (turn.item is not None)
+            if turn.item in keep if turn.item is not None else before <= at:
                 self.turns.append(turn)
             else:
                 waiting = turn.inputs
@@ -278,7 +278,9 @@ class VerbsMachine(RuleBasedStateMachine):
         keep = round(inside * len(one.reply))
         session.rewind(len(before.prompt()) + keep)
         if keep == 0 or not text_of(one.reply[:keep]):
-            shadow.go_back(len(before.items()) - 1)
+            shadow.turns, shadow.waiting = before.turns, one.inputs
+            while shadow.turns and not shadow.waiting and shadow.turns[-1].item is None:
+                shadow.waiting = shadow.turns.pop().inputs  # back to an item: a reply without one goes, too
         else:
             one.reply = one.reply[:keep]
             shadow.turns, shadow.waiting = shadow.turns[: at + 1], []
