@@ -7,7 +7,7 @@ BIN := .venv/bin
 PEERS := transformers openvino-genai
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: demo test slow check bench peers faults aot gpu clients clean
+.PHONY: demo test slow check bench peers faults paths aot gpu clients clean
 
 demo: .venv/ready
 	$(BIN)/holdfast demo
@@ -43,6 +43,10 @@ peers: $(PEERS:%=.venv-peers/%/ready)
 # Long. A short cut of it runs in `make test` (tests/benchmarks/test_faults.py).
 faults: .venv/ready
 	$(BIN)/holdfast bench faults
+
+# Long: 200 conversations in fp32, each over every path of its KV. A short cut of it runs in `make test`.
+paths: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow --timeout 7200 tests/end_to_end/test_paths.py
 
 # Every Triton kernel compiled for GPUs that are not here: registers, spills, shared memory. Kept in build/.
 aot: .venv/ready

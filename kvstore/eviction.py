@@ -85,6 +85,14 @@ class EvictionOrder:
         for rank in range(TOP, 0, -1):
             self._overflow(rank)
 
+    def put_first(self, block: int) -> None:
+        """This one goes before all others: it is kept elsewhere, too. Not what a lease covers."""
+        if block in self._returns:
+            return self.add([block])
+        self._ranks[0][block] = None
+        self._ranks[0].move_to_end(block, last=False)
+        return None
+
     def remove(self, block: int) -> bool:
         """Take one out that is held again; whether it was in."""
         for queue in self._queues:

@@ -2,13 +2,15 @@
 
 Implements `tiers.Tier`, and beside it the verbs by which others move the bytes: ``reserve`` a slot, fill it,
 say ``filled``; ``find`` one, ``hold`` it while it is read, ``let_go``. What a dead process left is adopted:
-slots it was filling are free again, those it was reading are ready. Bytes are checked by their xxh3 whenever
-they are about to be read. One thread uses it; no torch, no clock.
+slots it was filling are free again, those it was reading are ready. Bytes are checked by their xxh3 when they
+have come from elsewhere, and before their first use where another process left them; what this one has hashed
+itself it trusts, as it trusts the device's memory, but for one that is to ``recheck`` whatever it reads.
+One thread uses it; no torch, no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -22,13 +24,20 @@ from .tiers import Record, TierStatistics
 class HostTier:
     """Records in ``memory``. ``owner``: written into the slots that are being filled or read.
 
+    ``recheck``: bytes are hashed whenever they are about to be read; for tests and debug.
+
     A record is *sought* by its key from ``reserve`` until it is dropped, and *found* while it is READY or
     READING. Dropped while somebody fills or reads its slot it is found no longer, and the slot is free when
     that is over.
     """
 
-    def __init__(self, memory: SlotMemory, owner: int = 0) -> None:
+    def __init__(self, memory: SlotMemory, owner: int = 0, *, recheck: bool = True) -> None:
         self.memory = memory
+        self._recheck = recheck
+        self.gives_up: Callable[[bytes], None] = lambda key: (
+            None
+        )  # told of a key that leaves for want of room
+        self._checked: set[int] = set()  # hashed by this process since they were filled
         self._owner = owner
         self._slot_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -61,7 +70,7 @@ class HostTier:
         return key in self._slot_of
 
     def find(self, key: bytes) -> int | None:
-        """The slot that holds the record, its bytes checked now; None where there is none. Counts."""
+        """The slot that holds the record, its bytes checked; None where there is none. Counts."""
         slot = self.slot_of(key)
         if slot is None:
             self._misses += 1
@@ -86,6 +95,15 @@ class HostTier:
     def oldest(self, count: int) -> list[bytes]:
         """Keys of the records that would give way next, the first of them first."""
         return [self._key_of[slot] for slot in self._order.first(count)]
+
+    def give_way(self, slots: Iterable[int]) -> None:
+        """What is in these is above, too: while it is, they go before all others, the last of them first.
+
+        When it leaves from there, `touch` says so.
+        """
+        for slot in slots:
+            if self._order.remove(slot):
+                self._order.put_first(slot)
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """These were used, in the order of their sequence: they go after all that were used before.
@@ -165,6 +183,7 @@ class HostTier:
             self._tokens[slot] = tokens
             self.memory.describe(slot, self._key_of[slot], tokens)
         self.memory.set_digest(slot, seen)
+        self._checked.add(slot)
         self.memory.move(slot, SlotState.READY)
         self._rank([slot])
 
@@ -286,11 +305,17 @@ class HostTier:
         return [slot for slot in range(memory.slots - 1, -1, -1) if slot not in self._key_of]
 
     def _sound(self, slot: int) -> bool:
+        if slot in self._checked and not self._recheck:
+            return True
         memory = self.memory
-        return xxh3_64_intdigest(memory.payload(slot)) == memory.entry(slot).digest
+        if xxh3_64_intdigest(memory.payload(slot)) != memory.entry(slot).digest:
+            return False
+        self._checked.add(slot)
+        return True
 
     def _evict(self) -> bool:
         for slot in self._order.pop(1):
+            self.gives_up(self._key_of[slot])
             self._forget(slot)
             self._release(slot)
             self._dropped += 1
@@ -316,4 +341,5 @@ class HostTier:
 
     def _release(self, slot: int) -> None:
         self.memory.move(slot, SlotState.FREE)
+        self._checked.discard(slot)
         self._free.append(slot)

@@ -32,6 +32,8 @@ class BlockMover:
         self._memory = memory
         self._bytes = torch.frombuffer(memory.map, dtype=torch.uint8)
         self._cuda = arenas[0].device.type == "cuda"
+        # On a CPU plain memcpy: torch would share each block out over its threads, and wait for all of them.
+        self._flat = () if self._cuda else tuple(_flat(arena) for arena in arenas)
         self._stream = _stream(arenas[0].device) if self._cuda else None
         self._saved: Saving | None = None  # of the move before
         self._loaded: torch.cuda.Event | None = None
@@ -52,9 +54,12 @@ class BlockMover:
         """
         if self._stream is None:
             for block, slot, tokens in saves:
-                self._down(block, slot)
+                for here, there in self._pairs(block, slot):
+                    there[:] = here
                 self.zero_behind(slot, tokens)
-            self._up(loads)
+            for slot, block in loads:
+                for here, there in self._pairs(block, slot):
+                    here[:] = there
             return None
         current = torch.cuda.current_stream()
         if self._saved is not None:
@@ -84,6 +89,13 @@ class BlockMover:
     def _down(self, block: int, slot: int) -> None:
         for arena, part in self._parts(slot):
             part.copy_(arena.bytes_of(block), non_blocking=True)
+
+    def _pairs(self, block: int, slot: int) -> Iterator[tuple[memoryview, memoryview]]:
+        """The bytes of a block in each arena, and those in the slot."""
+        held = self._memory.payload(slot)
+        for (arena, start), flat in zip(self._arenas, self._flat, strict=True):
+            size, at = arena.group.block_bytes, arena.offset_of(block)
+            yield flat[at : at + size], held[start : start + size]
 
     def zero_behind(self, slot: int, tokens: int) -> None:
         """Zero the slot's bytes behind the first ``tokens`` tokens."""
@@ -130,6 +142,11 @@ class Saving:
         self.done.synchronize()
         for _, slot, tokens in self._saves:
             self._mover.zero_behind(slot, tokens)
+
+
+def _flat(arena: DeviceArena) -> memoryview:
+    """All bytes of an arena in this machine's memory."""
+    return arena.kv.view(torch.uint8).view(-1).numpy().data
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

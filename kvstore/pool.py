@@ -19,7 +19,7 @@ Knows ids only: no tensors, no tokens, no sequences. One thread uses it.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,6 +73,9 @@ class BlockPool:
         self.blocks = blocks
         self.index = PrefixIndex(block_tokens)
         self.owners = OwnerTags() if debug else None
+        # Told of a cached block and its key before it is handed out: the bytes stay until the plan in the
+        # making writes them.
+        self.gives_up: Callable[[int, bytes], None] = lambda block, key: None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
         self._references: dict[int, int] = {}
@@ -190,6 +193,12 @@ class BlockPool:
         self.release([block], owner)
         self._hold([first], owner)
         return first
+
+    def give_way(self, blocks: Iterable[int]) -> None:
+        """Nobody is likely to want these: the cached ones go before all others, the last of them first."""
+        for block in blocks:
+            if self._cached.remove(block):
+                self._cached.put_first(block)
 
     def distrust(self, blocks: Iterable[int]) -> None:
         """Nobody knows what these hold: they are found no longer, and free once nobody holds them.
@@ -311,6 +320,10 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         evicted = self._cached.pop(count)
+        for block in evicted:
+            key = self.index.key_of(block)
+            assert key is not None, "a cached block is sealed"
+            self.gives_up(block, key)
         self._unseal(evicted)
         self._evicted += count
         return evicted

@@ -35,6 +35,7 @@ LAYOUT_VERSION = 1
 PAGE = 4096
 HEADER = struct.Struct("<8sII16sQQ")
 ENTRY = struct.Struct("<16sIIIIQQ16x")
+_NAME = struct.Struct("<16sI")  # key, tokens
 _STATE = struct.Struct("<II")  # state, owner
 _READERS = struct.Struct("<I")
 _STAMP = struct.Struct("<Q")
@@ -57,7 +58,7 @@ class SlotState(IntEnum):
     READING = 3
 
 
-_MOVES = {
+_MOVES: dict[int, set[SlotState]] = {
     SlotState.FREE: {SlotState.FILLING},
     SlotState.FILLING: {SlotState.READY, SlotState.FREE},
     SlotState.READY: {SlotState.READING, SlotState.FREE},
@@ -143,15 +144,17 @@ class SlotMemory:
             SlotMisused: it cannot go there from where it is.
         """
         at = self._at(slot) + 20
-        state = SlotState(_STATE.unpack_from(self.map, at)[0])
+        state = _STATE.unpack_from(self.map, at)[0]
         if wanted not in _MOVES[state]:
-            raise SlotMisused(slot, state.name, wanted.name)
+            raise SlotMisused(slot, SlotState(state).name, wanted.name)
         _STATE.pack_into(self.map, at, wanted, owner)
 
     def describe(self, slot: int, key: bytes, tokens: int) -> None:
         """Write what will be in a slot that is being filled."""
-        entry = self.entry(slot)
-        ENTRY.pack_into(self.map, self._at(slot), key, tokens, entry.state, entry.owner, 0, 0, entry.stamp)
+        at = self._at(slot)
+        _NAME.pack_into(self.map, at, key, tokens)
+        _READERS.pack_into(self.map, at + 28, 0)
+        _STAMP.pack_into(self.map, at + 32, 0)
 
     def set_readers(self, slot: int, readers: int) -> None:
         """How many read it now."""

@@ -19,9 +19,10 @@ from ..kvstore.host import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.moves import BlockMover
 from ..kvstore.pool import BlockPool
+from .costs import CostBook, measure
 from .engine import Engine
 from .errors import SettingsInvalid
-from .hosting import disk_tier, host_bytes, host_memory, host_tier
+from .hosting import costs_file, disk_tier, host_bytes, host_memory, host_tier
 from .link.messages import Hello, Phase
 from .link.pulse import LOAD_STALL, Pulse
 from .link.serve import Loaded, Progress
@@ -88,14 +89,30 @@ def _engine(
     disk = None
     if tier is not None and shelf is not None:
         disk = disk_tier(shelf, tier, settings, hasher, namespace)
-    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk)
     mover = None if tier is None else BlockMover(arenas, tier.memory)
-    runner = PacedRunner(TorchRunner(model.decoder, *arenas, mover=mover), pulse)
+    bare = TorchRunner(model.decoder, *arenas, mover=mover)
+    runner = PacedRunner(bare, pulse)
     if device.type == "cpu":  # a GPU builds more kernels as their shapes come, each in its first step
         rehearse(runner, settings.block_tokens, numbers.max_context)
+    # On a CPU the shelf and the computing threads share the cores: nothing is won by doing both at once.
+    path = costs_file(settings, hasher, namespace) if disk is not None else None
+    costs = CostBook(path, beside=device.type == "cuda")
+    if tier is not None and disk is not None and not costs.calibrated:
+        pulse.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
+        size = _block_bytes(groups)
+        costs.calibrate(
+            measure(
+                bare,
+                slots=tier.memory.slots,
+                blocks=blocks,
+                block_tokens=settings.block_tokens,
+                block_bytes=size,
+            )
+        )
     if settings.debug:
         for arena in arenas:
             arena.poison(range(blocks))
+    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs)
     return Engine(scheduler, runner, debug=settings.debug), numbers, groups
 
 
@@ -103,12 +120,12 @@ def _tier(
     settings: EngineSettings, memory: int | None, hasher: BlockHasher, namespace: bytes, block_bytes: int
 ) -> HostTier | None:
     if memory is not None:
-        return host_tier(memory, hasher, namespace, block_bytes)
+        return host_tier(memory, hasher, namespace, block_bytes, debug=settings.debug)
     own = host_memory(settings)
     if own is None:
         return None
     try:
-        return host_tier(own, hasher, namespace, block_bytes)
+        return host_tier(own, hasher, namespace, block_bytes, debug=settings.debug)
     finally:
         os.close(own)
 

@@ -48,13 +48,15 @@ def host_memory(settings: EngineSettings) -> int | None:
     return make_memory(size) if size else None
 
 
-def host_tier(fd: int, hasher: BlockHasher, namespace: bytes, block_bytes: int) -> HostTier | None:
+def host_tier(
+    fd: int, hasher: BlockHasher, namespace: bytes, block_bytes: int, *, debug: bool = False
+) -> HostTier | None:
     """The tier in memory ``fd``, with what another engine left there under the same names.
 
-    None where the memory holds not one block.
+    None where the memory holds not one block. ``debug``: every byte is checked whenever it is read.
     """
     memory = SlotMemory(fd, hasher.space(namespace), block_bytes)
-    return HostTier(memory, owner=os.getpid()) if memory.slots else None
+    return HostTier(memory, owner=os.getpid(), recheck=debug) if memory.slots else None
 
 
 def kv_folder(settings: EngineSettings) -> Path | None:
@@ -102,6 +104,12 @@ def disk_tier(
     budget = disk_bytes(settings, folder)
     begin = Begin(str(folder / space.hex()), space, host.memory.block_bytes, budget)
     return DiskTier(host, sock, begin)
+
+
+def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) -> Path | None:
+    """Where measured costs of this model and layout are kept; None without a store."""
+    folder = kv_folder(settings)
+    return None if folder is None else folder / hasher.space(namespace).hex() / "costs.json"
 
 
 def _kept_secret(folder: Path) -> bytes:

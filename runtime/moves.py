@@ -23,9 +23,12 @@ class Moves:
     def __init__(self, tier: HostTier | None, block_tokens: int, disk: DiskTier | None = None) -> None:
         self.tier = tier
         self.disk = disk
+        if tier is not None and disk is not None:
+            tier.gives_up = disk.touch
         self.saved = self.loaded = 0
         self._block_tokens = block_tokens
         self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens
+        self._above: set[bytes] = set()  # of those, full ones that the device keeps
         self._loads: list[BlockLoad] = []
 
     @property
@@ -34,9 +37,14 @@ class Moves:
         return bool(self._wanted or self._loads)
 
     def save(self, key: bytes, block: int, tokens: int | None = None) -> None:
-        """Keep the first ``tokens`` (all by default) of a block below; its content is committed."""
+        """Keep the first ``tokens`` (all by default) of a block below; its content is committed.
+
+        A full one stays above meanwhile, and gives way below (see `given_up`).
+        """
         if self.tier is not None and not self.tier.sought(key):
             self._wanted[key] = block, tokens or self._block_tokens
+            if tokens is None:
+                self._above.add(key)
 
     def load(self, slot: int, block: int) -> None:
         """Bring a slot's bytes into a leased block, before the rows of the plan being made."""
@@ -68,6 +76,22 @@ class Moves:
             self.tier is not None and self.tier.sought(key) and self.tier.slot_of(key) is None
         )
 
+    def given_up(self, block: int, key: bytes) -> None:
+        """The device gives up a full block: below it is now the only copy, or is saved once more."""
+        if self.tier is None:
+            return
+        if self.tier.sought(key):
+            self.tier.touch([key])
+        elif self.disk is None or not self.disk.stored(key):
+            self._wanted[key] = block, self._block_tokens
+        self._above.discard(key)
+
+    def retire(self, keys: Sequence[bytes]) -> None:
+        """Nobody is likely to want these again: they give way before others, the last of them first."""
+        if self.tier is not None:
+            slots = (self.tier.slot_of(key) for key in keys)
+            self.tier.give_way(slot for slot in slots if slot is not None)
+
     def drop(self, key: bytes) -> None:
         """Nobody shall find this again."""
         self._wanted.pop(key, None)
@@ -86,9 +110,10 @@ class Moves:
         for key, (block, tokens) in self._wanted.items():
             slot = self.tier.reserve(key, tokens) if self.tier is not None else None
             if slot is not None:
-                saves.append(BlockSave(block, slot, tokens))
+                saves.append(BlockSave(block, slot, tokens, key in self._above))
         loads = tuple(self._loads)
         self._wanted.clear()
+        self._above.clear()
         self._loads.clear()
         return tuple(saves), loads
 
@@ -100,6 +125,8 @@ class Moves:
             self.tier.filled(save.slot)
         for load in plan.loads:
             self.tier.let_go(load.slot)
+        self.tier.give_way(load.slot for load in plan.loads)
+        self.tier.give_way(save.slot for save in plan.saves if save.above)
         self.saved += len(plan.saves)
         self.loaded += len(plan.loads)
 

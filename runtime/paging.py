@@ -8,7 +8,6 @@ have blocks is `pressure`'s affair, what is computed is `planning`'s.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from .moves import Moves
 from .plan import BlockCopy
 from .sequence import Sequence
 
-MOST_SAVED_AGAIN = 64
-"""Blocks that the end of a turn saves because the host tier gave them up meanwhile."""
-
 
 class Paging:
     """Moves blocks between sequences and ``pool``; keys are made by ``hasher`` under ``namespace``."""
@@ -29,6 +25,7 @@ class Paging:
     def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, moves: Moves) -> None:
         self.pool = pool
         self.moves = moves
+        pool.gives_up = moves.given_up
         self.block_tokens = hasher.block_tokens
         self._hasher = hasher
         self._namespace = namespace
@@ -113,6 +110,23 @@ class Paging:
             if tail in disk or disk.fetching(tail):
                 return [*found, tail]
         return found
+
+    def to_restore(self, sequence: Sequence, disk: DiskTier) -> tuple[int, list[bool]]:
+        """The first full block that the device lacks, and of each from there on that a tier below has whether
+        it is only on disk.
+        """
+        size, most = self.block_tokens, (len(sequence.tokens) - 1) // self.block_tokens
+        self._hash(sequence, most)
+        first = sequence.computed // size
+        while first < most and self.pool.index.block_of(sequence.keys[first]) is not None:
+            first += 1
+        found: list[bool] = []
+        for key in sequence.keys[first:most]:
+            above = self.moves.tier is not None and key in self.moves.tier
+            if not above and key not in disk and not disk.fetching(key):
+                break
+            found.append(not above)
+        return first, found
 
     def _tails(self, sequence: Sequence, at: int) -> Iterator[bytes]:
         """Keys under which a partial block ``at`` of the sequence could be kept, the longest first."""
@@ -219,15 +233,12 @@ class Paging:
         sequence.tail = key, sequence.computed
 
     def settle(self, sequence: Sequence) -> None:
-        """A turn is over: all of it is kept below, and was used now."""
-        if self.moves.tier is None:
-            return
-        self.save_tail(sequence)
-        keys = sequence.keys[: sequence.sealed]
-        missing = (at for at, key in enumerate(keys) if not self.moves.tier.sought(key))
-        for at in list(islice(missing, MOST_SAVED_AGAIN)):
-            self.moves.save(keys[at], sequence.table[at])
-        self.moves.touch([*keys, *([sequence.tail[0]] if sequence.tail else [])])
+        """A turn is over: its tail is kept below, and was used now. Full blocks are when the device gives them
+        up, or before, where there is room.
+        """
+        if self.moves.tier is not None:
+            self.save_tail(sequence)
+            self.moves.touch([sequence.tail[0]] if sequence.tail else [])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Share with ``child``, whose tokens begin ``parent``'s, the committed KV of those tokens."""
@@ -312,6 +323,12 @@ class Paging:
         sequence.shared_tail = False
         sequence.unmatched = True
         return held
+
+    def retire(self, sequence: Sequence) -> None:
+        """Nobody is likely to want it again: what nobody else holds gives way first, here and below."""
+        blocks = (self.pool.index.block_of(key) for key in sequence.keys)
+        self.pool.give_way(block for block in blocks if block is not None)
+        self.moves.retire(sequence.names())
 
     def held(self, sequences: Iterable[Sequence]) -> dict[int, int]:
         """References by block that ``sequences`` account for, as the pool's audit wants them."""

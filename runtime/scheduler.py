@@ -24,6 +24,7 @@ from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..kvstore.shelf.client import DiskTier
 from .commit import Committer
+from .costs import CostBook
 from .counters import Counters
 from .errands import Errands
 from .errors import SettingsInvalid
@@ -67,6 +68,7 @@ class Scheduler:
         namespace: the digest of all that decides what a block's bytes mean.
         tier: keeps blocks below the device, under the same names; None without one.
         disk: keeps records of ``tier`` below it.
+        costs: of restoring and computing, as measured; without any all is restored.
 
     Raises:
         SettingsInvalid: pool or hasher are made for other numbers.
@@ -80,6 +82,7 @@ class Scheduler:
         namespace: bytes = b"",
         tier: HostTier | None = None,
         disk: DiskTier | None = None,
+        costs: CostBook | None = None,
     ) -> None:
         if pool.blocks != settings.blocks or hasher.block_tokens != settings.block_tokens:
             raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
@@ -91,7 +94,7 @@ class Scheduler:
         self._paging = Paging(pool, hasher, namespace, self._moves)
         pressure = Pressure(settings, self._roster, self._paging, self.counters)
         self._planner = Planner(settings, self._roster, self._paging, pressure, self.counters)
-        self.shelving = Shelving(self._roster, self._paging, disk)
+        self.shelving = Shelving(self._roster, self._paging, disk, costs)
         self._leases = Leases(settings, self._roster, self._paging, self.shelving)
         self._errands = Errands(self._roster, self._paging, self.shelving)
         self._committer = Committer(self._roster, self._paging, self.shelving, self._leases, self.counters)
@@ -183,6 +186,15 @@ class Scheduler:
         if sequence.turn is None:
             self._roster.taken(sequence)
         return blocks
+
+    def state(self, seq: int) -> State:
+        """What is held of a sequence. Raises `SequenceUnknown`."""
+        return self._roster[seq].state
+
+    @property
+    def tier(self) -> HostTier | None:
+        """The tier below the device."""
+        return self._moves.tier
 
     def statistics(self) -> dict[str, float]:
         """Lengths of all queues, the pool's books, and counts since the start."""

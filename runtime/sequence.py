@@ -89,6 +89,7 @@ class Sequence:
     ``tail``: key and end of the partial last block that was saved last. ``host``: tokens brought up from there
     on the account that the next turn settles, ``disk`` those of them whose records, ``from_disk``, came up from
     disk, for which it waited ``restore_seconds``. ``promise``: its lease. ``place``: of its turn in the order.
+    ``meets``: computed no further for now, as what follows is on its way up.
     """
 
     id: int
@@ -116,6 +117,7 @@ class Sequence:
     restore_seconds: float = 0.0
     promise: Promise | None = None
     place: int = 0
+    meets: int | None = None
 
     @property
     def total(self) -> int:
@@ -139,7 +141,7 @@ class Sequence:
             return max(self.total - 1, self.planned)
         if turn.sampled + self.promised >= turn.allowed:
             return self.planned
-        return self.total
+        return self.total if self.meets is None else max(self.planned, min(self.total, self.meets))
 
     @property
     def to_do(self) -> int:
@@ -232,5 +234,6 @@ class Sequence:
         work = Work(self.prefilled, self.recomputed, resident, turn.sampled, host - disk, disk, waited)
         self.prefilled = self.recomputed = self.host = self.disk = 0
         self.restore_seconds = 0.0
+        self.meets = None
         self.from_disk.clear()
         return work

@@ -1,7 +1,8 @@
 """When KV goes to disk and when it comes back: policy between sequences and the disk tier.
 
-Down, a few records at a time: those of a turn that ended `IDLE_SECONDS` ago, of a sequence that is closed, and
-those the host tier would give up next once it is nearly full. Up: a turn whose KV is on disk stands in the
+Down, a few records at a time: those of a turn that ended `IDLE_SECONDS` ago while the disk has room, of a
+sequence that is closed, and those the host tier would give up next once it is nearly full, but for what the
+device has as well: so that full tiers do not hold the same. Up: a turn whose KV is on disk stands in the
 roster as *fetching*, holding no block, while others run; when its records are in the host tier, or will not
 come, it waits for admission like any other. A sequence without a turn is fetched for the same way, at the
 first sign of its return. Without a disk every verb does nothing. The clock is the caller's.
@@ -12,18 +13,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import islice
 
+from ..kvstore.host import HostTier
 from ..kvstore.shelf.client import DiskTier
+from .costs import CostBook
 from .paging import Paging
+from .restoring import Held, blocks_to_compute
 from .roster import Roster
 from .sequence import Sequence
 
 IDLE_SECONDS = 2.0
 FETCH_SECONDS = 8.0  # a turn waits so long for the disk, then it is computed
 POLL_SECONDS = 0.002
+FETCH_POLL_SECONDS = 0.0003  # while a sequence waits for its records
 ABSENT_SECONDS = 0.1  # between two looks for a new shelf
 PRESSED = 8  # the host tier is nearly full with less than one part in so many free
-FETCHED_SHARE = 4  # records of one part in so many of the host tier may be on their way up for one sequence
+LEAVING_SHARE = 4  # of the host tier's records so many are on disk before their turn to go comes
+MOST_LEAVING = 1024
+FETCHED_SHARE = 0.75  # of the host tier's slots may be filled for one sequence that comes up from disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +39,17 @@ class _Awaited:
     sequence: Sequence
     keys: list[bytes]
     since: float
+    meets: int = 0
 
 
 class Shelving:
     """Moves records between ``paging``'s host tier and ``disk``."""
 
-    def __init__(self, roster: Roster, paging: Paging, disk: DiskTier | None) -> None:
+    def __init__(
+        self, roster: Roster, paging: Paging, disk: DiskTier | None, costs: CostBook | None = None
+    ) -> None:
         self.disk = disk
+        self.costs = costs or CostBook(None)
         self.now = 0.0
         self._roster = roster
         self._paging = paging
@@ -48,24 +60,46 @@ class Shelving:
     # --- up ---------------------------------------------------------------------------------------------
 
     def fetch(self, sequence: Sequence) -> bool:
-        """Have what the disk holds of a sequence brought to the host tier; whether anything is on its way.
+        """Have what the disk holds of a sequence brought to the host tier; whether it has to wait for that.
 
-        Meanwhile the sequence holds no blocks.
+        Then it holds no blocks meanwhile. A turn need not wait where it is computed instead, by measured costs,
+        or computed from its beginning to where it meets what is on its way.
         """
         disk, tier = self.disk, self._paging.moves.tier
         if disk is None or tier is None or not len(disk):
             return False
-        most = max(1, tier.memory.slots // FETCHED_SHARE)
-        keys = self._paging.on_disk(sequence, disk)[:most]
+        most = max(1, int(tier.memory.slots * FETCHED_SHARE))
+        meets, skipped = self._meeting(sequence, disk)
+        keys = self._paging.on_disk(sequence, disk)[skipped:][:most]
+        if keys:  # what comes up must not take the places of its own beginning
+            self._paging.moves.touch(sequence.keys)
         keys = [key for key in keys if disk.fetch(key, self.now)]
         if not keys:
             return False
         sequence.from_disk.update(keys)
         began = self._awaited.get(sequence.id)
         since = began.since if began is not None and began.sequence is sequence else self.now
-        self._awaited[sequence.id] = _Awaited(sequence, keys, since)
+        self._awaited[sequence.id] = _Awaited(sequence, keys, since, meets)
+        if meets:
+            sequence.meets = meets
+            return False
         self._paging.surrender(sequence)
         return True
+
+    def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
+        """Up to which position a turn is computed meanwhile, 0 for none; and records on disk before it."""
+        costs, tier = self.costs.costs(), self._paging.moves.tier
+        if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
+            return 0, 0
+        first, on_disk = self._paging.to_restore(sequence, disk)
+        size = self._paging.block_tokens
+        held = Held(first * size, tuple(on_disk), size, tier.memory.block_bytes)
+        count = blocks_to_compute(held, costs)
+        if count == len(
+            on_disk
+        ):  # all of it is computed; or nothing full is there, and a tail is not worth it
+            return 0, len(sequence.keys) + 1 if count else 0
+        return (first + count) * size if count else 0, sum(on_disk[:count])
 
     def stage(self, sequence: Sequence) -> None:
         """An idle sequence will be wanted: bring it up, or as far as the host tier first."""
@@ -85,8 +119,15 @@ class Shelving:
             self._idle[sequence.id] = sequence, self.now
             self._idle.move_to_end(sequence.id)
 
+    def retire(self, sequence: Sequence) -> None:
+        """Nobody holds the sequence any more: to disk while there is room; it is the first to give way."""
+        if self.disk is None or not self.disk.full:
+            self.leave(sequence)
+        self._idle.pop(sequence.id, None)
+        self._paging.retire(sequence)
+
     def leave(self, sequence: Sequence) -> None:
-        """Nobody holds the sequence any more, or wants it kept on disk: it goes there now."""
+        """It is wanted on disk: it goes there now."""
         self._idle.pop(sequence.id, None)
         if self.disk is not None:
             self._enqueue(sequence.names())
@@ -102,7 +143,8 @@ class Shelving:
             self._enqueue(reversed(tier.oldest(len(tier))))
 
     def close(self) -> None:
-        """Let the disk go."""
+        """Let the disk go, and keep what was learned of it."""
+        self.costs.save()
         if self.disk is not None:
             self.disk.close()
 
@@ -115,14 +157,15 @@ class Shelving:
             return
         self.disk.poll(now)
         for awaited in list(self._awaited.values()):
-            if now > awaited.since + FETCH_SECONDS or not any(map(self.disk.fetching, awaited.keys)):
+            late = now > awaited.since + FETCH_SECONDS
+            if late or (not any(map(self.disk.fetching, awaited.keys)) and self._met(awaited)):
                 self._arrived(awaited)
         while self._idle:
             sequence, since = next(iter(self._idle.values()))
             if now < since + IDLE_SECONDS:
                 break
             del self._idle[sequence.id]
-            if sequence.turn is None:
+            if sequence.turn is None and not self.disk.full:
                 self._enqueue(sequence.names())
         self._send_down(self.disk)
 
@@ -132,7 +175,9 @@ class Shelving:
             return None
         if not self.disk.ready:
             return ABSENT_SECONDS
-        if self.disk.waiting or self._awaited or self._queue:
+        if self._awaited:
+            return FETCH_POLL_SECONDS
+        if self.disk.waiting or self._queue:
             return POLL_SECONDS
         if self._idle:
             _, since = next(iter(self._idle.values()))
@@ -153,9 +198,18 @@ class Shelving:
 
     # --- inside -----------------------------------------------------------------------------------------
 
+    def _met(self, awaited: _Awaited) -> bool:
+        """Whether the turn has been computed up to what was fetched, or never will be."""
+        sequence = awaited.sequence
+        return sequence.meets is None or sequence.computed >= sequence.meets
+
     def _arrived(self, awaited: _Awaited) -> None:
         sequence = awaited.sequence
         del self._awaited[sequence.id]
+        sequence.meets = None
+        tier = self._paging.moves.tier
+        if tier is not None and not awaited.meets and all(key in tier for key in awaited.keys):
+            self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, self.now - awaited.since)
         if self._roster.sequences.get(sequence.id) is not sequence:
             return
         sequence.unmatched = True
@@ -170,10 +224,20 @@ class Shelving:
             if self.disk is not None and not self.disk.stored(key):
                 self._queue[key] = None
 
+    def _leaving(self, tier: HostTier, disk: DiskTier) -> list[bytes]:
+        """What the host tier would give up next and nobody else has: a share of it, ahead of the need."""
+        on_device = self._paging.pool.index.block_of
+        most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
+        alone = (key for key in tier.oldest(len(tier)) if on_device(key) is None)
+        return [key for key in islice(alone, most) if not disk.stored(key)][: disk.room]
+
     def _send_down(self, disk: DiskTier) -> None:
         tier = self._paging.moves.tier
         if tier is not None and not self._queue and tier.free * PRESSED < tier.memory.slots:
-            self._enqueue(tier.oldest(disk.room))
+            self._enqueue(self._leaving(tier, disk))
+        unsaved: list[bytes] = []
         while self._queue and disk.room > 0:
             key, _ = self._queue.popitem(last=False)
-            disk.store(key, self.now)
+            if not disk.store(key, self.now) and self._paging.moves.saving(key):
+                unsaved.append(key)
+        self._queue.update(dict.fromkeys(unsaved))

@@ -137,7 +137,7 @@ class Verbs:
         self._leases.end(sequence)
         self._paging.surrender(sequence, keep=verb.keep_kv)
         if verb.keep_kv:
-            self._shelving.leave(sequence)
+            self._shelving.retire(sequence)
         self._roster.close(sequence)
 
     def lease(self, verb: Lease, now: float) -> tuple[State, Receipt]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from ..host import HostTier
 from ..keys import KEY_BYTES
+from ..slots import PAGE
 from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Gone, Known, Store, Up, encode
 from .messages import up_decoder as decoder
 
@@ -63,6 +64,7 @@ class DiskTier:
         self._storing: set[bytes] = set()
         self._fetching: dict[bytes, int] = {}
         self._superseded: list[bytes] = []
+        self._touched: list[bytes] = []
         self._stored = self._fetched = self._failed = self._lost = 0
         control.setblocking(False)
         self._ask()
@@ -104,9 +106,10 @@ class DiskTier:
             return False
         self._host.hold(slot)
         superseded, self._superseded = self._superseded, []
+        touched, self._touched = self._touched, []
         tokens, digest = self._host.tokens_of(slot), self._host.memory.entry(slot).digest
         self._storing.add(key)
-        self._send(Store(next(self._tickets), slot, key, tokens, digest, superseded), now)
+        self._send(Store(next(self._tickets), slot, key, tokens, digest, superseded, touched), now)
         self._keys.difference_update(superseded)
         return True
 
@@ -127,6 +130,17 @@ class DiskTier:
         """Forget a record with the next that is stored."""
         if self.stored(key) and len(self._superseded) < MOST_SUPERSEDED:
             self._superseded.append(key)
+
+    def touch(self, key: bytes) -> None:
+        """A record has left the host tier: on disk it counts as used now, from the next that is stored on."""
+        if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
+            self._touched.append(key)
+
+    @property
+    def full(self) -> bool:
+        """Whether each record from now on takes the place of another; an estimate."""
+        size = -(-(self._begin.block_bytes + 16) // PAGE) * PAGE
+        return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._begin.budget
 
     def poll(self, now: float) -> None:
         """Take answers, send what did not fit before, and see to a shelf that is late."""

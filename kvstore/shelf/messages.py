@@ -24,7 +24,10 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
-    """Keep what is in ``slot``; ``superseded``: forget these in the same transaction."""
+    """Keep what is in ``slot``; ``superseded``: forget these in the same transaction.
+
+    ``touched``: records that are there already, and would have been stored now if they were not.
+    """
 
     ticket: int
     slot: int
@@ -32,6 +35,7 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     tokens: int
     digest: int
     superseded: list[bytes] = []
+    touched: list[bytes] = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):

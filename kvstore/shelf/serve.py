@@ -106,7 +106,8 @@ class Shelf:
         ]
         superseded = [key for store in stores for key in store.superseded]
         try:
-            evicted = self._store.put(records, superseded)
+            touched = [key for store in stores for key in store.touched]
+            evicted = self._store.put(records, superseded, touched)
         except StoreFailed as error:
             self._refused(error)
             for store in stores:

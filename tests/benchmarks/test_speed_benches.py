@@ -73,6 +73,26 @@ def test_memory_counts_what_was_filled(tmp_path: Path) -> None:
     assert told["goals"][0]["value"] == pytest.approx(on["peak_bytes"] / held)
 
 
+def test_restore_holds_each_tier_against_its_own_rate(tmp_path: Path) -> None:
+    told = quick("restore", tmp_path)
+    assert set(told["on"]) == {"tiny, 64", "tiny, 160"}
+    for tiers in told["on"].values():
+        assert len(tiers) == 3
+        assert all(tier["bytes"] > 0 and min(tier["ttft_ms"]["runs"]) > 0 for tier in tiers.values())
+    spilled = [goal for goal in told["goals"] if goal["name"].endswith("truly new after a spill")]
+    assert len(spilled) == 2 and all(goal["met"] for goal in spilled)
+
+
+def test_sessions_count_against_the_optimum(tmp_path: Path) -> None:
+    told = quick("sessions", tmp_path)
+    factors, least = told["counted"]["prefilled_per_new"], told["counted"]["optimum_per_new"]
+    assert 1 <= factors["ample tiers"] <= factors["no tiers"]
+    assert factors["host and disk at 0.5"] >= least["device and 0.5 as one store"] >= 1
+    assert factors["no tiers"] >= least["the device alone"]
+    timed = told["timed"]["tiny"]
+    assert set(timed["ttft_ms"]) == {"quarter", "unlimited"}
+
+
 def test_load_has_the_serving_figures_of_each_rate(tmp_path: Path) -> None:
     told = quick("load", tmp_path)
     closed, offered = told["phases"]

@@ -279,3 +279,35 @@ def test_leases_that_cover_every_slot_lock_none() -> None:
     filled(tier, *keys, b"another one here")
     assert keys[-1] not in tier, "the latest return went"
     assert all(key in tier for key in keys[:-1])
+
+
+def test_what_this_process_hashed_is_trusted_and_what_it_adopted_is_not() -> None:
+    memory = memory_of()
+    tier = HostTier(memory, recheck=False)
+    for key in (KEY_A, KEY_B):
+        tier.put(Record(key, 4, memoryview(content(key, 1))))
+    slot = tier.slot_of(KEY_A)
+    assert slot is not None
+    memory.payload(slot)[7] ^= 16
+    assert tier.find(KEY_A) == slot, "as the device's own memory is"
+    after = HostTier(memory, recheck=False)
+    assert after.find(KEY_A) is None and after.statistics().damaged == 1
+    assert after.find(KEY_B) is not None
+
+
+def test_what_is_above_gives_way_first_and_says_when_it_leaves() -> None:
+    tier = HostTier(memory_of(3))
+    left: list[bytes] = []
+    tier.gives_up = left.append
+    keys = [bytes([number + 1]) * 16 for number in range(5)]
+    for key in keys[:3]:
+        tier.put(Record(key, 4, memoryview(content(key, 1))))
+    tier.give_way([slot for key in keys[1:3] if (slot := tier.slot_of(key)) is not None])
+    tier.touch([keys[1]])
+    for key in keys[3:]:
+        tier.put(Record(key, 4, memoryview(content(key, 1))))
+    assert left == [keys[2], keys[0]]
+    tier.audit()
+
+
+KEY_A, KEY_B = b"a" * 16, b"b" * 16

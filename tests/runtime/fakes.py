@@ -395,6 +395,7 @@ class FakeDisk:
         self._fetching: dict[bytes, int] = {}
 
     ready = True
+    full = False
     room = 4
 
     def clock(self) -> float:
@@ -436,6 +437,9 @@ class FakeDisk:
 
     def supersede(self, key: bytes) -> None:
         self.records.pop(key, None)
+
+    def touch(self, key: bytes) -> None:
+        """Nothing is ever given up here."""
 
     def poll(self, now: float) -> None:
         for key in [key for key in self._storing if self._chance.random() < 0.5]:

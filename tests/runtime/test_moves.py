@@ -216,3 +216,25 @@ def test_tenants_share_no_slots() -> None:
     here.open(1, ONE + TWO + [7], salt=b"b")
     here.reply(1, 2)
     assert work_of(here, 1).host == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_the_host_tier_gave_up_goes_down_again_when_the_device_gives_it_up(depth: int) -> None:
+    """Two tiers that do not hold the same: eight slots are enough for what is on the device no more."""
+    here = world(depth=depth, slots=8)
+    here.open(0, ONE + TWO + [7])
+    here.reply(0, 6)
+    here.run()
+    assert here.scheduler.tier is not None
+    for key in here._roster[0].keys:
+        here.scheduler.tier.drop(key)  # as for want of room
+    here.evict(0)
+    here.open(1, [*range(100, 140)])
+    here.reply(1, 8)
+    here.open(2, [*range(150, 170)])
+    here.reply(2, 8)  # blocks of the first are handed out in the very plan that saves them
+    here.run()
+    assert all(here.scheduler.pool.index.block_of(key) is None for key in here._roster[0].keys)
+    here.extend(0, [8])
+    here.reply(0, 2)
+    assert work_of(here, 0).host > 0

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from holdfast.runtime.costs import Measured
 from holdfast.runtime.link.messages import Reply, Settle, Stage, Work
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.shelving import IDLE_SECONDS
@@ -140,6 +141,18 @@ def test_an_idle_sequence_goes_to_disk_by_itself_and_a_closed_one_at_once() -> N
     assert len(here.disk) > kept
 
 
+def test_what_is_settled_before_it_was_saved_goes_to_disk_all_the_same() -> None:
+    here = shelved(depth=1)
+    assert here.disk is not None
+    here.disk._chance = Random(4)
+    here.open(0, PROMPT)
+    here.reply(0, 4)  # 16 of 17 tokens have KV; the last block has just become full
+    assert isinstance(here.engine.apply(Settle(here._next(), 0, disk=True)), Reply)
+    down(here)
+    keys = here._roster[0].keys[:4]
+    assert len(keys) == 4 and all(map(here.disk.stored, keys))
+
+
 def test_a_host_tier_that_is_nearly_full_sends_down_what_it_would_drop() -> None:
     here = shelved(slots=12)
     assert here.disk is not None
@@ -166,3 +179,47 @@ def test_a_staged_sequence_is_computed_when_its_turn_begins() -> None:
     assert here.state(0).computed == len(PROMPT) - 1
     here.reply(0, 3)
     assert work_of(here, 0).restore_seconds >= 0
+
+
+SLOW_DISK = Measured(copy=1e9, token=1e-4, history=0.0, fetch=64 / 4e-4)
+"""A block of 4 tokens and 64 bytes takes as long from disk as it takes to compute."""
+
+
+def test_a_slow_disk_and_the_device_meet_in_the_middle() -> None:
+    here = shelved(depth=1)
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    assert here.disk is not None
+    here.scheduler.shelving.costs.measured = SLOW_DISK
+    records, here.disk.records = here.disk.records, {}  # nothing is fetched before the turn
+    here.open(0, [*PROMPT, *said, 7])
+    here.disk.records = records
+    here.generate(0, 4)
+    assert here._roster[0].meets == 8 and not here._roster.fetching
+    met = False
+    while here.beings[0].turn is not None:  # it stands still where it meets what has not come
+        step = here.engine.step()
+        met |= here.state(0).computed == 8
+        for row in step.rows if step else ():
+            here._check_row(row)
+    work = work_of(here, 0)
+    assert met and work.disk >= 8 and work.prefilled + work.disk == 20 and work.restore_seconds > 0
+
+
+def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    assert here.disk is not None
+    here.scheduler.shelving.costs.measured = Measured(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
+    records, here.disk.records = here.disk.records, {}
+    here.open(0, [*PROMPT, *said, 7])
+    here.disk.records = records
+    here.generate(0, 4)
+    assert not here._roster.fetching and here._roster[0].meets is None
+    here.run()
+    assert work_of(here, 0).disk == 0 and work_of(here, 0).prefilled == 20

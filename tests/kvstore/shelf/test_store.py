@@ -75,11 +75,21 @@ def test_the_map_grows_and_the_budget_does_not(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_longest_unused_goes_first_and_reading_is_a_use_that_is_remembered(tmp_path: Path) -> None:
+def test_what_was_read_goes_first_until_it_is_touched(tmp_path: Path) -> None:
+    """Who reads it has it above; when it leaves from there that is a use."""
+    store = opened(tmp_path, budget=3 * ROOM)
+    store.put([given(n) for n in range(3)])
+    read(store, 2)
+    assert store.put([given(3)]) == [key(2)]
+    read(store, 1)
+    assert store.put([given(4)], touched=[key(1)]) == [key(0)]
+    store.close()
+
+
+def test_the_longest_unused_goes_first_and_a_use_is_remembered(tmp_path: Path) -> None:
     store = opened(tmp_path, budget=5 * ROOM)
     store.put([given(n) for n in range(5)])
-    read(store, 0)
-    assert store.put([given(5)]) == [key(1)]
+    assert store.put([given(5)], touched=[key(0)]) == [key(1)]
     store.close()
     again = opened(tmp_path, budget=5 * ROOM)
     assert again.put([given(6), given(7)]) == [key(2), key(3)]

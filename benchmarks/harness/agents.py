@@ -1,0 +1,156 @@
+"""Agent-like traffic as data: who speaks when, how many tokens are new, how many are said; and its optimum.
+
+The `coding` workload: sessions begin with a prompt that all share and an input of their own; each step appends
+what a tool said, and pauses are those of tools, and now and then of people. Lengths are log-normal with a
+Pareto tail, scaled down; the seed decides everything. `optimum` is what no policy can beat. Pure arithmetic.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, log
+
+SHARED = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Tokens are divided by ``tokens``, seconds by ``times``. ``context``: no session has more tokens."""
+
+    tokens: int = 32
+    times: float = 1.0
+    context: int = 4096
+
+    @property
+    def shared(self) -> int:
+        """Tokens of the prompt that all sessions share."""
+        return SHARED // self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """``fresh`` tokens come (in a first turn behind the shared prompt), ``said`` are generated.
+
+    ``before``: tokens of the session by then, the shared prompt among them; 0 in a first turn. ``at``: seconds.
+    """
+
+    at: float
+    session: int
+    before: int
+    fresh: int
+    said: int
+    last: bool
+
+    def after(self, scale: Scale) -> int:
+        """Tokens of the session when the turn is over."""
+        return (self.before or scale.shared) + self.fresh + self.said
+
+    @property
+    def new(self) -> int:
+        """Truly new tokens: what comes, and the one that the turn before sampled last."""
+        return self.fresh + bool(self.before)
+
+
+def coding(sessions: int, turns: int, seed: int, scale: Scale) -> list[Turn]:
+    """``turns`` turns of ``sessions`` sessions at a time, in the order of time; one that ends makes room."""
+    rng = random.Random(seed)
+    names = iter(range(1 << 30))
+    coming: list[tuple[float, int, Iterator[tuple[Turn, float]]]] = []
+    for _ in range(sessions):
+        name = next(names)
+        heapq.heappush(coming, (rng.uniform(0, 60) / scale.times, name, _session(name, rng, scale)))
+    trace: list[Turn] = []
+    while len(trace) < turns:
+        at, name, rest = heapq.heappop(coming)
+        turn, pause = next(rest)
+        trace.append(Turn(at, name, turn.before, turn.fresh, turn.said, turn.last))
+        if turn.last:
+            name = next(names)
+            rest = _session(name, rng, scale)
+        heapq.heappush(coming, (at + pause, name, rest))
+    return trace
+
+
+def _session(name: int, rng: random.Random, scale: Scale) -> Iterator[tuple[Turn, float]]:
+    steps = min(400, max(1, round(rng.lognormvariate(log(45), 1.0))))
+    before, fresh = 0, _tokens(rng.lognormvariate(log(9000), 1.1), scale, scale.context - scale.shared - 64)
+    for step in range(steps):
+        said = _tokens(rng.lognormvariate(log(215), 1.05), scale, 8000 // scale.tokens)
+        turn = Turn(0.0, name, before, fresh, said, step == steps - 1)
+        before, fresh = turn.after(scale), _appended(rng, scale)
+        full = before + fresh + 8000 // scale.tokens > scale.context
+        yield Turn(0.0, name, turn.before, turn.fresh, said, turn.last or full), _pause(rng) / scale.times
+        if full:
+            return
+
+
+def _tokens(count: float, scale: Scale, most: int) -> int:
+    return max(1, min(most, round(count / scale.tokens)))
+
+
+def _appended(rng: random.Random, scale: Scale) -> int:
+    tail = rng.random() < 0.03
+    count = min(150_000, 8000 * rng.paretovariate(1)) if tail else rng.lognormvariate(log(700), 1.15)
+    return _tokens(count, scale, scale.context // 4)
+
+
+def _pause(rng: random.Random) -> float:
+    human = rng.random() < 1 / 8.8
+    spread = rng.lognormvariate(log(85), 2.1) if human else rng.lognormvariate(log(0.285), 3.0)
+    return min(3600.0, spread)
+
+
+def working_set(trace: Sequence[Turn], scale: Scale, block: int) -> int:
+    """Blocks of all live sessions, the shared prompt once: the mean over the trace's turns."""
+    held: dict[int, int] = {}
+    total = 0
+    for turn in trace:
+        held[turn.session] = -(-(turn.after(scale) - scale.shared) // block)
+        total += sum(held.values()) + -(-scale.shared // block)
+        if turn.last:
+            del held[turn.session]
+    return total // len(trace)
+
+
+def truly_new(trace: Sequence[Turn], scale: Scale) -> int:
+    """Tokens that any policy must prefill: the shared prompt once, and what is new in each turn."""
+    return scale.shared + sum(turn.new for turn in trace)
+
+
+def optimum(trace: Sequence[Turn], scale: Scale, block: int, capacity: int) -> int:
+    """The least number of tokens prefilled again by any policy that keeps ``capacity`` blocks in all.
+
+    Belady's MIN on this trace, every tier taken as one store without duplicates, and any block free to stay or
+    go between two turns: what goes is what is used again latest, or never. A session's blocks are used
+    together, so only the end of the one that returns last is given up, and what is kept is always a beginning.
+    The running turn's own needs on the device are left out. So it is a lower bound, which perhaps nobody meets.
+    """
+    uses: dict[int, list[int]] = {}
+    for at, turn in enumerate(trace):
+        uses.setdefault(turn.session, []).append(at)
+    room = capacity - -(-scale.shared // block)  # every session's next use is the shared prompt's
+    kept: dict[int, int] = {}
+    again = held = 0
+    for at, turn in enumerate(trace):
+        whole = max(0, (turn.before - scale.shared - 1) // block)  # but for the tail and the pending token
+        again += block * max(0, whole - kept.get(turn.session, 0)) if turn.before else 0
+        wanted = -(-(turn.after(scale) - scale.shared) // block)
+        held += wanted - kept.get(turn.session, 0)
+        kept[turn.session] = wanted
+        while held > room:
+            latest = max(kept, key=lambda one: _next_use(uses[one], at))
+            gone = min(kept[latest], held - room)
+            held -= gone
+            kept[latest] -= gone
+            if not kept[latest]:
+                del kept[latest]
+    return again
+
+
+def _next_use(uses: list[int], at: int) -> float:
+    following = bisect_right(uses, at)
+    return uses[following] if following < len(uses) else inf

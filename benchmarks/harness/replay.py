@@ -1,0 +1,235 @@
+"""A trace through the real scheduler, pool and tiers on a device that computes nothing, on a virtual clock.
+
+The host tier's slots and the disk's LMDB file are real, with blocks of a few bytes; the shelf's process is left
+out: what is asked of the disk is done at the next look. Turns run one at a time, so that the order of the trace
+is that of the run, whatever the policy. Counts tokens; knows no times but the trace's.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from xxhash import xxh3_64_intdigest
+
+from holdfast.kvstore.errors import KVStoreError
+from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.keys import BlockHasher
+from holdfast.kvstore.pool import BlockPool
+from holdfast.kvstore.shelf.client import STORES_IN_FLIGHT, ShelfStatistics
+from holdfast.kvstore.shelf.store import PAGE, Given, RecordStore
+from holdfast.kvstore.slots import ENTRY, SlotMemory, make_memory
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.plan import Outcome, Plan
+from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.settings import SchedulerSettings
+
+from .agents import Scale, Turn
+from .talker import Talker
+
+BLOCK = 16
+SLOT_BYTES = 64
+SECRET = bytes(32)
+VOCABULARY = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Tokens of a whole trace: prefilled, anew or again, and how many blocks came up from where."""
+
+    prefilled: int
+    host: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    plan: Plan
+
+    def tokens(self) -> list[Outcome]:
+        """A token for each row that wants one, other ones in other sequences and places."""
+        return [
+            None if row.sampling is None else hash((row.seq, row.first + row.count)) % VOCABULARY
+            for row in self.plan.rows
+        ]
+
+
+class _Nothing:
+    """`plan.Runner` that computes nothing."""
+
+    def launch(self, plan: Plan) -> _Done:
+        """Done."""
+        return _Done(plan)
+
+
+class InlineDisk:
+    """`DiskTier` in this process: what is asked is done at the next `poll`."""
+
+    def __init__(self, host: HostTier, store: RecordStore) -> None:
+        self._host = host
+        self._store = store
+        self._storing: dict[bytes, tuple[int, int, int]] = {}
+        self._fetching: dict[bytes, int] = {}
+        self._superseded: list[bytes] = []
+        self._touched: list[bytes] = []
+
+    ready = True
+
+    @property
+    def full(self) -> bool:
+        """Whether each record takes the place of another."""
+        return self._store.size + STORES_IN_FLIGHT * PAGE >= self._store.budget
+
+    def touch(self, key: bytes) -> None:
+        """As if it had been stored now."""
+        self._touched.append(key)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._store
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the next look has something to do."""
+        return bool(self._storing or self._fetching)
+
+    @property
+    def room(self) -> int:
+        """Stores that could begin now."""
+        return STORES_IN_FLIGHT - len(self._storing)
+
+    def fetching(self, key: bytes) -> bool:
+        """Whether it is on its way up."""
+        return key in self._fetching
+
+    def stored(self, key: bytes) -> bool:
+        """Whether it is on disk or on its way there."""
+        return key in self._store or key in self._storing
+
+    def store(self, key: bytes, now: float) -> bool:
+        """Begin to keep the host tier's record."""
+        slot = self._host.slot_of(key)
+        if slot is None or self.room <= 0 or self.stored(key):
+            return False
+        self._host.hold(slot)
+        self._storing[key] = slot, self._host.tokens_of(slot), self._host.memory.entry(slot).digest
+        return True
+
+    def fetch(self, key: bytes, now: float) -> bool:
+        """Begin to bring a record up."""
+        if key in self._fetching:
+            return True
+        slot = self._host.reserve(key, 0) if key in self._store else None
+        if slot is None:
+            return False
+        self._fetching[key] = slot
+        return True
+
+    def supersede(self, key: bytes) -> None:
+        """Forget a record with the next that is stored."""
+        self._superseded.append(key)
+
+    def poll(self, now: float) -> None:
+        """Do all that was asked."""
+        memory = self._host.memory
+        given = [
+            Given(key, tokens, digest, memory.payload(slot))
+            for key, (slot, tokens, digest) in self._storing.items()
+        ]
+        if given:
+            self._store.put(given, self._superseded, self._touched)
+            self._superseded.clear()
+            self._touched.clear()
+        for slot, _, _ in self._storing.values():
+            self._host.let_go(slot)
+        self._storing.clear()
+        for key, slot in self._fetching.items():
+            try:
+                header = self._store.get(key, memory.payload(slot))
+            except KVStoreError:  # given up meanwhile for one that was stored
+                self._host.abandon(slot)
+                continue
+            self._host.filled(slot, tokens=header.tokens, digest=xxh3_64_intdigest(memory.payload(slot)))
+        self._fetching.clear()
+
+    def statistics(self) -> ShelfStatistics:
+        """Records."""
+        return ShelfStatistics(len(self._store), 0, 0, 0, 0, 0)
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class Clock:
+    """Virtual seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def fake_engine(device: int, host: int, disk: int, context: int, clock: Clock) -> Iterator[Engine]:
+    """An engine of so many blocks on each tier; 0 is none."""
+    settings = SchedulerSettings(
+        blocks=device, vocab_size=VOCABULARY, max_context=context, block_tokens=BLOCK, max_step_tokens=1 << 16
+    )
+    pool, hasher = BlockPool(device, BLOCK), BlockHasher(SECRET, BLOCK)
+    with tempfile.TemporaryDirectory() as folder:
+        tier = _tier(host) if host else None
+        store = RecordStore(Path(folder) / "kv", bytes(16), SLOT_BYTES, disk * PAGE) if disk else None
+        below = InlineDisk(tier, store) if tier is not None and store is not None else None
+        scheduler = Scheduler(settings, pool, hasher, b"replay", tier, below)  # type: ignore[arg-type]
+        yield Engine(scheduler, _Nothing(), clock=clock)
+        if store is not None:
+            store.close()
+
+
+def _tier(slots: int) -> HostTier:
+    fd = make_memory(2 * PAGE + slots * (SLOT_BYTES + ENTRY.size) + PAGE)
+    try:
+        memory = SlotMemory(fd, bytes(16), SLOT_BYTES)
+    finally:
+        os.close(fd)
+    return HostTier(memory)
+
+
+def replay(
+    trace: Sequence[Turn], scale: Scale, *, device: int, host: int = 0, disk: int = 0, seed: int = 0
+) -> Tally:
+    """Play the trace; blocks by tier."""
+    clock = Clock()
+    prefilled = up = from_disk = 0
+    with fake_engine(device, host, disk, scale.context, clock) as engine:
+        talker = Talker(engine, scale, VOCABULARY, seed, wait=lambda: _next(engine, clock))
+        for turn in trace:
+            _rest(engine, clock, turn.at)
+            work = talker.turn(turn).work
+            prefilled += work.prefilled + work.recomputed
+            up += work.host
+            from_disk += work.disk
+    return Tally(prefilled, up, from_disk)
+
+
+def _next(engine: Engine, clock: Clock) -> None:
+    clock.now += engine.due() or 0.001
+
+
+def _rest(engine: Engine, clock: Clock, until: float) -> None:
+    """What the engine does by itself until the next turn begins."""
+    while True:
+        while engine.step() is not None:
+            continue
+        due = engine.due()
+        if due is None or clock.now + due >= until:
+            break
+        clock.now += due
+    clock.now = max(clock.now, until)

@@ -1,0 +1,82 @@
+"""Turns of a trace as verbs of an engine in this process: tokens by seed, time to the first, the account."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.link.messages import (
+    AnyVerb,
+    Close,
+    Extend,
+    Finish,
+    Generate,
+    Limits,
+    Open,
+    Refusal,
+    Sampling,
+    Work,
+)
+
+from .agents import Scale, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """``seconds`` to the first token; what it cost; what was said."""
+
+    seconds: float
+    work: Work
+    tokens: list[int]
+
+
+class Talker:
+    """Speaks for all sessions of a trace. ``wait``: called where the engine has nothing to do but wait."""
+
+    def __init__(
+        self, engine: Engine, scale: Scale, vocabulary: int, seed: int, wait: Callable[[], None]
+    ) -> None:
+        self._engine = engine
+        self._vocabulary = vocabulary
+        self._seed = seed
+        self._wait = wait
+        self._shared = self._text(-1, scale.shared)
+
+    def turn(self, turn: Turn) -> Told:
+        """One turn, from its first verb to its last token; a session's last one closes it."""
+        seq = turn.session + 1
+        fresh = self._text(hash((turn.session, turn.before)), turn.fresh)
+        began = time.perf_counter()
+        self._apply(Extend(0, seq, fresh) if turn.before else Open(0, seq, b"", [*self._shared, *fresh]))
+        self._apply(Generate(0, seq, Sampling(), Limits(turn.said)))
+        first, said, work = 0.0, list[int](), None
+        while work is None:
+            step = self._engine.step()
+            if step is None:
+                self._wait()
+            for row in step.rows if step else ():
+                if row.finish is Finish.ERROR:
+                    raise RuntimeError(row.error or "the turn failed")
+                first = first or time.perf_counter() - began
+                said += row.tokens
+                work = row.work
+        if turn.last:
+            self._apply(Close(0, seq))
+        return Told(first, work, said)
+
+    def rest(self) -> None:
+        """Until there is nothing to do."""
+        while self._engine.step() is not None:
+            continue
+
+    def _text(self, what: int, count: int) -> list[int]:
+        rng = random.Random(self._seed ^ what)
+        return [rng.randrange(2, self._vocabulary) for _ in range(count)]
+
+    def _apply(self, verb: AnyVerb) -> None:
+        answer = self._engine.apply(verb)
+        if isinstance(answer, Refusal):
+            raise RuntimeError(answer.message)

@@ -1,0 +1,216 @@
+"""Our engine with all its tiers in a process of its own, whose KV can be lost tier by tier: ``python -m`` this.
+
+As `ours`, without a link, so that a turn's time is the engine's alone. Besides the peers' requests it answers
+`lose`, `again` and `rates`. The loop waits as the link's does: no longer than the engine says.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.shelf.client import DiskTier
+from holdfast.kvstore.shelf.keeper import ShelfKeeper
+from holdfast.runtime.build import load_engine
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.hosting import host_memory, with_secret
+from holdfast.runtime.link.messages import Extend, Finish, Settle, Truncate, Work
+from holdfast.runtime.link.pulse import Pulse
+from holdfast.runtime.settings import EngineSettings
+
+from ..peers.worker import answer_all
+from .coldness import page_out
+from .ours import Ours
+
+Json = dict[str, Any]
+HOST_BYTES = 1 << 30
+DEVICE_BYTES = 192 << 20
+DISK_BYTES = 2 << 30
+READY_SECONDS = 30.0
+
+
+class Tiered(Ours):
+    """One conversation, its KV on the device, in the host tier and on disk; each can be told to forget it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._base = 0
+        self._keeper: ShelfKeeper
+
+    def load(self, folder: Path, dtype: str, threads: int) -> Json:
+        """Load with a host tier and a shelf, as the supervisor would start them."""
+        torch.set_num_threads(threads)
+        settings = with_secret(
+            EngineSettings(
+                model=str(folder),
+                device="cpu",
+                dtype=dtype,
+                kv_bytes=DEVICE_BYTES,
+                host_bytes=HOST_BYTES,
+                store=str(self._folder),
+                disk_bytes=DISK_BYTES,
+            )
+        )
+        memory = host_memory(settings)
+        assert memory is not None
+        self._keeper = ShelfKeeper(memory)
+        control = os.dup(self._keeper.theirs.fileno())
+        self._keeper.start()
+        engine = load_engine(settings, lambda done, what: None, Pulse(), memory, control).engine
+        assert isinstance(engine, Engine)
+        self._engine = engine
+        self._until_ready()
+        return {"precision": {"weights": dtype, "kv": dtype}, "block_bytes": self._tier.memory.block_bytes}
+
+    def close(self) -> None:
+        """End the shelf."""
+        self._engine.scheduler.shelving.close()
+        self._keeper.stop()
+
+    # --- requests ---------------------------------------------------------------------------------------
+
+    def open(self, request: Json) -> Json:
+        """A new conversation of these tokens, computed, and kept on every tier."""
+        self.begin()
+        self.turn(request["tokens"], 1)
+        self._base = len(request["tokens"])
+        self._rest()
+        self._flush()
+        return {}
+
+    def again(self, request: Json) -> Json:
+        """The conversation back to its first tokens, then ``tokens`` appended: seconds to the first token."""
+        assert self._conversation is not None
+        work: Work | None = None
+        began = time.perf_counter()
+        self._apply(Extend(0, self._conversation, request["tokens"]))
+        self._generate(self._conversation, 1)
+        first = 0.0
+        while work is None:
+            step = self._engine.step()
+            if step is None:
+                time.sleep(self._engine.due() or 0.0)
+                continue
+            for row in step.rows:
+                if row.finish is Finish.ERROR:
+                    raise RuntimeError(row.error or "the turn failed")
+                first, work = time.perf_counter() - began, row.work
+        self._rest()
+        self._rewind()
+        return {"seconds": first, "work": msgspec.structs.asdict(work), **self._shelf_faults()}
+
+    def lose(self, request: Json) -> Json:
+        """Forget the KV on the device, in the host tier if ``host``, and in the page cache if ``cold``."""
+        assert self._conversation is not None
+        self._flush()
+        self._apply(Settle(0, self._conversation))
+        self._rest()
+        pool = self._engine.scheduler.pool
+        pool.distrust(pool.index.blocks())
+        if request["host"]:
+            self._flush()
+            for key in self._tier.oldest(len(self._tier)):
+                self._tier.drop(key)
+        if request["cold"]:
+            self._forget_pages()
+        return self._shelf_faults()
+
+    def rates(self, request: Json) -> Json:
+        """Seconds to copy so many bytes from memory to memory, and to read them from a file, block by block."""
+        size, block = request["bytes"], self._tier.memory.block_bytes
+        source, target = _touched(size), _touched(size)
+        began = time.perf_counter()
+        for at in range(0, size, block):
+            target[at : at + block] = source[at : at + block]
+        copied = time.perf_counter() - began
+        path = self._folder / "rate.bin"
+        path.write_bytes(source.tobytes())
+        seconds = {"memcpy": copied}
+        for name, cold in (("warm", False), ("cold", True)):
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            if cold:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            began = time.perf_counter()
+            for at in range(0, size, block):
+                os.preadv(fd, [target.data[at : at + block]], at)
+            seconds[name] = time.perf_counter() - began
+            os.close(fd)
+        path.unlink()
+        return seconds
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    @property
+    def _tier(self) -> HostTier:
+        tier = self._engine.scheduler.tier
+        assert tier is not None
+        return tier
+
+    @property
+    def _disk(self) -> DiskTier:
+        disk = self._engine.scheduler.shelving.disk
+        assert disk is not None
+        return disk
+
+    def _rewind(self) -> None:
+        """Back to the first tokens; the next turn has the same history."""
+        assert self._conversation is not None
+        epoch = self._engine.scheduler.state(self._conversation).epoch
+        self._apply(Truncate(0, self._conversation, self._base, epoch))
+        self._rest()
+
+    def _flush(self) -> None:
+        """All that the host tier has is on disk."""
+        shelving = self._engine.scheduler.shelving
+        shelving.flush()
+        while shelving.busy:
+            shelving.tick(time.monotonic())
+            time.sleep(0.001)
+
+    def _until_ready(self) -> None:
+        end = time.monotonic() + READY_SECONDS
+        while not self._disk.ready:
+            if time.monotonic() > end:
+                raise RuntimeError("no shelf")
+            self._engine.scheduler.shelving.tick(time.monotonic())
+            time.sleep(0.01)
+
+    def _forget_pages(self) -> None:
+        """The records' file out of the page cache, where the shelf's own mapping keeps it otherwise."""
+        assert self._keeper.pid is not None
+        for path in self._folder.glob("kv/*/data.mdb"):
+            page_out(self._keeper.pid, path)
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+    def _shelf_faults(self) -> Json:
+        """Pages that the shelf had to wait for, so far."""
+        words = Path(f"/proc/{self._keeper.pid}/stat").read_text().rpartition(")")[2].split()
+        return {"major_faults": int(words[9]), "disk": asdict(self._disk.statistics())}
+
+
+def _touched(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Memory whose pages are there."""
+    return np.full(size, 7, dtype=np.uint8)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as store:
+        tiered = Tiered(Path(store))
+        answer_all(
+            tiered, {"open": tiered.open, "again": tiered.again, "lose": tiered.lose, "rates": tiered.rates}
+        )
+        tiered.close()

@@ -1,0 +1,76 @@
+"""Two engines of ours in one process, one short of device KV and one with enough: ``python -m`` this.
+
+Both load the same toy; `build` makes them, `speak` plays one turn on one of them.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.runtime.build import load_engine
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.link.pulse import Pulse
+from holdfast.runtime.settings import EngineSettings
+
+from ..peers.worker import answer_all
+from ..sessions import REAL
+from .agents import Turn
+from .ours import Ours
+from .talker import Talker
+
+Json = dict[str, Any]
+VOCABULARY = 256  # of the smallest toy
+
+
+class Twins(Ours):
+    """`peers.worker.Engine` in so far as it loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = Path()
+        self._dtype = ""
+        self._talkers: dict[str, Talker] = {}
+
+    def load(self, folder: Path, dtype: str, threads: int) -> Json:
+        """Remember what to load."""
+        torch.set_num_threads(threads)
+        self._folder, self._dtype = folder, dtype
+        return {"precision": {"weights": dtype, "kv": dtype}}
+
+    def build(self, request: Json) -> Json:
+        """An engine of ``device`` blocks over a host tier for ``ample``, and one of ``ample`` blocks."""
+        sizes = {"quarter": (request["device"], request["ample"]), "unlimited": (request["ample"], 0)}
+        for name, (blocks, below) in sizes.items():
+            engine = self._loaded(blocks, below)
+            self._talkers[name] = Talker(
+                engine, REAL, VOCABULARY, request["seed"], lambda: time.sleep(0.0003)
+            )
+        return {"engines": list(sizes)}
+
+    def speak(self, request: Json) -> Json:
+        """One turn: time to its first token, and what was prefilled for it."""
+        told = self._talkers[request["engine"]].turn(Turn(**request["turn"]))
+        self._talkers[request["engine"]].rest()
+        return {"ttft_ms": 1e3 * told.seconds, "prefilled": told.work.prefilled + told.work.recomputed}
+
+    def _loaded(self, blocks: int, below: int) -> Engine:
+        settings = EngineSettings(
+            model=str(self._folder),
+            device="cpu",
+            dtype=self._dtype,
+            blocks=blocks,
+            max_context=REAL.context,
+            host_bytes=below * (1 << 18),
+        )
+        engine = load_engine(settings, lambda done, what: None, Pulse()).engine
+        assert isinstance(engine, Engine)
+        return engine
+
+
+if __name__ == "__main__":
+    twins = Twins()
+    answer_all(twins, {"build": twins.build, "speak": twins.speak})

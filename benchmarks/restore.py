@@ -1,0 +1,144 @@
+"""``holdfast bench restore``: TTFT of a turn whose KV lies in the host tier or on disk, against a resident one.
+
+A conversation of 2k and 4k tokens; the same short turn is asked again and again, after its KV was lost on the
+device, or in the host tier too, or there and in the page cache. The limit is TTFT with KV on the device plus
+1.3 times what copying as many bytes takes in the same round: memory to memory for the host tier, a file read
+for the disk, its pages cached or not. The turn must prefill its new tokens and no others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from .harness.options import CannotMeasure, Options, options_of, parser_of, run
+from .harness.rounds import prompt, rotated, vocabulary
+from .harness.workers import Worker, commands, on_toy
+from .report import Goal, show, summary, table
+
+LENGTHS = (2048, 4096)
+NEW = 16
+FACTOR = 1.3
+SOURCES = {"host": "memcpy", "disk, page cache warm": "warm", "disk, page cache cold": "cold"}
+"""Where KV comes from, and whose rate it is held against."""
+
+
+@dataclass
+class Tier:
+    """Seconds by round. ``share``: TTFT over its limit; ``times``: the restore's part of it in copies."""
+
+    ttft: list[float] = field(default_factory=list)
+    resident: list[float] = field(default_factory=list)
+    copy: list[float] = field(default_factory=list)
+    major_faults: list[int] = field(default_factory=list)
+    bytes: int = 0
+
+    def take(self, ttft: float, resident: float, copy: float) -> None:
+        """One round."""
+        self.ttft.append(ttft)
+        self.resident.append(resident)
+        self.copy.append(copy)
+
+    @property
+    def share(self) -> float:
+        """TTFT ÷ (resident TTFT + 1.3 × bytes ÷ rate): the median of the rounds' own."""
+        rounds = zip(self.ttft, self.resident, self.copy, strict=True)
+        return median(ttft / (resident + FACTOR * copy) for ttft, resident, copy in rounds)
+
+    @property
+    def times(self) -> float:
+        """(TTFT − resident TTFT) ÷ (bytes ÷ rate): what stands where 1.3 is allowed."""
+        rounds = zip(self.ttft, self.resident, self.copy, strict=True)
+        return median((ttft - resident) / copy for ttft, resident, copy in rounds)
+
+    def told(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "bytes": self.bytes,
+            "ttft_ms": summary(1e3 * one for one in self.ttft),
+            "resident_ttft_ms": summary(1e3 * one for one in self.resident),
+            "copy_ms": summary(1e3 * one for one in self.copy),
+            "restore_over_copy": self.times,
+            "ttft_over_limit": self.share,
+            "major_faults": self.major_faults,
+        }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; 0 if it could measure, 1 if not."""
+    parser = parser_of("restore", __doc__, ("toy-50m",), rounds=7)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    chosen = parser.parse_args(words)
+    options = options_of(chosen)
+    lengths = (64, 160) if options.quick else tuple(chosen.lengths)
+    return run("restore", lambda: measure(options, lengths))
+
+
+def measure(options: Options, lengths: Sequence[int]) -> None:
+    """Every model and length, print and keep."""
+    found, _ = commands(["holdfast-tiered"], options)
+    figures: dict[str, Any] = {}
+    goals: list[Goal] = []
+    rows: list[list[object]] = []
+    for model in options.models:
+        with on_toy(model, found, options) as (worker,):
+            for length in lengths:
+                tiers, prefilled = _rounds(worker, model, length, options)
+                figures[f"{model}, {length}"] = {name: tier.told() for name, tier in tiers.items()}
+                rows += [_line(f"{model}, {length}, {name}", tier) for name, tier in tiers.items()]
+                goals += _goals(f"{model}, {length}", tiers, prefilled)
+    columns = ["KV from", "MB", "resident ms", "copy ms", "TTFT ms", "restore ÷ copy", "TTFT ÷ limit"]
+    table("turn of 16 new tokens, medians", columns, rows)
+    show("restore", options.seed, {**options.told(), "on": figures}, goals, options.out)
+
+
+def _rounds(worker: Worker, model: str, length: int, options: Options) -> tuple[dict[str, Tier], float]:
+    """Each tier's rounds, the first of which warms up; the most prefilled in any turn over its new tokens."""
+    rng = random.Random(options.seed)
+    worker.ask("open", tokens=prompt(rng, length, vocabulary(model)))
+    new = prompt(rng, NEW, vocabulary(model))
+    tiers = {name: Tier() for name in SOURCES}
+    most = 0.0
+    for number in range(-1, options.rounds):
+        for name in rotated(list(SOURCES), number):
+            resident = worker.ask("again", tokens=new)
+            before = worker.ask("lose", host=name != "host", cold=SOURCES[name] == "cold")
+            restored = worker.ask("again", tokens=new)
+            tier = tiers[name]
+            tier.bytes = _blocks(restored, name) * worker.told["block_bytes"]
+            rates = worker.ask("rates", bytes=tier.bytes)
+            if number >= 0:
+                tier.take(restored["seconds"], resident["seconds"], rates[SOURCES[name]])
+                tier.major_faults.append(restored["major_faults"] - before["major_faults"])
+                most = max(most, _computed(restored) / _computed(resident))
+    return tiers, most
+
+
+def _computed(turn: dict[str, Any]) -> int:
+    """Tokens that a turn computed before its first one was sampled, anew or again."""
+    return int(turn["work"]["prefilled"] + turn["work"]["recomputed"])
+
+
+def _blocks(restored: dict[str, Any], name: str) -> int:
+    """Blocks brought up; all of them from where they should come."""
+    work = restored["work"]
+    came = work["host"] if name == "host" else work["disk"]
+    if not came or came != work["host"] + work["disk"] + work["resident"]:
+        raise CannotMeasure(f"{name}: KV came from elsewhere: {work}")
+    return -(-int(came) // 16)
+
+
+def _line(name: str, tier: Tier) -> list[object]:
+    times = [1e3 * median(one) for one in (tier.resident, tier.copy, tier.ttft)]
+    return [name, tier.bytes / 1e6, *times, tier.times, tier.share]
+
+
+def _goals(where: str, tiers: dict[str, Tier], prefilled: float) -> list[Goal]:
+    limits = [
+        Goal(f"{where}, {name}: TTFT ÷ (resident + 1.3 × bytes ÷ rate)", tier.share, "x", 1.0, "lower")
+        for name, tier in tiers.items()
+    ]
+    return [*limits, Goal(f"{where}: prefilled ÷ truly new after a spill", prefilled, "x", 1.0, "lower")]

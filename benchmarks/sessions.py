@@ -1,0 +1,134 @@
+"""``holdfast bench sessions``: agent-like sessions whose KV is four times what the device holds.
+
+What is counted: tokens prefilled ÷ truly new ones. A seeded trace of `coding` agents (`harness/agents.py`) runs
+through the real scheduler and tiers on a device that computes nothing, on a virtual clock: lower tiers hold
+everything, or half of the working set, or nothing; beside it the least that any policy could prefill, which
+knows the future (`agents.optimum`). What is timed: TTFT of such a trace on a toy, on a device of a quarter of
+the working set with ample tiers below, against one that holds everything, in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from .harness.agents import Scale, Turn, coding, optimum, truly_new, working_set
+from .harness.options import Options, options_of, parser_of, run
+from .harness.replay import BLOCK, Tally, replay
+from .harness.workers import Worker, commands, on_toy
+from .report import Goal, percentile, show, summary, table
+
+AMPLE = 1.1
+NEAR = 1.15
+REAL = Scale(tokens=64, times=100.0, context=1024)
+REAL_SESSIONS = 16
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; 0 if it could measure, 1 if not."""
+    parser = parser_of("sessions", __doc__, ("toy-9m",), rounds=1)
+    parser.add_argument("--sessions", type=int, default=32, help="agents at a time, in the replay")
+    parser.add_argument("--turns", type=int, default=1500, help="of all of them, in the replay")
+    parser.add_argument("--real-turns", type=int, default=160, help="on the toy")
+    chosen = parser.parse_args(words)
+    options = options_of(chosen)
+    sizes = (6, 40, 12) if options.quick else (chosen.sessions, chosen.turns, chosen.real_turns)
+    return run("sessions", lambda: measure(options, *sizes))
+
+
+def measure(options: Options, sessions: int, turns: int, real_turns: int) -> None:
+    """Replay, time, print and keep."""
+    scale = Scale(context=2048 if options.quick else 4096)
+    trace = coding(sessions, turns, options.seed, scale)
+    counted, goals = _counted(trace, scale)
+    timed: dict[str, Any] = {}
+    found, _ = commands(["holdfast-twins"], options)
+    for model in options.models:
+        with on_toy(model, found, options) as (worker,):
+            timed[model] = _timed(worker, coding(REAL_SESSIONS, real_turns, options.seed, REAL), options)
+        _show_timed(model, timed[model])
+    figures = {"trace": {"sessions": sessions, "turns": turns}, "counted": counted, "timed": timed}
+    show("sessions", options.seed, {**options.told(), **figures}, goals, options.out)
+
+
+def _counted(trace: Sequence[Turn], scale: Scale) -> tuple[dict[str, Any], list[Goal]]:
+    blocks, new = working_set(trace, scale, BLOCK), truly_new(trace, scale)
+    device, half = max(blocks // 4, -(-scale.context // BLOCK)), blocks // 2
+    runs = {
+        "ample tiers": replay(trace, scale, device=device, host=6 * blocks),
+        "host and disk at 0.5": replay(trace, scale, device=device, host=half // 2, disk=half - half // 2),
+        "host alone at 0.5": replay(trace, scale, device=device, host=half),
+        "no tiers": replay(trace, scale, device=device),
+    }
+    least = {
+        "a store of 0.5": 1 + optimum(trace, scale, BLOCK, half) / new,
+        "device and 0.5 as one store": 1 + optimum(trace, scale, BLOCK, device + half) / new,
+        "the device alone": 1 + optimum(trace, scale, BLOCK, device) / new,
+    }
+    rows = [_line(name, tally, new) for name, tally in runs.items()]
+    rows += [[f"optimum, {name}", factor, "", ""] for name, factor in least.items()]
+    title = f"{len(trace)} turns, working set {blocks} blocks, device {device}"
+    table(title, ["KV below the device", "prefilled ÷ new", "from host", "from disk"], rows)
+    factors = {name: tally.prefilled / new for name, tally in runs.items()}
+    goals = [
+        Goal("ample tiers: prefilled ÷ truly new", factors["ample tiers"], "x", AMPLE, "lower"),
+        *(
+            Goal(
+                f"{name}: prefilled ÷ the optimum's, a store of 0.5",
+                factors[name] / least["a store of 0.5"],
+                "x",
+                NEAR,
+                "lower",
+            )
+            for name in ("host and disk at 0.5", "host alone at 0.5")
+        ),
+    ]
+    told = {"working_set": blocks, "device": device, "truly_new": new, "prefilled_per_new": factors}
+    return {**told, "optimum_per_new": least}, goals
+
+
+def _line(name: str, tally: Tally, new: int) -> list[object]:
+    return [name, tally.prefilled / new, tally.host, tally.disk]
+
+
+def _timed(worker: Worker, trace: Sequence[Turn], options: Options) -> dict[str, Any]:
+    """Each turn on both engines, the first of them by turns."""
+    blocks = working_set(trace, REAL, BLOCK)
+    device = max(blocks // 4, REAL.context // BLOCK)
+    told = worker.ask("build", device=device, ample=8 * blocks, seed=options.seed)
+    ttft: dict[str, list[float]] = {name: [] for name in told["engines"]}
+    prefilled = dict.fromkeys(ttft, 0)
+    for number, turn in enumerate(trace):
+        names = list(ttft) if number % 2 else list(reversed(ttft))
+        for name in names:
+            fields = {name: getattr(turn, name) for name in Turn.__slots__}
+            said = worker.ask("speak", engine=name, turn=fields)
+            ttft[name].append(said["ttft_ms"])
+            prefilled[name] += said["prefilled"]
+    return {
+        "device_blocks": device,
+        "working_set": blocks,
+        "prefilled_per_new": {name: count / truly_new(trace, REAL) for name, count in prefilled.items()},
+        "ttft_ms": {name: summary(runs) for name, runs in ttft.items()},
+        "ratio": {
+            f"p{round(100 * share)}": percentile(ttft["quarter"], share)
+            / percentile(ttft["unlimited"], share)
+            for share in (0.5, 0.9)
+        },
+        "ratio_per_turn": median(
+            one / other for one, other in zip(ttft["quarter"], ttft["unlimited"], strict=True)
+        ),
+    }
+
+
+def _show_timed(model: str, timed: dict[str, Any]) -> None:
+    rows = [
+        [name, runs["p50"], runs["p90"], timed["prefilled_per_new"][name]]
+        for name, runs in timed["ttft_ms"].items()
+    ]
+    table(
+        "a quarter of the working set, and all",
+        [f"{model}, device", "TTFT p50 ms", "p90", "prefilled ÷ new"],
+        rows,
+    )

@@ -1,0 +1,128 @@
+"""What restoring and computing cost here, as measured: calibrated at the first start, kept with the store.
+
+Copying and computing are timed once per model, layout and machine; the disk is timed by the fetches that turns
+wait for, and until the first of them nothing is known of it. Kept beside the records they are about, so that
+another model's never count. Knows runner and mover as callables; no policy (that is `restoring`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from .plan import BlockLoad, Plan, PlanRow, Runner
+from .restoring import Costs
+
+LAYOUT = 1
+BLOCKS_COPIED = 32
+TOKENS_TIMED = 256
+HISTORY_TIMED = 1024
+WEIGHT = 0.25  # of the newest fetch in the running estimate
+LEAST = 1e-12
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """As it is kept. Bytes per second, seconds; 0 for what has not been measured."""
+
+    layout: int = LAYOUT
+    copy: float = 0.0
+    token: float = 0.0
+    history: float = 0.0
+    fetch: float = 0.0
+
+
+class CostBook:
+    """``path``: where it is kept, None for nowhere. ``beside``: the disk works while the device computes."""
+
+    def __init__(self, path: Path | None, *, beside: bool = True) -> None:
+        self._path = path
+        self._beside = beside
+        self.measured = _read(path)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether copying and computing have been timed."""
+        return self.measured.copy > 0 and self.measured.token > 0
+
+    def costs(self) -> Costs | None:
+        """For the policy; None while something has not been measured."""
+        known = self.measured
+        if not self.calibrated or not known.fetch:
+            return None
+        return Costs(known.copy, known.fetch, 0.0, known.token, known.history, self._beside)
+
+    def calibrate(self, measured: Measured) -> None:
+        """Take over, and keep, what a calibration found."""
+        self.measured = msgspec.structs.replace(measured, fetch=self.measured.fetch)
+        self.save()
+
+    def fetched(self, size: int, seconds: float) -> None:
+        """A turn waited so long for so many bytes; its waiting for the disk to begin counts."""
+        rate, old = size / max(seconds, LEAST), self.measured.fetch
+        new = rate if not old else (1 - WEIGHT) * old + WEIGHT * rate
+        self.measured = msgspec.structs.replace(self.measured, fetch=new)
+
+    def save(self) -> None:
+        """Keep it; a full or missing disk goes without."""
+        if self._path is None:
+            return
+        fresh = self._path.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_bytes(msgspec.json.encode(self.measured))
+            fresh.replace(self._path)
+
+
+def measure(
+    runner: Runner,
+    *,
+    slots: int,
+    blocks: int,
+    block_tokens: int,
+    block_bytes: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measured:
+    """Time copies into the first blocks, which nobody holds yet, and prompts computed in them.
+
+    Plans are numbered below those of any scheduler. ``slots``: the host tier's; their bytes are only read.
+    """
+    steps = iter(range(-64, 0))
+
+    def seconds(**work: object) -> float:
+        best = float("inf")
+        for _ in range(3):  # the first warms up
+            began = clock()
+            runner.launch(Plan(next(steps), **work)).tokens()  # type: ignore[arg-type]
+            best = min(best, clock() - began)
+        return max(best, LEAST)
+
+    count = min(BLOCKS_COPIED, slots, blocks)
+    copying = seconds(rows=(), loads=tuple(BlockLoad(at, at) for at in range(count)))
+    room = blocks * block_tokens
+    chunk = min(TOKENS_TIMED, max(1, room // 4))
+    before = min(HISTORY_TIMED, room - chunk)
+    table = np.arange(-(-(before + chunk) // block_tokens), dtype=np.int32)
+
+    def computing(first: int) -> float:
+        tokens = np.zeros(chunk, dtype=np.int64)
+        return seconds(rows=(PlanRow(0, 0, first, chunk, tokens, table),)) / chunk
+
+    fresh, later = computing(0), computing(before)
+    history = max(0.0, later - fresh) / before
+    token = max(LEAST, fresh - history * chunk / 2)
+    return Measured(LAYOUT, count * block_bytes / copying, token, history)
+
+
+def _read(path: Path | None) -> Measured:
+    if path is not None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            found = msgspec.json.decode(path.read_bytes(), type=Measured)
+            if found.layout == LAYOUT:
+                return found
+    return Measured()

@@ -1,0 +1,172 @@
+"""Same output on every path: a second turn whose KV stayed, came up from the host tier or from disk, was
+computed again, or came up in part and was computed in part, says what the undisturbed one says. Greedy, fp32.
+
+The pocket model's own conversations, real arena, slots and LMDB file. What is moved must be the same bytes: the
+device's blocks are hashed before they are lost and after they are back. Short here; ``make paths`` runs 200.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from test_parity import pocket_prompts
+from xxhash import xxh3_64_intdigest
+
+from holdfast.benchmarks.harness.replay import InlineDisk
+from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.keys import BlockHasher
+from holdfast.kvstore.moves import BlockMover
+from holdfast.kvstore.pool import BlockPool
+from holdfast.kvstore.shelf.store import RecordStore
+from holdfast.kvstore.slots import SlotMemory, make_memory
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.link.messages import (
+    Close,
+    Extend,
+    Generate,
+    Limits,
+    Open,
+    Refusal,
+    Sampling,
+    Settle,
+    Work,
+)
+from holdfast.runtime.model.load import LoadedModel, load_model
+from holdfast.runtime.runner import TorchRunner
+from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.settings import SchedulerSettings
+
+BLOCK, SAID, SLOTS, BLOCKS = 16, 20, 384, 128
+SHORT, LONG = 5, 200
+PATHS = ("resident", "host", "disk", "recomputed", "split")
+
+
+@dataclass
+class Stage:
+    """An engine with all tiers, and hands on them."""
+
+    engine: Engine
+    arena: DeviceArena
+    tier: HostTier
+    model: LoadedModel
+    seq: int = 0
+
+    def turn(self, verb: Open | Extend) -> tuple[list[int], Work]:
+        for one in (verb, Generate(0, verb.seq, Sampling(), Limits(SAID))):
+            reply = self.engine.apply(one)
+            assert not isinstance(reply, Refusal), reply
+        said: list[int] = []
+        while True:
+            step = self.engine.step()
+            for row in step.rows if step else ():
+                assert row.error is None, row.error
+                said += row.tokens
+                if row.work is not None:
+                    self.rest()
+                    return said, row.work
+
+    def rest(self) -> None:
+        while self.engine.step() is not None:
+            continue
+
+    def hashes(self, seq: int) -> dict[bytes, int]:
+        """The device's bytes by key, of the full blocks that it holds of a sequence."""
+        index = self.engine.scheduler.pool.index
+        blocks = {key: index.block_of(key) for key in self.engine.scheduler._roster[seq].keys}
+        return {
+            key: xxh3_64_intdigest(self.arena.bytes_of(block).numpy())
+            for key, block in blocks.items()
+            if block is not None
+        }
+
+    def lose(self, seq: int, path: str) -> None:
+        """So that the next turn has to go by ``path``."""
+        if path == "resident":
+            return
+        shelving, tier = self.engine.scheduler.shelving, self.tier
+        assert not isinstance(self.engine.apply(Settle(0, seq)), Refusal)
+        self.rest()
+        shelving.flush()
+        while shelving.busy:
+            shelving.tick(0.0)
+        sequence = self.engine.scheduler._roster[seq]
+        names = sequence.names()
+        self.engine.scheduler.pool.distrust(self.engine.scheduler.pool.index.blocks())
+        self.arena.poison(range(BLOCKS))
+        lost = {"host": [], "disk": names, "recomputed": names, "split": names[len(names) // 2 :]}[path]
+        for key in lost:
+            tier.drop(key)
+            if path != "disk":
+                store = shelving.disk._store  # type: ignore[union-attr]
+                store.drop([key])
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    model = load_model("pocket", "cpu", "float32")
+    (group,) = model.kv_groups(BLOCK)
+    arena = DeviceArena(group, BLOCKS, "cpu", torch.float32)
+    arena.poison(range(BLOCKS))
+    fd = make_memory(3 * 4096 + SLOTS * (group.block_bytes + 4096 + 64))
+    tier = HostTier(SlotMemory(fd, bytes(16), group.block_bytes))
+    os.close(fd)
+    store = RecordStore(tmp_path_factory.mktemp("kv"), bytes(16), group.block_bytes, 256 << 20)
+    settings = SchedulerSettings(
+        blocks=BLOCKS, vocab_size=model.config.vocab_size, block_tokens=BLOCK, max_context=BLOCKS * BLOCK
+    )
+    scheduler = Scheduler(
+        settings,
+        BlockPool(BLOCKS, BLOCK, debug=True),
+        BlockHasher(bytes(32), BLOCK),
+        model.namespace((group,)),
+        tier,
+        InlineDisk(tier, store),  # type: ignore[arg-type]
+    )
+    runner = TorchRunner(model.decoder, arena, mover=BlockMover([arena], tier.memory))
+    yield Stage(Engine(scheduler, runner, debug=True, clock=lambda: 0.0), arena, tier, model)
+    store.close()
+
+
+def check(stage: Stage, count: int) -> None:
+    prompts = pocket_prompts(stage.model.folder, count)
+    for number, prompt in enumerate(prompts):
+        more = prompts[number - 1][-24:]
+        said: dict[str, list[list[int]]] = {}
+        for path in PATHS:
+            stage.seq += 1
+            seq, salt = stage.seq, f"{number} {path}".encode()  # nobody's blocks are another's
+            first, _ = stage.turn(Open(0, seq, salt, prompt))
+            before = stage.hashes(seq)
+            stage.lose(seq, path)
+            second, work = stage.turn(Extend(0, seq, more))
+            said[path] = [first, second]
+            check_work(path, work, len(more) + 1)
+            if path in ("host", "disk"):
+                assert before and before.items() <= stage.hashes(seq).items(), "moved bytes are the same"
+            stage.engine.apply(Close(0, seq, keep_kv=False))
+        assert all(one == said["resident"] for one in said.values()), (number, said)
+
+
+def check_work(path: str, work: Work, new: int) -> None:
+    """The turn went the way it was to go."""
+    again = work.recomputed
+    assert work.prefilled == new
+    assert (work.resident > 0) == (path == "resident")
+    assert (work.host > 0) == (path in ("host", "split"))
+    assert (work.disk > 0) == (path == "disk")
+    assert (again > 0) == (path in ("recomputed", "split"))
+
+
+def test_every_path_says_the_same(stage: Stage) -> None:
+    check(stage, SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_every_path_says_the_same_in_200_conversations(stage: Stage) -> None:
+    check(stage, LONG)
