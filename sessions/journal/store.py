@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,16 +29,17 @@ import lmdb
 from msgspec.structs import replace
 
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
+from . import lineage
 from .file import check_length, environment
+from .lineage import Table as Table
+from .lineage import key_of as key_of
 from .records import (
     FORMAT,
     READERS,
     AnyOperation,
     HandleRecord,
     Keyring,
-    Origin,
     SessionRecord,
-    Snapshot,
     StoreRecord,
     Tail,
     seal,
@@ -51,18 +51,6 @@ log = logging.getLogger(__name__)
 
 STORE_KEY = b"store"
 SWEEP_SESSIONS = 64  # forgotten in one transaction
-
-
-class Table(StrEnum):
-    """The store's named databases."""
-
-    META = "meta"
-    SESSIONS = "sessions"
-    TAILS = "tails"
-    LOG = "log"
-    KEYRINGS = "keyrings"
-    HANDLES = "handles"
-    FORKS = "forks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +104,6 @@ class Stored:
     """Those that are kept, of the sessions it was forked from too: the first may be a snapshot of many."""
     written: int = 0
     """How many it has had of its own: the index of the next."""
-
-
-def key_of(number: int, index: int | None = None) -> bytes:
-    """Big-endian, so that the order of keys is the order of operations."""
-    return struct.pack(">Q", number) if index is None else struct.pack(">QQ", number, index)
 
 
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
@@ -192,16 +175,16 @@ class JournalStore:
         return behind >= self._settings.snapshot_operations and tail.grown >= tail.base
 
     def condense(self, number: int, how: Condense) -> bool:
-        """Put one operation in the place of a session's first ones; whether it was done.
-
-        Not where others were forked from it: theirs follow on them.
+        """Put one operation in the place of a session's first ones, unless forks follow on these; if it was.
 
         Raises ``StorageUnavailable``, ``RecordDamaged``.
         """
         self.long.discard(number)
         tail: Tail | None = self._get(Table.TAILS, key_of(number), Tail)
         record: SessionRecord | None = self._get(Table.SESSIONS, key_of(number), SessionRecord)
-        if tail is None or record is None or self._forked(number):
+        with self._reading() as transaction:
+            forked = lineage.forked(transaction, self._tables, number)
+        if tail is None or record is None or forked:
             return False
         own = self._operations(number, tail)
         inherited = self._inherited(record, own)
@@ -262,8 +245,8 @@ class JournalStore:
             tail = self._get(Table.TAILS, key_of(number), Tail)
             if record is None or keyring is None or tail is None:
                 raise RecordDamaged(f"a record of session {number} is missing")
-            own = self._operations(number, tail)
-            return Stored(number, record, keyring, (*self._inherited(record, own), *own), tail.operations)
+            operations = (*self._inherited(record, own := self._operations(number, tail)), *own)
+            return Stored(number, record, keyring, operations, tail.operations)
         except RecordDamaged:
             self.damaged += 1
             raise
@@ -349,9 +332,7 @@ class JournalStore:
                     if isinstance(record, SessionRecord):
                         number = struct.unpack(">Q", key)[0]
                         tails.setdefault(number, Tail(operations=0, used=0.0))
-                        if record.origin is not None:
-                            fork = key_of(record.origin.session, number)
-                            transaction.put(fork, b"", db=self._tables[Table.FORKS])
+                        lineage.enter(transaction, self._tables, number, record.origin)
                 case Drop(number=number):
                     self._drop(transaction, number)
                     tails.pop(number, None)
@@ -396,33 +377,7 @@ class JournalStore:
                 self.damaged += 1
         for table in (Table.TAILS, Table.KEYRINGS):
             transaction.delete(key, db=self._tables[table])
-        self._erase(transaction, number)
-
-    def _erase(self, transaction: lmdb.Transaction, number: int) -> None:
-        """The operations of a session that was forgotten, and of those it came from, if nobody needs them."""
-        key = key_of(number)
-        forks = transaction.cursor(self._tables[Table.FORKS])
-        if forks.set_range(key) and bytes(forks.key())[:8] == key:
-            return
-        value = transaction.get(key, db=self._tables[Table.SESSIONS])
-        origin = None if value is None else self._origin(key, bytes(value))
-        transaction.delete(key, db=self._tables[Table.SESSIONS])
-        cursor = transaction.cursor(self._tables[Table.LOG])
-        found = cursor.set_range(key)
-        while found and bytes(cursor.key())[:8] == key:
-            found = cursor.delete()
-        if origin is not None:
-            transaction.delete(key_of(origin.session, number), db=self._tables[Table.FORKS])
-            if transaction.get(key_of(origin.session), db=self._tables[Table.TAILS]) is None:
-                self._erase(transaction, origin.session)
-
-    def _origin(self, key: bytes, value: bytes) -> Origin | None:
-        try:
-            record: SessionRecord = unseal(key, value, SessionRecord)
-        except RecordDamaged:
-            self.damaged += 1
-            return None
-        return record.origin
+        lineage.erase(transaction, self._tables, number)
 
     def _grow(self) -> None:
         """Double the map. No transaction is open: this thread has them all. At its limit: `make_room`."""
@@ -437,41 +392,9 @@ class JournalStore:
             value = transaction.get(key, db=self._tables[table])
         return None if value is None else unseal(key, bytes(value), kind)
 
-    def _inherited(
-        self, record: SessionRecord, operations: tuple[AnyOperation, ...]
-    ) -> tuple[AnyOperation, ...]:
-        """What a forked session follows on, from the first of its ancestors on; a snapshot has it in it."""
-        pieces, origin = [operations], record.origin
-        while origin is not None and not (pieces[-1] and isinstance(pieces[-1][0], Snapshot)):
-            pieces.append(self._until(origin))
-            parent = self._get(Table.SESSIONS, key_of(origin.session), SessionRecord)
-            if parent is None:
-                raise RecordDamaged(f"the record of session {origin.session} is missing")
-            origin = parent.origin
-        return tuple(operation for piece in reversed(pieces[1:]) for operation in piece)
-
-    def _until(self, origin: Origin) -> tuple[AnyOperation, ...]:
-        """A session's operations as they were when another was forked off; those before a snapshot are in it."""
-        read, prefix, end = READERS[FORMAT], key_of(origin.session), key_of(origin.session, origin.operations)
-        found: list[AnyOperation] = []
-        index = -1
+    def _inherited(self, record: SessionRecord, own: tuple[AnyOperation, ...]) -> tuple[AnyOperation, ...]:
         with self._reading() as transaction:
-            cursor = transaction.cursor(self._tables[Table.LOG])
-            there = cursor.set_range(prefix)
-            while there and bytes(cursor.key()) < end:
-                index = struct.unpack(">QQ", cursor.key())[1]
-                found.append(read(bytes(cursor.key()), bytes(cursor.value())))
-                there = cursor.next()
-        whole = len(found) == origin.operations or (found and isinstance(found[0], Snapshot))
-        if not whole or index != origin.operations - 1:
-            raise RecordDamaged(f"session {origin.session} has not its first {origin.operations} operations")
-        return tuple(found)
-
-    def _forked(self, number: int) -> bool:
-        """Whether operations of other sessions follow on this one's."""
-        with self._reading() as transaction:
-            forks = transaction.cursor(self._tables[Table.FORKS])
-            return bool(forks.set_range(key_of(number)) and bytes(forks.key())[:8] == key_of(number))
+            return lineage.inherited(transaction, self._tables, record.origin, own)
 
     def _operations(self, number: int, tail: Tail) -> tuple[AnyOperation, ...]:
         read, prefix = READERS[FORMAT], key_of(number)

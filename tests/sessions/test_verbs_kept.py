@@ -19,6 +19,7 @@ from holdfast.sessions.errors import (
     SessionUnknown,
 )
 from holdfast.sessions.events import ReplyDone, TextDelta
+from holdfast.sessions.journal.records import Snapshot
 from holdfast.sessions.journal.store import Drop
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
@@ -136,6 +137,40 @@ async def test_who_was_forked_from_can_be_forgotten_first() -> None:
         with store_in(path) as store:
             store.write([Drop(3)])
             assert entries(store) == 0
+
+
+@run
+async def test_long_sessions_are_condensed_and_forks_of_them_come_back() -> None:
+    """What forks follow on stays as it is; a fork's own record of many has its origin's past in it."""
+    with folder() as path:
+        words = [f"word {number}" for number in range(24)]
+        async with book_in(path, reciting(*words), snapshot_operations=2) as book:
+            session = book.create(owner=b"me")
+            for number in range(6):
+                await ask(session, f"ask {number}")
+                await synced(session)
+            (child,) = await book.fork(session.id, [b""])
+            (grandchild,) = await book.fork(child.id, [b""])
+            for number in range(6):
+                for one in (session, child, grandchild):
+                    await ask(one, f"then {number}")
+                    await synced(one)
+            every = (session, child, grandchild)
+            wanted = [(texts(one), tokens(one)) for one in every]
+            handles = [one.handles.current for one in every]
+        with store_in(path) as store:
+            kinds = [[type(op) for op in store.session(number).operations] for number in (1, 2, 3)]
+        assert kinds[2][0] is Snapshot and len(kinds[2]) < len(kinds[1]), "nobody follows on the last"
+        async with book_in(path, reciting()) as book:
+            for handle, want in zip(handles, wanted, strict=True):
+                again = (await back(book, handle)).session
+                assert (texts(again), tokens(again)) == want
+
+
+async def synced(session: Session) -> None:
+    ticket = session.log.sync()
+    assert ticket is not None
+    await ticket
 
 
 def entries(store: object) -> int:
