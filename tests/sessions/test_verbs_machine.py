@@ -151,7 +151,7 @@ class VerbsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.link = ScriptedLink(spoken, END, ahead=2, tokens_per_row=1)
+        self.link = ScriptedLink(spoken, END, ahead=2, max_context=1 << 20)
         self.number = 0
         self.sessions = [self.run(self.opened([]))]
         self.shadows = [Shadow()]
