@@ -1,6 +1,7 @@
 """``holdfast bench memory``: the peak of an engine process that loads a model and fills all its KV.
 
-Against what it must hold: the weights, the pool, and 200 MB for everything else, interpreter and torch first.
+Against what it must hold: the weights, the pool, and 200 MB for everything else, interpreter and torch first;
+without host memory for KV, which is a budget of its own (``--host-bytes``) beside these.
 The peak is the kernel's own (``VmHWM``, what ``time -v`` calls maximum resident set size).
 """
 
@@ -63,7 +64,12 @@ def measure(options: Options, kv_bytes: int) -> None:
 
 async def _peak(folder: Path, model: str, options: Options, kv_bytes: int) -> dict[str, Any]:
     settings = EngineSettings(
-        model=str(folder), device="cpu", dtype=options.dtype, kv_bytes=kv_bytes, max_context=None
+        model=str(folder),
+        device="cpu",
+        dtype=options.dtype,
+        kv_bytes=kv_bytes,
+        host_bytes=0,
+        max_context=None,
     )
     engine = ChildEngine(settings)
     async with engine as link:

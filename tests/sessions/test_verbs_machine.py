@@ -99,7 +99,7 @@ class Shadow:
         return reply
 
     def go_back(self, at: int) -> None:
-        """Keep the first items, up to and with number ``at``; a reply without an item if one behind it stays."""
+        """Keep the first items, up to and with number ``at``; silent replies if one behind stays."""
         keep = {item_id for item_id, _ in self.items()[: at + 1]}
         turns, self.turns, waiting = self.turns, [], self.waiting
         before = 0
