@@ -28,6 +28,7 @@ def test_the_demo_recalls_calls_and_counts(tmp_path: Path) -> None:
     assert "called get_weather(" in done.stdout
     assert "the engine was killed in mid-reply" in done.stdout
     assert "the server was killed in mid-reply" in done.stdout
+    assert "tokens settled to disk in" in done.stdout
     assert not list(tmp_path.iterdir())
 
 
