@@ -86,11 +86,11 @@ class Errands:
 
     def _whence(self, errand: _Errand, now: float) -> Moved:
         sequence = errand.sequence
-        disk = max(0, sequence.disk - errand.disk)
-        host = max(0, sequence.host - errand.host - disk)
-        computed = max(0, sequence.prefilled + sequence.recomputed - errand.computed)
-        found = max(0, sequence.computed - host - disk - computed)
-        return Moved(found, host, disk, computed, now - errand.since)
+        left = sequence.computed  # what came twice, since it was taken in between, counts once
+        disk = min(left, max(0, sequence.disk - errand.disk))
+        host = min(left - disk, max(0, sequence.host - errand.host - disk))
+        computed = min(left - disk - host, max(0, sequence.prefilled + sequence.recomputed - errand.computed))
+        return Moved(left - disk - host - computed, host, disk, computed, now - errand.since)
 
     # --- down -------------------------------------------------------------------------------------------
 
@@ -124,9 +124,12 @@ class Errands:
     def _where(self, errand: _Errand, now: float) -> Moved:
         sequence, paging, disk = errand.sequence, self._paging, self._shelving.disk
         size, tier = paging.block_tokens, paging.moves.tier
+        end = (
+            0 if sequence.tail is None else sequence.tail[1]
+        )  # where it has grown since, it counts for nothing
         found = {"device": 0, "host": 0, "disk": 0}
         for at, key in enumerate(sequence.names()):
-            tokens = size if at < len(sequence.keys) else (sequence.tail[1] if sequence.tail else 0) % size
+            tokens = size if at < len(sequence.keys) else max(0, end - size * at)
             if disk is not None and key in disk and errand.lowest:
                 found["disk"] += tokens
             elif tier is not None and key in tier:

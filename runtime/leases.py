@@ -141,9 +141,9 @@ class Leases:
         promise = sequence.promise
         assert promise is not None
         size, length = self._settings.block_tokens, len(sequence.tokens)
-        below = promise.records * size
-        if sequence.tail is not None and promise.records == len(sequence.names()):
-            below = sequence.tail[1]
+        below = min(promise.records, len(sequence.keys)) * size
+        if sequence.tail is not None and promise.records > len(sequence.keys):
+            below = max(below, sequence.tail[1])
         return min(length, promise.blocks * size), min(length, below)
 
 

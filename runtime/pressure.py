@@ -114,7 +114,8 @@ class Pressure:
         while self._roster.holders:
             yield _Victim(next(iter(self._roster.holders.values())))
         leased = sorted(self._roster.leased.values(), key=_return, reverse=True)
-        beyond = [holder for holder in leased if len(holder.table) > _covered(holder)]
+        size = self._paging.block_tokens  # what is only being written beyond it goes with the rest
+        beyond = [holder for holder in leased if holder.computed > _covered(holder) * size]
         yield from (_Victim(holder, _covered(holder)) for holder in beyond)
         yield from map(_Victim, leased)
 

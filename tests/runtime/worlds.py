@@ -202,11 +202,6 @@ class World:
             being.turn = Turn(sampling, limits, generated_from, prompt, deadline)
             if seq not in self._roster.fetching:
                 self._begin(seq)
-            if being.alone:  # it goes before those that are older, and nobody beside it
-                for other in self.turns:
-                    delayed = self.beings[other].turn
-                    assert delayed is not None
-                    delayed.deadline += self.settings.most_steps(prompt, 1)
             self._check_state(seq)
 
     def lease(
@@ -370,6 +365,13 @@ class World:
         assert number not in self.numbers
         self.numbers.add(number)
         being.turn.place = place
+        for other in self.turns:  # a suspect goes before those that are older, and nobody beside it
+            theirs = self.beings[other].turn
+            assert theirs is not None
+            if being.alone:
+                theirs.deadline += self.settings.most_steps(being.turn.prompt, 1)
+            elif self.beings[other].alone:
+                being.turn.deadline += self.settings.most_steps(theirs.prompt, 1)
         self.turns.append(seq)
         if seq in self._order():
             self._first = next(iter(self._roster.running), None)
