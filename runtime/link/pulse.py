@@ -23,7 +23,7 @@ STEP_FLOOR = 2.0  # seconds any step may take
 STEP_FACTOR = 10.0  # and how many times the predicted ones
 FORGET = 0.99  # what the slowest step of a size still counts after one more of that size
 FIRST_STEP = 120.0  # seconds for the first, which builds kernels and touches all memory
-LOAD_STALL = 120.0  # seconds between two signs of progress while loading
+LOAD_STALL = 300.0  # seconds between two signs of progress while loading; a kernel that compiles gives none
 
 
 @dataclass(frozen=True, slots=True)
