@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .link.pulse import Pace, Pulse
-from .plan import Handle, Outcome, Plan, Runner
+from .plan import NOBODY, Handle, Outcome, Plan, Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class PacedRunner:
         """As the wrapped runner's."""
         began = self._clock()
         self.expect(plan.tokens)
-        sequences = frozenset([row.seq for row in plan.rows])
+        sequences = frozenset([row.seq for row in plan.rows if row.seq != NOBODY])
         self._flying.append(sequences)
-        self._pulse.engage(sequences if len(self._flying) == 1 else frozenset().union(*self._flying))
         try:
+            self._pulse.engage(sequences if len(self._flying) == 1 else frozenset().union(*self._flying))
             handle = self._runner.launch(plan)
         except BaseException:
             self.landed(sequences)

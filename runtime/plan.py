@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from .link.messages import Sampling, TokenLogprob
 
+NOBODY = -1
+"""The sequence of a row that is computed for nobody, before there are any."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:

@@ -10,9 +10,7 @@ import numpy as np
 
 from .errors import EngineDied
 from .link.messages import Sampling
-from .plan import Plan, PlanRow, Runner
-
-NOBODY = -1  # the sequence's id
+from .plan import NOBODY, Plan, PlanRow, Runner
 
 
 def rehearse(runner: Runner, block_tokens: int, max_context: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from holdfast.runtime.errors import EngineDied
+from holdfast.runtime.link.blackbox import BlackBox
 from holdfast.runtime.link.messages import Phase
 from holdfast.runtime.link.pulse import Pace, Pulse
 from holdfast.runtime.paced import PacedRunner
-from holdfast.runtime.plan import Handle, Plan
+from holdfast.runtime.plan import Handle, Plan, PlanRow
 from holdfast.runtime.rehearsal import rehearse
 from holdfast.tests.runtime.fakes import FakeRunner
 
@@ -46,3 +48,17 @@ def test_what_fails_is_left_to_the_first_sequence_unless_the_device_is_gone() ->
     rehearse(Broken(ValueError("no kernel")), 16, 64)
     with pytest.raises(EngineDied):
         rehearse(Broken(EngineDied("the device is gone")), 16, 64)
+
+
+def test_nobody_is_suspected_for_it_and_the_steps_behind_it_run() -> None:
+    """The black box holds ids of sequences, which are not negative: nobody's row is in none of its records."""
+    box = BlackBox.new()
+    runner = PacedRunner(FakeRunner(4, 16), Pulse(record=box.record))
+    rehearse(runner, 16, 64)
+    assert not box.sequences() and not runner._flying
+    tokens, table = np.zeros(3, dtype=np.int64), np.zeros(1, dtype=np.int32)
+    handle = runner.launch(Plan(7, (PlanRow(5, 0, 0, 3, tokens, table),)))
+    assert box.sequences() == {5}
+    handle.tokens()
+    assert not runner._flying
+    box.close()
