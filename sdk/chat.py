@@ -22,7 +22,6 @@ from .exchange import Exchange
 from .frames.client import (
     ClientEvent,
     ItemCreate,
-    ItemDelete,
     ItemRetrieve,
     ResponseCancel,
     ResponseCreate,
@@ -32,7 +31,6 @@ from .frames.client import (
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.response import ResponseParams
 from .frames.server import (
-    ItemDeleted,
     ItemDone,
     ItemRetrieved,
     ServerEvent,
@@ -49,7 +47,7 @@ from .resume import Return
 from .textinput import TextInput
 from .tools import Tool, ToolLike, tools_of
 from .transport import Transport
-from .turn import Turn, output_of
+from .turn import Turn, named, output_of
 
 MAX_TOOL_ROUNDS = 8
 _Params = TypeVar("_Params", SessionPatch, ResponseParams)
@@ -58,8 +56,8 @@ _Params = TypeVar("_Params", SessionPatch, ResponseParams)
 class Chat:
     """One session on one connection, made by `Client.session`.
 
-    One turn runs at a time. A turn that was begun and is no longer referenced is cancelled when the next
-    begins; while one is still being read, another raises `ChatBusy`.
+    One turn runs at a time. A turn that was begun and is no longer referenced, or whose reading was cancelled
+    (by a timeout, say), is cut when the next begins; while one is still being read, another raises `ChatBusy`.
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class Chat:
         self._max_tool_rounds = max_tool_rounds
         self._tools: dict[str, Tool] = {}
         self._current: weakref.ref[Turn | Reply] | None = None
-        self._rounds: list[Finished] = []
+        self._turns: list[list[Finished]] = [[]]  # rounds of the last turns; one that is steered ends late
         self._children: list[Chat] = []
         self.session = session
 
@@ -114,16 +112,17 @@ class Chat:
     def last(self) -> Finished:
         """The last response that ended: its text, usage, `kv`, `ttft_ms`, `logprobs`.
 
-        LookupError before there is one.
+        A turn that was refused, or is still on its way, leaves it as it was. LookupError before there is one.
         """
-        if not self._rounds:
-            raise LookupError("No response has ended yet")
-        return self._rounds[-1]
+        for rounds in reversed(self._turns):
+            if rounds:
+                return rounds[-1]
+        raise LookupError("No response has ended yet")
 
     @property
     def rounds(self) -> list[Finished]:
         """The responses of the last turn: more than one where tools were run."""
-        return list(self._rounds)
+        return list(self._turns[-1])
 
     def say(self, text: str | None = None, **overrides: Any) -> Turn:
         """Say `text` (None: let the model speak) and iterate over the pieces of its reply.
@@ -132,7 +131,7 @@ class Chat:
         of `response.create` for this turn alone, the sampling fields among them
         (`frames.sampling.SamplingFields`). Nothing is sent before the first piece is asked for.
         """
-        first = [] if text is None else [ItemCreate(item=MessageItem.of("user", text))]
+        first = [] if text is None else [ItemCreate(item=named(MessageItem.of("user", text)))]
         return Turn(
             self._exchange, _create(overrides), first, self._tools, self._max_tool_rounds, self._claim
         )
@@ -144,7 +143,8 @@ class Chat:
     def input(self, role: TypedRole = "user") -> TextInput:
         """A message sent while it is typed or spoken, and computed meanwhile: see `TextInput`.
 
-        It may come while a reply runs, but is committed after it.
+        It may come while a reply runs, also in the loop that reads it, and nothing of that is lost: the item
+        stands after that reply.
         """
         return TextInput(self._exchange, role)
 
@@ -169,9 +169,7 @@ class Chat:
         if isinstance(reading, Turn):
             reading.stop()
         reply = reading.reply if isinstance(reading, Turn) else reading
-        if reply is None and not self._rounds:
-            raise LookupError("Nothing was said yet")
-        said = reply.said if reply is not None else _said(self._rounds[-1])
+        said = reply.said if reply is not None else _said(self.last)
         end = _heard("".join(said.values()), heard)
         witness = None if reply is None else reply.witness
         place = place_in(said, end)
@@ -202,7 +200,7 @@ class Chat:
         it comes to an end. `overrides` as for `say`.
         """
         create = _create(overrides)
-        steer = ResponseSteer(input=[MessageItem.of("user", text)], response=create.response)
+        steer = ResponseSteer(input=[named(MessageItem.of("user", text))], response=create.response)
         return Turn(
             self._exchange, create, [], self._tools, self._max_tool_rounds, self._take_over, steer=steer
         )
@@ -236,10 +234,16 @@ class Chat:
     # --- the conversation ---
 
     async def add(self, item: AnyItem, previous_item_id: str | None = None) -> AnyItem:
-        """Add an item at the end, or after the one named; returns it as the server has it."""
+        """Add an item at the end, or after the one named; returns it as the server has it.
+
+        It has the id that `item` names, or one made here. Raises `ServerError`.
+        """
         await self._idle()
+        item = named(item)
         sent = await self._exchange.send(ItemCreate(item=item, previous_item_id=previous_item_id))
-        done = await self._exchange.answer(sent, lambda event: isinstance(event, ItemDone))
+        done = await self._exchange.answer(
+            sent, lambda event: isinstance(event, ItemDone) and event.item.id == item.id
+        )
         assert isinstance(done, ItemDone)
         return done.item
 
@@ -251,15 +255,16 @@ class Chat:
         """An item as the server has it. Raises `ServerError`."""
         await self._idle()
         sent = await self._exchange.send(ItemRetrieve(item_id=item_id))
-        found = await self._exchange.answer(sent, lambda event: isinstance(event, ItemRetrieved))
+        found = await self._exchange.answer(
+            sent, lambda event: isinstance(event, ItemRetrieved) and event.item.id == item_id
+        )
         assert isinstance(found, ItemRetrieved)
         return found.item
 
     async def delete(self, item_id: str) -> None:
         """Take an item out of the conversation. Raises `ServerError`."""
         await self._idle()
-        sent = await self._exchange.send(ItemDelete(item_id=item_id))
-        await self._exchange.answer(sent, lambda event: isinstance(event, ItemDeleted))
+        await self._exchange.delete(item_id)
 
     async def update(self, *, tools: Iterable[ToolLike] | None = None, **fields: Any) -> SessionResource:
         """Change the session's fields that are given. Raises `FrameError`, `ToolInvalid`, `ServerError`."""
@@ -337,22 +342,28 @@ class Chat:
     async def _claim(self, reading: Turn | Reply) -> None:
         """Let this turn, and no other, read from now on."""
         await self._idle()
-        self._current = weakref.ref(reading)
-        self._rounds = reading.rounds
+        self._follow(reading)
 
     async def _take_over(self, reading: Turn | Reply) -> None:
         """Let this turn read from now on: the one that is read now ends for it."""
         current = self._reader()
         if isinstance(current, Turn):
             current.stop()
+        self._follow(reading)
+
+    def _follow(self, reading: Turn | Reply) -> None:
         self._current = weakref.ref(reading)
-        self._rounds = reading.rounds
+        ended = [rounds for rounds in self._turns if rounds][-1:]
+        self._turns = [*ended, self._turns[-1], reading.rounds]
 
     async def _idle(self) -> None:
         """Make sure that nothing runs: cancel what nobody reads. Raises `ChatBusy` while somebody does."""
         current = self._reader()
         if current is not None and current.running:
-            raise ChatBusy("A turn is being read on this chat: read it to its end or cancel it first")
+            if not current.given_up:
+                raise ChatBusy("A turn is being read on this chat: read it to its end or cancel it first")
+            if isinstance(current, Turn):
+                current.close()
         self._current = None
         await self._exchange.quiet()
 

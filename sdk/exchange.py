@@ -26,8 +26,15 @@ from .errors import (
     SessionLost,
 )
 from .frames import codec
-from .frames.client import ClientEvent, ResponseCancel, ResponseCreate
-from .frames.server import ErrorDetails, ErrorEvent, ResponseCreated, ResponseDone, ServerEvent
+from .frames.client import ClientEvent, ItemDelete, ResponseCancel, ResponseCreate
+from .frames.server import (
+    ErrorDetails,
+    ErrorEvent,
+    ItemDeleted,
+    ResponseCreated,
+    ResponseDone,
+    ServerEvent,
+)
 from .frames.verbs import ItemTruncate, ItemTruncated, ResponseSteer
 from .resume import Return, deadline
 from .shared import Line, SharedConnection
@@ -76,6 +83,7 @@ class Exchange:
         self._running: set[str] = set(running)  # ids of responses without their `response.done`
         self._reading = ResourceGuard("reading from")
         self._read = False  # whether a task reads now
+        self._fetching = False  # whether one that waits for an answer does
 
     @property
     def busy(self) -> bool:
@@ -138,7 +146,7 @@ class Exchange:
                 self._read = True
                 try:
                     while True:
-                        event = self._aside.popleft() if self._aside else await self._incoming()
+                        event = await self._next()
                         if event is not None and self._take_in(event):
                             return event
                 finally:
@@ -156,20 +164,18 @@ class Exchange:
         """The first event that is `wanted`, read here or by the task that reads now.
 
         What is read here until then is given to `meanwhile`; without it, it is put aside for who reads next
-        while a response runs. Raises `ServerError` when the event sent was refused.
+        if a response runs. Raises `ServerError` when the event sent was refused.
         """
         waiting = _Wanted(event_id, wanted)
         self._wanted.append(waiting)
         try:
             while waiting.found is None:
-                if self._read:
+                if self._read or self._fetching:
                     await self._turned.wait()
                 elif meanwhile is not None:
                     meanwhile(await self.receive())
-                elif self.busy:
-                    await self._put_aside()
                 else:
-                    await self.receive()
+                    await self._put_aside()
             if isinstance(waiting.found, ErrorEvent):
                 raise server_error(waiting.found.error)
             if self._back is not None:
@@ -177,6 +183,11 @@ class Exchange:
             return waiting.found
         finally:
             self._wanted.remove(waiting)
+
+    async def delete(self, item_id: str) -> None:
+        """Take an item out of the conversation."""
+        sent = await self.send(ItemDelete(item_id=item_id))
+        await self.answer(sent, lambda event: isinstance(event, ItemDeleted) and event.item_id == item_id)
 
     async def truncate(
         self, item_id: str, end: int, meanwhile: Callable[[ServerEvent], object] | None = None
@@ -197,11 +208,26 @@ class Exchange:
             await self._turned.wait()
 
     async def _put_aside(self) -> None:
-        """Read one event, and keep it for who reads next."""
-        with self._reading:
+        """Read one event, and keep it for who reads next; where nothing runs, nobody will."""
+        self._fetching = True
+        try:
             event = await self._incoming()
-        if event is not None and not any(waiting.found is event for waiting in self._wanted):
-            self._aside.append(event)
+        finally:
+            self._fetching = False
+            self._turn()
+        if event is not None:
+            if any(waiting.found is event for waiting in self._wanted):
+                self._note_arrivals(event)
+            else:
+                self._aside.append(event)
+        while self._aside and not self.busy and not self._read:
+            self._take_in(self._aside.popleft())
+
+    async def _next(self) -> ServerEvent | None:
+        """The next event for who reads: one put aside, or else one that comes."""
+        while self._fetching and not self._aside:
+            await self._turned.wait()
+        return self._aside.popleft() if self._aside else await self._incoming()
 
     async def _incoming(self) -> ServerEvent | None:
         """The next event; who waits for it has it."""

@@ -6,14 +6,17 @@ Knows nothing of tools being run, nor of what other responses do on the same con
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
-from .errors import ProtocolBroken, ResponseFailed
+import anyio
+
+from .errors import ProtocolBroken, ResponseFailed, SDKError
 from .exchange import Exchange, server_error
-from .frames.client import ClientEvent, ResponseCreate
+from .frames.client import ItemCreate, ResponseCreate
 from .frames.items import FunctionCallItem, MessageItem
 from .frames.response import KVReceipt, Response, Usage
 from .frames.sampling import TokenLogprob
@@ -76,27 +79,30 @@ class Finished:
 class Reply:
     """Asks for one response and iterates over its events, up to and with `response.done`.
 
-    `first` are events to send before it, in the same breath. Raises `ServerError` when the server refuses one
-    of them or the response, `ResponseFailed` when it ends `failed`, `ConnectionLost`. Before anything is sent
-    `claim` is awaited; at the end `finished` is set and appended to `rounds`. Ends early, without both, when
-    the chat's next turn began before this one was read to its end.
+    `first` are items to add before it, in the same breath; when the response is refused they are taken back.
+    Raises `ServerError` when the server refuses one of them or the response, `ResponseFailed` when it ends
+    `failed`, `ConnectionLost`. Before anything is sent `claim` is awaited; at the end `finished` is set and
+    appended to `rounds`. Ends early, without both, when the chat's next turn began before this one was read to
+    its end.
     """
 
     def __init__(
         self,
         exchange: Exchange,
         create: ResponseCreate | ResponseSteer,
-        first: Sequence[ClientEvent] = (),
+        first: Sequence[ItemCreate] = (),
         *,
         claim: Callable[[Reply], Awaitable[None]] | None = None,
         rounds: list[Finished] | None = None,
     ) -> None:
         self._exchange = exchange
         self._create = create
-        self._first = first
+        self._first = deque(first)
+        self._items = _items(create, first)
         self._claim = claim
         self._first_ids: set[str] = set()
         self._create_id: str | None = None
+        self._given_up = False
         self._began = 0.0
         self._first_output: float | None = None
         self._logprobs: list[TokenLogprob] = []
@@ -113,6 +119,11 @@ class Reply:
         return self._create_id is not None and self._exchange.awaits(self._create_id)
 
     @property
+    def given_up(self) -> bool:
+        """Whether reading it was cancelled, and not taken up again."""
+        return self._given_up
+
+    @property
     def said(self) -> dict[str, str]:
         """What was read of its messages so far, by their ids."""
         return dict(self._said)
@@ -126,6 +137,14 @@ class Reply:
         return self
 
     async def __anext__(self) -> ServerEvent:
+        self._given_up = False
+        try:
+            return await self._next()
+        except anyio.get_cancelled_exc_class():
+            self._given_up = True
+            raise
+
+    async def _next(self) -> ServerEvent:
         if self._create_id is None:
             await self._ask()
         while self.running:
@@ -140,8 +159,8 @@ class Reply:
         if self._claim is not None:
             await self._claim(self)
         self._began = time.perf_counter()
-        for event in self._first:
-            self._first_ids.add(await self._exchange.send(event))
+        while self._first:  # each once, though the waiting be cancelled and taken up again
+            self._first_ids.add(await self._exchange.send(self._first.popleft()))
         self._create_id = await self._exchange.send(self._create)
         if isinstance(self._create, ResponseSteer):
             await self._exchange.others()  # who reads the reply that ends for this one reads it to its end
@@ -150,8 +169,16 @@ class Reply:
         refused = event.error.event_id
         if refused in self._first_ids:
             await self._exchange.quiet()  # the reply to what was refused with it is of no use
+        if refused == self._create_id:
+            await self._take_back()
         if refused in self._first_ids or refused in (self._create_id, None):
             raise server_error(event.error)
+
+    async def _take_back(self) -> None:
+        """Leave the conversation as it was: what cannot be answered would stand in the next turn's way too."""
+        for item_id in self._items:
+            with suppress(SDKError):  # what is told is the refusal; a lost connection tells itself
+                await self._exchange.delete(item_id)
 
     def _is_ours(self, event: ServerEvent) -> bool:
         match event:
@@ -182,6 +209,12 @@ class Reply:
             if error is None:
                 raise ResponseFailed("The response failed")
             raise ResponseFailed(error.message, code=error.code, kind=error.type)
+
+
+def _items(create: ResponseCreate | ResponseSteer, first: Sequence[ItemCreate]) -> list[str]:
+    """Ids of the items that come with a response, the last one first."""
+    items = [event.item for event in first] + (create.input if isinstance(create, ResponseSteer) else [])
+    return [item.id for item in reversed(items) if item.id]
 
 
 def place_in(said: Mapping[str, str], heard: int) -> tuple[str, int] | None:

@@ -5,14 +5,16 @@ Knows nothing of how a tool is described, nor of other turns.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 import anyio
+import msgspec
 
 from .errors import SDKError, ToolRoundsExceeded
 from .exchange import Exchange
-from .frames.client import ClientEvent, ItemCreate, ResponseCreate
-from .frames.items import FunctionCallItem, FunctionCallOutputItem
+from .frames.client import ItemCreate, ResponseCreate
+from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem
 from .frames.server import TextDelta
 from .frames.verbs import ResponseSteer
 from .reply import Finished, Reply
@@ -31,7 +33,7 @@ class Turn:
         self,
         exchange: Exchange,
         create: ResponseCreate,
-        first: Sequence[ClientEvent],
+        first: Sequence[ItemCreate],
         tools: Mapping[str, Tool],
         max_rounds: int,
         claim: Callable[[Turn], Awaitable[None]],
@@ -45,6 +47,7 @@ class Turn:
         self._begun = False
         self._stopped = False
         self._over = False
+        self._given_up = False
         self.rounds: list[Finished] = []
         self._reply = Reply(exchange, steer or create, first, rounds=self.rounds)
 
@@ -53,10 +56,20 @@ class Turn:
         """Whether it has begun and is not over."""
         return self._begun and not self._over
 
+    @property
+    def given_up(self) -> bool:
+        """Whether reading it was cancelled, and not taken up again."""
+        return self._given_up
+
+    def close(self) -> None:
+        """Nothing more is read of it."""
+        self._over = True
+
     def __aiter__(self) -> AsyncIterator[str]:
         return self
 
     async def __anext__(self) -> str:
+        self._given_up = False
         try:
             if not self._begun:
                 await self._claim(self)
@@ -68,6 +81,9 @@ class Turn:
                 await self._round_ended()
         except SDKError:
             self._over = True
+            raise
+        except anyio.get_cancelled_exc_class():
+            self._given_up = True
             raise
         raise StopAsyncIteration
 
@@ -119,4 +135,9 @@ class Turn:
 
 def output_of(call: FunctionCallItem, output: str) -> ItemCreate:
     """The event that answers a call."""
-    return ItemCreate(item=FunctionCallOutputItem(call_id=call.call_id or "", output=output))
+    return ItemCreate(item=named(FunctionCallOutputItem(call_id=call.call_id or "", output=output)))
+
+
+def named(item: AnyItem) -> AnyItem:
+    """The item with an id, by which its answer is known."""
+    return item if item.id else msgspec.structs.replace(item, id=f"item_{secrets.token_hex(12)}")

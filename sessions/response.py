@@ -211,7 +211,7 @@ class Response:
             raise EngineUnavailable(fault.message) from fault
         if len(prompt) + 1 > hello.max_context:
             message = f"The prompt has {len(prompt)} tokens; the model's context holds {hello.max_context}"
-            raise PromptTooLong(message, param="input")
+            raise PromptTooLong(message, param=None if self._request.input is None else "input")
         self._prompt_tokens = len(prompt)
         self._new_tokens = len(said.prompt) + self._pending(said)
         self._restarted = branch.sequence.lost

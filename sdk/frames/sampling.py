@@ -40,7 +40,10 @@ TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What a client may say of the draw; null goes back to the model's default, absent changes nothing.
+    """What a client may say of the draw; absent changes nothing.
+
+    Null in a session goes back to what it was when the session began, the server's default; in a response it is
+    the same as absent: the session's value counts.
 
     `temperature` 0 is greedy. Kept are the `top_k` likeliest tokens (0: all), of these the fewest whose share
     reaches `top_p`, of these those at least `min_p` times as likely as the likeliest, of these the locally
@@ -51,7 +54,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     (0: none) the reply. `logit_bias`: token id to addend. `bad_words`, text or token ids, are never completed.
     `stop` strings and `stop_token_ids` end the reply and are not delivered; before `min_output_tokens` nothing
     ends it. `top_logprobs`: tell each token's log probability and that of so many alternatives (0: its own
-    alone; null: none).
+    alone; null, in a session: none).
     """
 
     max_output_tokens: MaxOutputTokens | UnsetType | None = UNSET

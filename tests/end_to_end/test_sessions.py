@@ -131,6 +131,20 @@ async def test_a_prompt_beyond_the_context_is_refused_and_the_session_lives(clie
         assert "Marisol" in await chat.say(LINES[2]).text()
 
 
+async def test_too_much_said_is_taken_back_and_the_session_is_unharmed(client: Client) -> None:
+    async with client.session() as chat:
+        await chat.say(LINES[0]).text()
+        told = chat.last
+        with pytest.raises(ServerError) as refused:
+            await chat.say("seven " * 4000).text()
+        assert (refused.value.code, refused.value.param) == ("context_length_exceeded", None)
+        assert chat.last is told
+        note = MessageItem.of("user", LINES[2])
+        added = await chat.add(note)
+        assert isinstance(added, MessageItem) and added.text == note.text
+        assert "Marisol" in await chat.say().text()
+
+
 @pytest.mark.parametrize(
     "fields", [{"temperature": 2.01}, {"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"stop": ["x"] * 17}]
 )

@@ -110,6 +110,23 @@ async def test_text_that_comes_while_a_reply_runs_waits(client: Client) -> None:
         assert chat.last.kv.prefilled == chat.last.kv.new
 
 
+async def test_text_committed_within_the_loop_that_reads_a_reply_costs_nothing_of_it(client: Client) -> None:
+    async with client.session() as plain:
+        await plain.say("My name is Marisol.").text()
+        expected = await plain.say("Tell me the story of the fox.").text()
+    async with client.session() as chat:
+        await chat.say("My name is Marisol.").text()
+        pieces = []
+        async for piece in chat.say("Tell me the story of the fox."):
+            pieces.append(piece)
+            if len(pieces) == 5:
+                async with chat.input() as typing:
+                    await typing.append("What is my name?")
+        assert typing.committed is not None
+        assert "".join(pieces) == expected
+        assert "Marisol" in await chat.say().text()
+
+
 async def broken_off(typing: TextInput) -> None:
     async with typing:
         await typing.append("My name is Bella.")

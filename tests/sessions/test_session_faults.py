@@ -39,8 +39,10 @@ async def test_prompt_too_long_is_refused_before_any_work() -> None:
     say(session, "Hi")
     prompt = len(session._branch.renderer.draft(session.history.script()).prompt)
     link.max_context = prompt
-    with pytest.raises(PromptTooLong):
-        await read(session)
+    for given, param in ((None, None), (session.history.items(), "input")):
+        with pytest.raises(PromptTooLong) as refused:
+            await read(session, TurnRequest.checked(input=given))
+        assert refused.value.param == param
     assert link.log == []
     assert not session.history.busy
     link.max_context = prompt + 1
