@@ -179,11 +179,15 @@ def doctor(
 @app.command()
 def store(
     act: Annotated[Upkeep, typer.Argument(help="verify and gc drop what is damaged; clear removes all KV.")],
-    folder: Annotated[Path, typer.Argument(help="The folder given to `serve --store`.")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="The folder given to `serve --store`, or that `serve` names.")
+    ] = None,
 ) -> None:
     """Look after the KV that a server left on disk; sessions are not touched. No server may hold it."""
     from ..runtime.tending import tend
 
+    if folder is None:
+        _refuse(f"which store? holdfast store {act.value} DIR, with the folder that `holdfast serve` names")
     try:
         for line in tend(act.value, folder):
             print(line)

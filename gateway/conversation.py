@@ -30,7 +30,7 @@ from ..sessions.requests import TurnRequest
 from ..sessions.textbuffer import TextBuffer
 from .errors import GatewayError, NothingToCancel, TooManyResponses, error_details
 from .replies import LiveResponse
-from .translate import frame_of, item_of, kept_of, patched, preamble_of, request_of, seed_of
+from .translate import frame_of, item_of, kept_of, patched, preamble_of, request_of, seed_of, under
 
 PARALLEL_RESPONSES = 8
 
@@ -180,7 +180,8 @@ class Conversation:
         match event:
             case client.SessionUpdate(session=patch):
                 updated = patched(self._session, patch, self._initial)
-                request_of(ResponseParams(), updated, self._resolved, self._vocab_size)  # must be possible
+                with under("session"):  # must be possible
+                    request_of(ResponseParams(), updated, self._resolved, self._vocab_size)
                 self._history.preamble = preamble_of(updated)
                 self._session = updated
                 return [Send(server.SessionUpdated(event_id=self.event_id(), session=updated))]
@@ -289,7 +290,9 @@ class Conversation:
         if len(self._live) >= self._parallel_responses:
             raise TooManyResponses(f"At most {self._parallel_responses} responses run at once")
         response_id = self._ids("resp")
-        request = request_of(params, self._session, self._resolved, self._vocab_size, seed_of(response_id))
+        seed = seed_of(response_id)
+        with under("response"):
+            request = request_of(params, self._session, self._resolved, self._vocab_size, seed)
         live = LiveResponse(
             response_id,
             self.event_id,
@@ -314,7 +317,8 @@ class Conversation:
             raise FieldInvalid(
                 "A response out of band steers nothing", "response.conversation", event.event_id
             )
-        request_of(params, self._session, self._resolved, self._vocab_size)
+        with under("response"):
+            request_of(params, self._session, self._resolved, self._vocab_size)
         return None if writer is None else writer.id
 
     def accept_steer(self, response_id: str | None) -> SteerAccepted:

@@ -117,7 +117,7 @@ def _room(settings: EngineSettings, per_token: int, weights: int, model_context:
     yield "tokens that fit", _product((("blocks", blocks), ("tokens", settings.block_tokens)), "tokens")
     below = host_bytes(settings)
     yield "KV in the host tier", f"{shown(below)} = {below // block_bytes:,} blocks" if below else "none"
-    fit = f"{tokens / context:.1f} sessions of the longest context ({context:,})"
+    fit = f"{round(tokens / context, 1):,g} sessions of the longest context ({context:,})"
     yield "sessions that fit", fit if tokens >= context else f"none of {context:,} tokens: too few blocks"
 
 

@@ -33,6 +33,7 @@ LINES = ("My name is Marisol.", STORY, STORY, "What is my name?")
 LAST = "What is my name?"
 PIECES_BEFORE = 12
 """Pieces of a reply that come before something is killed."""
+KILLED = ("the engine was killed", "the server was killed")
 START_SECONDS = 600.0  # the first start on a machine compiles kernels
 
 Blow = Callable[[], Awaitable[None]]
@@ -158,15 +159,25 @@ async def _say(chat: Chat, line: str, blow: Blow | None) -> Told:
 
 
 def _show(chat: Chat, line: str, told: Told, name: str, console: Console) -> None:
-    shown = told.text if len(told.text) < 80 else f"{told.text[:60]}… {told.text[-16:]}"
+    shown = told.text if len(told.text) < 80 else _excerpt(told.text)
     console.print(f"[bold]you[/bold]     {line}")
     console.print(f"[bold cyan]pocket[/bold cyan]  {shown}", soft_wrap=True)
-    finished, parts = chat.last, [f"[bold]{name}[/bold]", f"longest wait {told.gap * 1000:.0f} ms"]
+    finished, parts = (
+        chat.last,
+        [f"[bold]{name}[/bold]" if name else "", f"longest wait {told.gap * 1000:.0f} ms"],
+    )
+    if name.startswith(KILLED):
+        parts[-1] += " for a new process to start"
     if finished.ttft_ms is not None:
         parts.append(f"TTFT {finished.ttft_ms:.0f} ms")
     if (kv := finished.kv) is not None:
         parts.append(f"restored {kv.host} from host, {kv.disk} from disk · recomputed {kv.recomputed}")
     console.print(f"[dim]        {' · '.join(part for part in parts if part)}[/dim]\n", soft_wrap=True)
+
+
+def _excerpt(text: str) -> str:
+    """Whole words of its beginning and of its end."""
+    return f"{text[:60].rsplit(None, 1)[0]} … {text[-16:].split(None, 1)[-1]}"
 
 
 def _answers(url: str) -> bool:

@@ -120,7 +120,7 @@ TABLE: dict[type[Exception], WireError] = {
     # frames that are no events
     sdk.FrameError: _invalid("invalid_frame"),
     sdk.FrameMalformed: _invalid("invalid_json"),
-    sdk.FrameTooLarge: _invalid("frame_too_large", 413, close=1009),
+    sdk.FrameTooLarge: _invalid("frame_too_large", 413),
     sdk.FieldUnknown: _invalid("unknown_parameter"),
     sdk.FieldUnsupported: _invalid("unsupported_field"),
     sdk.FieldMissing: _invalid("missing_required_parameter"),
@@ -145,7 +145,7 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.SessionClosed: _server("session_closed", 410, close=1011),
     sessions.HandleUnknown: _invalid("session_not_found", 404),
     sessions.EventsExpired: _invalid("events_expired", 410),
-    sessions.StorageUnavailable: _server("storage_unavailable", 503),
+    sessions.StorageUnavailable: _server("storage_unavailable", 503, close=1013),
     sessions.RecordDamaged: _server("session_damaged"),
     sessions.StoreUnusable: _server("store_unusable", 503, close=1011),
     sessions.StoreHeld: _server("store_unusable", 503, close=1011),

@@ -110,7 +110,8 @@ class LiveSession:
         self._responses: dict[str, Response] = {}
         self._waiting_cancels: dict[str, EndReason] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
-        self._moves: set[asyncio.Task[None]] = set()
+        self._beside_tasks: set[asyncio.Task[None]] = set()
+        self._turnstile = asyncio.Lock()  # client events, in the order in which they came
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -178,7 +179,15 @@ class LiveSession:
     # --- client events --------------------------------------------------------------------------------------
 
     async def take(self, event: client.ClientEvent) -> None:
-        """Serve one client event; one that was served before is only answered again where that is due."""
+        """Serve one client event, after those before it; a socket that goes meanwhile cuts nothing short."""
+        await asyncio.shield(self._beside(self._take(event)))
+
+    async def _take(self, event: client.ClientEvent) -> None:
+        async with self._turnstile:
+            await self._take_next(event)
+
+    async def _take_next(self, event: client.ClientEvent) -> None:
+        """One that was served before is only answered again where that is due."""
         if self.resumable and event.event_id is not None and event.event_id in self.heard:
             await self._answer_again(event)
             return
@@ -290,10 +299,12 @@ class LiveSession:
             answer = self.conversation.refusal(error, event.event_id)
         self.feed.post([answer], NEWS)
 
-    def _beside(self, work: Coroutine[None, None, None]) -> None:
+    def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Work of the session's own: it ends with the session, not with a socket."""
         task = asyncio.create_task(work)
-        self._moves.add(task)
-        task.add_done_callback(self._moves.discard)
+        self._beside_tasks.add(task)
+        task.add_done_callback(self._beside_tasks.discard)
+        return task
 
     async def _answer_again(self, event: client.ClientEvent) -> None:
         """The acknowledgement of an event that was served may have been lost with the server it was on."""
@@ -432,7 +443,7 @@ class LiveSession:
     async def aclose(self) -> None:
         """End what still runs here. The session itself is closed by its book."""
         self.feed.detach()
-        tasks = [*self._followers.values(), *self._moves]
+        tasks = [*self._followers.values(), *self._beside_tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,6 +11,7 @@ import socket
 from typing import cast
 
 import h11
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -60,6 +61,29 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
         extensions = cast("dict[str, dict[str, object]]", self.scope["extensions"])
         extensions[DROP] = {"drop": self.transport.abort}
         await super().run_asgi()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """As uvicorn does; a refusal that was sent whole is no unfinished handshake, which it would log."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True
+
+    def send_receive_event_to_app(self) -> None:
+        """Close with 1007 on text that is no UTF-8, which uvicorn would log with a traceback."""
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(self.frames)):
+            self.frames = []
+            self.conn.send_close(1007)
+            self.handle_parser_exception()
+        else:
+            super().send_receive_event_to_app()
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def listen(host: str, port: int, limits: Limits) -> socket.socket:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -84,7 +85,7 @@ class Realtime:
         """Until the client has left or was told goodbye. Raises ``SlowReader`` when it must be dropped."""
         try:
             if not self._visitor.resume:
-                self._begin()
+                await self._begin()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write())
                 tasks.create_task(self._depart())
@@ -100,14 +101,21 @@ class Realtime:
             for guest in list(self._guests.values()):
                 self._dismiss(guest)
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
         try:
             self._live = self._registry.open(self, self._visitor.owner, self._visitor.salt)
         except SessionError as error:
+            await self._turn_away(error)
             raise _Goodbye(wire_error(error)) from None
         self._live.resumable = self._visitor.resumable
         self._line.session_id = self._live.id
         self._live.feed.open_to(self._line)
+
+    async def _turn_away(self, error: SessionError) -> None:
+        """Say why this socket gets no session; nothing else is ever written to it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.close_seconds):
+                await self._channel.send(_alone(error))
 
     def _let_go(self) -> None:
         live, self._live = self._live, None
@@ -139,16 +147,13 @@ class Realtime:
             self.outbox.left()
 
     async def _read(self) -> None:
-        """Serve frames until one comes after which the socket must close."""
+        """Serve frames; one that is no event is refused, and harms no other."""
         while True:
             frame = await self._channel.receive()
             try:
                 event = codec.decode_client(frame, self._limits.frame_bytes)
             except FrameError as error:
                 self._refuse(error)
-                if (wire := wire_error(error)).close is not None:
-                    await self.outbox.emptied()
-                    raise _Goodbye(wire) from None
             else:
                 await self._take(event)
             await self.outbox.room()
@@ -265,8 +270,12 @@ class Realtime:
         if self._live is not None:
             self._live.refuse(error, event_id)
         else:
-            alone = ErrorEvent(event_id=new_id("event"), error=error_details(error, event_id))
-            self.outbox.post([codec.encode(alone)])
+            self.outbox.post([_alone(error, event_id)])
+
+
+def _alone(error: Exception, event_id: str | None = None) -> bytes:
+    """An ``error`` event outside any session."""
+    return codec.encode(ErrorEvent(event_id=new_id("event"), error=error_details(error, event_id)))
 
 
 def _first(group: BaseExceptionGroup[_E]) -> _E:

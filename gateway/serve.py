@@ -127,9 +127,16 @@ async def _hold(
         async with serving(settings, engine_settings, loading.heard) as running:
             loading.loaded(_memory(running.engine.link.hello))
             loading.loaded(f"holdfast: {running.service.model} at {running.url}")
+            loading.loaded(f"holdfast: {_kept(settings)}")
             up.set()
             await leave.wait()
             await running.service.drain()
+
+
+def _kept(settings: GatewaySettings) -> str:
+    if settings.store is None:
+        return "sessions are kept in memory only"
+    return f"sessions are kept in {settings.store.expanduser()}"
 
 
 def _memory(hello: Hello) -> str:
@@ -168,7 +175,7 @@ def _config(service: Service) -> uvicorn.Config:
         build_app(service),
         http=http_protocol(limits),
         ws=DroppableWebSocket,
-        ws_max_size=limits.frame_bytes,
+        ws_max_size=limits.socket_bytes,
         ws_per_message_deflate=False,
         ws_ping_interval=limits.ping_seconds,
         ws_ping_timeout=limits.ping_seconds,

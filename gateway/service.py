@@ -99,12 +99,13 @@ class Service:
     def state(self) -> State:
         """For the probes."""
         link, beat = self._link, self._link.heartbeat
-        ready = link.ready and self._book is not None and not self._draining
+        lack = self._journal.fault if self._journal is not None and self._book is not None else None
+        ready = link.ready and self._book is not None and not self._draining and lack is None
         return State(
             alive=link.overdue == 0.0,
             ready=ready,
             phase=link.phase,
-            detail="draining" if self._draining else beat.detail if beat else "",
+            detail="draining" if self._draining else lack.message if lack else beat.detail if beat else "",
             fraction=beat.fraction if beat else 0.0,
         )
 

@@ -20,7 +20,8 @@ class Limits:
     """What one socket may take. Sizes in bytes, times in seconds."""
 
     frame_bytes: int = 1 << 20
-    """A longer frame closes the socket with 1009."""
+    """A longer frame is refused; one of more than ``socket_bytes`` closes the socket with 1009."""
+    socket_bytes: int = 2 << 20
     outbox_events: int = 256
     outbox_bytes: int = 1 << 20
     """With this much unsent a session's reply waits: a slow reader slows its own session only."""

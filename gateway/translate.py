@@ -6,7 +6,8 @@ Knows nothing of when an event may come, nor of sockets.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ from ..sdk.frames.response import (
 )
 from ..sdk.frames.sampling import SamplingFields, TokenLogprob, TopLogprob
 from ..sdk.frames.session import FunctionTool, SessionPatch, SessionResource
+from ..sessions.errors import SamplingInvalid
 from ..sessions.events import TokenScore, TurnUsage
 from ..sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
 from ..sessions.requests import TurnRequest
@@ -106,6 +108,17 @@ def patched(session: SessionResource, patch: SessionPatch, initial: SessionResou
         if value is not UNSET:
             changes[name] = getattr(initial, name) if value is None and name not in ECHOED else value
     return msgspec.structs.replace(session, **changes)
+
+
+@contextmanager
+def under(section: str) -> Iterator[None]:
+    """What is refused of sampling is named as the client wrote it: with the object that holds the field."""
+    try:
+        yield
+    except SamplingInvalid as error:
+        if error.param is not None:
+            error.param = f"{section}.{error.param}"
+        raise
 
 
 def request_of(

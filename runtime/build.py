@@ -74,7 +74,8 @@ def _engine(
     blocks = blocks_of(settings, _block_bytes(groups), _allowed_bytes(device))
     if device.type == "cpu":
         asked = blocks * _block_bytes(groups) + host_bytes(settings)
-        check_budget("KV on the device and in the host tier", asked, machine_bytes(), "this machine's memory")
+        named = "KV on the device and in the host tier (--kv-bytes, --host-bytes)"
+        check_budget(named, asked, machine_bytes(), "this machine's memory")
     numbers = settings.resolved(
         blocks=blocks,
         max_context=context_of(settings, blocks, model.config.max_context),

@@ -37,7 +37,7 @@ def host_bytes(settings: EngineSettings) -> int:
         SettingsInvalid: more was asked for than there is.
     """
     if settings.host_bytes is not None:
-        check_budget("host_bytes", settings.host_bytes, machine_bytes(), "this machine's memory")
+        check_budget("--host-bytes", settings.host_bytes, machine_bytes(), "this machine's memory")
         return settings.host_bytes
     return min(MOST_BYTES, int(SHARE * machine_bytes()))
 
@@ -71,7 +71,7 @@ def disk_bytes(settings: EngineSettings, folder: Path) -> int:
         SettingsInvalid: more was asked for than the disk has.
     """
     if settings.disk_bytes is not None:
-        check_budget("disk_bytes", settings.disk_bytes, shutil.disk_usage(folder).total, "the store's disk")
+        check_budget("--disk-bytes", settings.disk_bytes, shutil.disk_usage(folder).total, "the store's disk")
         return settings.disk_bytes
     return min(MOST_DISK_BYTES, int(DISK_SHARE * shutil.disk_usage(folder).free))
 

@@ -132,7 +132,11 @@ class SchedulerSettings:
         if self.depth not in DEPTHS:
             raise SettingsInvalid(f"depth is {self.depth}, not one of {DEPTHS}")
         # Each running turn keeps its one token per step, the oldest its chunk: see `least_chunk`.
-        _check_least(self.max_sequences, max_step_tokens=self.max_step_tokens)
+        if self.max_step_tokens < self.max_sequences:
+            raise SettingsInvalid(
+                f"--max-step-tokens {self.max_step_tokens} is less than --max-sequences {self.max_sequences}:"
+                " each running sequence has a token in every step"
+            )
         needed = self.blocks_for(self.max_context)
         if needed > self.blocks:
             raise PoolTooSmall(

@@ -41,10 +41,18 @@ def cuda_kv_bytes(free_bytes: int) -> int:
 
 
 def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) -> int:
-    """Blocks for the pool; ``allowed_bytes`` counts where the settings name no number. May be 0."""
+    """Blocks for the pool; ``allowed_bytes`` counts where the settings name no number. May be 0.
+
+    Raises ``SettingsInvalid`` where ``kv_bytes`` are not enough for one.
+    """
     if settings.blocks is not None:
         return settings.blocks
     if settings.kv_bytes is not None:
+        if settings.kv_bytes < block_bytes:
+            raise SettingsInvalid(
+                f"--kv-bytes {settings.kv_bytes} holds no block: one of {settings.block_tokens} tokens takes"
+                f" {block_bytes} bytes"
+            )
         return settings.kv_bytes // block_bytes
     return min(allowed_bytes // block_bytes, MOST_TOKENS // settings.block_tokens)
 
@@ -96,4 +104,5 @@ def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) 
     return (
         f"weights {shown(weights)} + KV {shown(pool)} ({blocks:,} blocks × {block_bytes:,} B ="
         f" {blocks * block_tokens:,} tokens) + process {shown(PROCESS_BYTES)} = {shown(total)}"
+        " without host memory"
     )

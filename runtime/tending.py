@@ -14,9 +14,13 @@ def tend(act: str, store: Path) -> Iterator[str]:
     """Do ``act`` (stat, verify, gc or clear) to the KV below ``store``; a line for each kind of records.
 
     Raises:
-        SettingsInvalid: a server holds it, or it cannot be read.
+        SettingsInvalid: it is no store, a server holds it, or it cannot be read.
     """
     kv = store.expanduser() / "kv"
+    if not kv.is_dir():
+        raise SettingsInvalid(
+            f"{store}: " + ("no store" if store.expanduser().is_dir() else "no such folder")
+        )
     try:
         if act == "clear":
             yield f"{upkeep.remove(kv)} kinds of records removed"

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from .errors import TemplateFailed
 from .probe import TemplateReport, probe
 from .rendering import Renderer
 from .requests import TurnRequest
-from .tokenizer import ChatTokenizer
+from .tokenizer import ChatTokenizer, template_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,11 @@ class Language:
     @classmethod
     def load(cls, folder: Path) -> Language:
         """From a model folder. Raises ``TokenizerUnreadable`` or ``TemplateFailed``; blocks for a moment."""
-        return cls.of(ChatTokenizer.load(folder))
+        tokenizer = ChatTokenizer.load(folder)
+        try:
+            return cls.of(tokenizer)
+        except TemplateFailed as fault:
+            raise TemplateFailed(f"{template_file(folder)}: {fault.message}") from fault
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer) -> Language:

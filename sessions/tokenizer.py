@@ -21,6 +21,7 @@ from .errors import TemplateFailed, TokenizerUnreadable
 OPEN_MARK, CLOSE_MARK = "\U000f0000", "\U000f0001"
 """Put around control tokens in strings from outside (transformers' own choice of private-use characters)."""
 
+TEMPLATE = "chat_template.jinja"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -160,8 +161,14 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
+def template_file(folder: Path) -> Path:
+    """The file of a model folder that holds its chat template."""
+    alone = folder / TEMPLATE
+    return alone if alone.exists() else folder / "tokenizer_config.json"
+
+
 def _template(folder: Path, config: dict[str, Any]) -> str:
-    path = folder / "chat_template.jinja"
+    path = folder / TEMPLATE
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnsupportedArchitecture
+from ..errors import SettingsInvalid, UnsupportedArchitecture
 from .families import FAMILIES, NEUTRAL, Family
 from .fields import Fields, read_json
 from .layer_kinds import LayerKind, read_layers
@@ -95,6 +95,7 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
     Raises:
         ConfigInvalid: a file or field is missing or wrong; the message names both.
         UnsupportedArchitecture: well-formed, but nothing we compute.
+        SettingsInvalid: ``max_context`` is more than the model's own.
     """
     path = folder / "config.json"
     values = read_json(path)
@@ -103,7 +104,11 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
     vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
     query_heads, kv_heads, head_dim = _heads(fields, hidden_size)
     ropes = read_ropes(fields, family, head_dim, max_context)
-    context = min(max_context or ropes.context, ropes.context)
+    if max_context is not None and max_context > ropes.context:
+        raise SettingsInvalid(
+            f"--max-context {max_context} is more than the {ropes.context} tokens that {path} allows"
+        )
+    context = max_context or ropes.context
     layers = read_layers(fields, ropes, context)
     kinds = tuple(dict.fromkeys(layers))
     attention_bias = fields.flag("attention_bias")
@@ -200,5 +205,10 @@ def _eos_ids(folder: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
 
 
 def _stored_dtype(fields: Fields) -> str | None:
-    name = fields.get("dtype") or fields.get("torch_dtype")
-    return name if name in DTYPES else None
+    field = "dtype" if fields.get("dtype") else "torch_dtype"
+    name = fields.get(field)
+    if not name or name == "auto":
+        return None
+    if name not in DTYPES:
+        raise fields.wrong(field, f"{name!r} is not served (served: {', '.join(DTYPES)})")
+    return str(name)

@@ -36,6 +36,9 @@ _ENCODER = msgspec.json.Encoder()
 # megabyte of the frame, so it is cut apart by plain searches and shortened before anything looks closer.
 _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
+_HALF_PAIR = "a string holds one half of a surrogate pair (an escape \\ud800 to \\udfff alone)"
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\\\")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
@@ -47,7 +50,8 @@ def decode_client(frame: bytes | str, max_bytes: int = MAX_FRAME_BYTES) -> Clien
     except msgspec.ValidationError as error:
         _refuse(data, str(error))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise FrameMalformed(_quoted(f"The frame is not valid JSON: {error}")) from None
+        cause = _HALF_PAIR if _has_half_pair(data) else str(error)
+        raise FrameMalformed(_quoted(f"The frame is not valid JSON: {cause}")) from None
 
 
 def decode_server(frame: bytes | str) -> ServerEvent | None:
@@ -66,6 +70,11 @@ def decode_server(frame: bytes | str) -> ServerEvent | None:
 def encode(event: ClientEvent | ServerEvent) -> bytes:
     """The event as JSON, in UTF-8."""
     return _ENCODER.encode(event)
+
+
+def _has_half_pair(data: bytes) -> bool:
+    """Whether what makes this no valid text is an escape such as `\\ud83d` without its other half."""
+    return _HALF.search(_PAIR.sub(b" ", data)) is not None
 
 
 def _checked(frame: bytes | str, max_bytes: int) -> bytes:

@@ -54,7 +54,7 @@ class Journal:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._fault: StorageUnavailable | None = None
         self._looked = 0.0
-        self._free = 0
+        self._lack: StorageUnavailable | None = None
         self._commits = self._failures = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-journal", daemon=True)
 
@@ -135,10 +135,25 @@ class Journal:
             return self._fault
         now = time.monotonic()
         if now - self._looked > FREE_SECONDS:
-            self._looked, self._free = now, self._store.free_bytes()
-        if self._free < self.settings.reserve_bytes:
-            return StorageUnavailable(f"the journal's disk has {self._free} bytes left")
-        return None
+            self._looked = now
+            self._look()
+        return self._lack
+
+    def _look(self) -> None:
+        """Whether new changes have a place to go to; a change of that is a line in the log."""
+        free, reserve = self._store.free_bytes(), self.settings.reserve_bytes
+        lack = None
+        if free is None:
+            lack = StorageUnavailable(f"the journal's folder is gone: {self._store.folder}")
+        elif free < reserve:
+            lack = StorageUnavailable(
+                f"the journal's disk has {free} bytes left, less than the {reserve} it keeps in reserve"
+            )
+        if lack is not None and self._lack is None:
+            log.error("%s; new turns are refused", lack.message)
+        elif lack is None and self._lack is not None:
+            log.warning("the journal has room again")
+        self._lack = lack
 
     async def statistics(self) -> dict[str, float]:
         """Queue and store."""

@@ -194,12 +194,17 @@ class JournalStore:
         self.write([_Condensed(number, tail.first + count - len(inherited) - 1, snapshot)])
         return True
 
-    def free_bytes(self) -> int:
-        """What the disk has left for us; nothing where it is gone."""
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._folder
+
+    def free_bytes(self) -> int | None:
+        """What the disk has left for us; None where the folder is gone."""
         try:
             found = os.statvfs(self._folder)
         except OSError:
-            return 0
+            return None
         return found.f_bavail * found.f_frsize
 
     def sweep(self, keep: frozenset[int]) -> int:

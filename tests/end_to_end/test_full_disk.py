@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from websockets.asyncio.client import connect as dial
-from wires import Json, Wire, text_of, wire
+from wires import Json, Wire, get, text_of, wire
 
 from holdfast.gateway.serve import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
@@ -99,8 +100,10 @@ async def test_a_full_disk_acknowledges_nothing_and_heals(small_disk: Path, pock
             assert refused["error"]["code"] == "storage_unavailable" and refused["error"]["event_id"] == "b"
             address = running.url.replace("http", "ws", 1) + "/v1/realtime"
             async with dial(address, compression=None, proxy=None) as nobody:
+                assert (await Wire(nobody).receive())["error"]["code"] == "storage_unavailable"
                 await nobody.wait_closed()
-                assert nobody.close_reason == "storage_unavailable"
+                assert (nobody.close_code, nobody.close_reason) == (1013, "storage_unavailable")
+            assert (await get(running.url, "/ready"))[0] == 503
             ballast.unlink()
             late = await one.until("conversation.item.done")
             assert [event["type"] for event in late] == ["conversation.item.added", "conversation.item.done"]
@@ -110,6 +113,29 @@ async def test_a_full_disk_acknowledges_nothing_and_heals(small_disk: Path, pock
                 pass
         figures = (await running.service.snapshot()).gateway
         assert figures["journal_failures"] > 0 and not figures["journal_queued"]
+
+
+async def test_a_store_that_was_removed_is_said_to_be_gone(
+    tmp_path: Path, pocket: EngineSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with server_on(tmp_path, 0, pocket) as running, wire(running.url) as one:
+        await one.say("My name is Marisol.")
+        shutil.rmtree(tmp_path / "store")
+        while not (await running.service.snapshot()).gateway["journal_unavailable"]:
+            pass
+        await one.send({"type": "response.create"})
+        cause = f"the journal's folder is gone: {tmp_path / 'store'}"
+        assert (await one.receive())["error"]["message"] == cause
+        address = running.url.replace("http", "ws", 1) + "/v1/realtime"
+        async with dial(address, compression=None, proxy=None) as nobody:
+            assert (await Wire(nobody).receive())["error"]["message"] == cause
+            await nobody.wait_closed()
+            assert nobody.close_code == 1013
+        status, told = await get(running.url, "/ready")
+        assert status == 503 and cause in told
+    assert [record.message for record in caplog.records if "gone" in record.message] == [
+        f"{cause}; new turns are refused"
+    ]
 
 
 async def test_what_was_acknowledged_before_and_after_a_full_disk_is_there(

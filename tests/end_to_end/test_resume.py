@@ -22,6 +22,8 @@ from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, SDKError, SessionLost, connect
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.resume import Patience
+from holdfast.sessions.anticipation import Arrival
+from holdfast.sessions.session import Session
 
 pytestmark = pytest.mark.anyio
 
@@ -210,6 +212,43 @@ async def test_a_resumable_clients_reply_goes_on_while_it_is_away(kept: Serving)
         await new.send({"type": "response.create", "event_id": "c2"})
         await new.send({"type": "conversation.item.delete", "item_id": "none", "event_id": "c3"})
         assert (await new.receive())["error"]["event_id"] == "c3", "what is sent twice is served once"
+
+
+@pytest.mark.parametrize("handed_over", [False, True], ids=["after the cut", "by the newer socket"])
+async def test_a_commit_that_a_cut_falls_into_is_acknowledged_on_the_next_socket(
+    kept: Serving, monkeypatch: pytest.MonkeyPatch, handed_over: bool
+) -> None:
+    began, may_go_on = asyncio.Event(), asyncio.Event()
+    counted = Session.arrival
+
+    async def slowly(session: Session) -> Arrival:
+        began.set()
+        await may_go_on.wait()
+        return await counted(session)
+
+    monkeypatch.setattr(Session, "arrival", slowly)
+    async with greeted(kept) as (old, handle):
+        await old.send({"type": "input_text_buffer.append", "text": "Hello", "event_id": "c1"})
+        await old.send({"type": "input_text_buffer.commit", "event_id": "c2"})
+        await began.wait()
+        if not handed_over:
+            old.socket.transport.abort()
+        async with returning(kept) as new:
+            await new.send({"type": "session.resume", "handle": handle})
+            assert (await new.receive())["last_client_event"] == "c2"
+            await new.send({"type": "input_text_buffer.commit", "event_id": "c2"})
+            await new.send({"type": "conversation.item.delete", "item_id": "none", "event_id": "c3"})
+            await old.socket.wait_closed()
+            may_go_on.set()
+            told = [
+                (event["type"], event.get("error", {}).get("event_id")) for event in await new.until("error")
+            ]
+            assert told == [
+                ("input_text_buffer.committed", None),
+                ("conversation.item.added", None),
+                ("conversation.item.done", None),
+                ("error", "c3"),
+            ]
 
 
 async def test_another_process_may_take_a_session_over_in_mid_reply(kept: Serving) -> None:

@@ -18,6 +18,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 FRAMES = [
     ("", "invalid_json"),
     ("no json", "invalid_json"),
+    ('{"type": "input_text_buffer.append", "text": "\\ud800"}', "invalid_json"),
     (b"\xff\xfe", "invalid_json"),
     ("[]", "invalid_type"),
     ("{}", "missing_required_parameter"),
@@ -71,12 +72,30 @@ async def test_bad_frames_get_typed_errors_and_harm_nobody(server: Serving) -> N
         await works(bad)
 
 
-async def test_a_frame_beyond_the_limit_closes_its_socket_alone(server: Serving) -> None:
+async def test_a_frame_beyond_the_limit_is_refused_and_its_session_goes_on(server: Serving) -> None:
+    async with wire(server.url) as long:
+        await long.send(" " * (server.service.settings.limits.frame_bytes + 1))
+        assert (await long.receive())["error"]["code"] == "frame_too_large"
+        await works(long)
+
+
+async def test_a_frame_beyond_what_is_read_closes_its_socket_alone(server: Serving) -> None:
     async with wire(server.url) as giant, wire(server.url) as good:
-        await giant.send(b" " * (server.service.settings.limits.frame_bytes + 1))
+        await giant.send(b" " * (server.service.settings.limits.socket_bytes + 1))
         await giant.socket.wait_closed()
         assert giant.socket.close_code == 1009
         await works(good)
+
+
+async def test_text_that_is_no_utf8_closes_its_socket_alone_and_is_no_fault_of_the_server(
+    server: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with wire(server.url) as broken, wire(server.url) as good:
+        await broken.socket.send(b"\xff\xfe", text=True)
+        await broken.socket.wait_closed()
+        assert broken.socket.close_code == 1007
+        await works(good)
+    assert not caplog.records
 
 
 async def test_the_plain_routes(server: Serving) -> None:
@@ -112,12 +131,15 @@ async def test_metrics_are_everybodys_statistics(server: Serving) -> None:
     assert values["holdfast_engine_pool_free"] == engine["pool_free"]
 
 
-async def test_another_model_is_refused_before_the_socket_opens(server: Serving) -> None:
+async def test_another_model_is_refused_before_the_socket_opens(
+    server: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(ConnectionFailed, match="404"):
         async with connect(server.url, model="another") as client, client.session():
             pass
     async with connect(server.url, model="pocket") as client, client.session() as chat:
         assert chat.session.model == "pocket"
+    assert not caplog.records, "a refusal is no fault of the server"
 
 
 async def test_a_client_that_vanishes_leaves_nothing_behind(server: Serving) -> None:

@@ -148,3 +148,13 @@ def test_a_benchmark_is_a_module_with_a_main(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_version_is_the_packages() -> None:
     code, output = invoke("--version")
     assert code == 0 and output.strip() == f"holdfast {metadata.version('holdfast')}"
+
+
+def test_upkeep_of_what_is_no_store_is_refused_in_a_line(tmp_path: Path) -> None:
+    for words, cause in (
+        (("stat",), "which store?"),
+        (("stat", str(tmp_path)), f"{tmp_path}: no store"),
+        (("clear", str(tmp_path / "none")), f"{tmp_path / 'none'}: no such folder"),
+    ):
+        code, told = invoke("store", *words)
+        assert code == 2 and cause in told and len(told.splitlines()) == 1

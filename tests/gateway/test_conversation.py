@@ -509,10 +509,10 @@ def test_what_no_response_could_do_is_refused_at_once(fields: dict[str, Any], pa
     stage = Stage()
     before = stage.conversation.session
     error = stage.refused("session.update", session=fields)
-    assert (error.code, error.param) == ("invalid_value", param)
+    assert (error.code, error.param) == ("invalid_value", f"session.{param}")
     assert stage.conversation.session == before
     refusal = stage.refused("response.create", response=fields)
-    assert (refusal.code, refusal.param) == ("invalid_value", param)
+    assert (refusal.code, refusal.param) == ("invalid_value", f"response.{param}")
     assert not stage.conversation.running
 
 

@@ -66,8 +66,14 @@ def test_our_own_mistakes_keep_their_text(error: Exception) -> None:
 
 def test_codes_close_sockets_only_where_nothing_can_go_on() -> None:
     closing = {row.code for row in TABLE.values() if row.close is not None}
-    assert {"frame_too_large", "slow_reader", "session_limit_reached"} <= closing
-    assert not closing & {"invalid_json", "engine_unavailable", "context_length_exceeded", "invalid_value"}
+    assert {"storage_unavailable", "slow_reader", "session_limit_reached"} <= closing
+    assert not closing & {
+        "invalid_json",
+        "frame_too_large",
+        "engine_unavailable",
+        "context_length_exceeded",
+        "invalid_value",
+    }
 
 
 def test_every_gateway_error_is_in_its_plate() -> None:

@@ -31,7 +31,6 @@ KIB = 1024
     [
         ({"blocks": 7}, 1, 7),
         ({"kv_bytes": 100 * KIB}, 1, 25),
-        ({"kv_bytes": 4 * KIB - 1}, 1 << 40, 0),
         ({}, 100 * KIB, 25),
         ({}, 0, 0),
         ({}, 1 << 50, MOST_TOKENS // 16),
@@ -40,6 +39,11 @@ KIB = 1024
 )
 def test_blocks(asked: dict[str, int], allowed: int, blocks: int) -> None:
     assert blocks_of(EngineSettings(model="m", **asked), 4 * KIB, allowed) == blocks  # type: ignore[arg-type]
+
+
+def test_memory_that_holds_no_block_is_refused_by_its_flag() -> None:
+    with pytest.raises(SettingsInvalid, match=r"--kv-bytes 1 holds no block: .* takes 4096 bytes"):
+        blocks_of(EngineSettings(model="m", kv_bytes=1), 4 * KIB, 0)
 
 
 @pytest.mark.parametrize(("asked", "context"), [(None, 160), (64, 4096), (1000, 4096)])
@@ -60,7 +64,7 @@ def test_defaults_leave_room_for_others() -> None:
 def test_the_memory_is_a_sum_that_adds_up() -> None:
     line = memory_line(weights=100 << 20, blocks=3000, block_bytes=1 << 15, block_tokens=16)
     assert line.startswith("weights 100 MiB + KV 93.75 MiB (3,000 blocks × 32,768 B = 48,000 tokens)")
-    assert line.endswith(shown((100 << 20) + 3000 * (1 << 15) + PROCESS_BYTES))
+    assert line.endswith(f" = {shown((100 << 20) + 3000 * (1 << 15) + PROCESS_BYTES)} without host memory")
 
 
 def test_the_rule_for_the_pool_is_the_one_that_was_followed() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, Qwen3Config
 
-from holdfast.runtime.errors import ConfigInvalid, ModelUnreadable, UnsupportedArchitecture
+from holdfast.runtime.errors import ConfigInvalid, ModelUnreadable, SettingsInvalid, UnsupportedArchitecture
 from holdfast.runtime.model.config import Biases, ModelConfig, Scales, read_config
 from holdfast.runtime.model.families import FAMILIES, NEUTRAL, Family
 from holdfast.runtime.model.layer_kinds import LayerKind
@@ -224,6 +224,15 @@ def test_the_stored_type_has_two_names(tmp_path: Path) -> None:
     assert read(tmp_path, torch_dtype="bfloat16").dtype == "bfloat16"
     assert read(tmp_path, dtype="float16", torch_dtype="bfloat16").dtype == "float16"
     assert read(tmp_path, dtype="auto").dtype is None
+    with pytest.raises(ConfigInvalid, match=r"config\.json: torch_dtype: 'float7' is not served"):
+        read(tmp_path, torch_dtype="float7")
+
+
+def test_a_context_beyond_the_models_own_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    own = read(tmp_path).max_context
+    assert read_config(tmp_path, own).max_context == own
+    with pytest.raises(SettingsInvalid, match=rf"--max-context {own + 1} is more than the {own} tokens that"):
+        read_config(tmp_path, own + 1)
 
 
 def test_what_shapes_kv_is_plain_json_and_knows_the_rotation(tmp_path: Path) -> None:
