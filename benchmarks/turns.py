@@ -141,7 +141,7 @@ def _figures(played: dict[str, Played], script: Script) -> dict[str, Any]:
         "figures": {name: one.told(script) for name, one in played.items()},
         "ttft_sum_ratio": {
             f"{mine} ÷ {name}": round(ratio(played[mine].sums, one.sums), 3)
-            for mine in OURS
+            for mine in (name for name in played if name in OURS)
             for name, one in played.items()
             if name not in OURS
         },
@@ -160,7 +160,7 @@ def _goals(model: str, played: dict[str, Played], script: Script) -> list[Goal]:
     if kept is None:
         return []
     goals = []
-    for name in OURS:
+    for name in (name for name in played if name in OURS):
         sums = ratio(played[name].sums, kept.sums)
         goals.append(Goal(f"{model} {name}: sum of TTFT ÷ {KEPT}", sums, "x", 1.0, "lower"))
         slopes = played[name].slope(script), kept.slope(script)
