@@ -115,7 +115,7 @@ class JournalStore:
 
     def __init__(self, environment: lmdb.Environment, folder: Path, settings: JournalSettings) -> None:
         self._environment = environment
-        self._folder = folder
+        self.folder = folder
         self._settings = settings
         self._tables: dict[Table, Any] = {}
         self.long: set[int] = set()
@@ -194,15 +194,10 @@ class JournalStore:
         self.write([_Condensed(number, tail.first + count - len(inherited) - 1, snapshot)])
         return True
 
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-        return self._folder
-
     def free_bytes(self) -> int | None:
         """What the disk has left for us; None where the folder is gone."""
         try:
-            found = os.statvfs(self._folder)
+            found = os.statvfs(self.folder)
         except OSError:
             return None
         return found.f_bavail * found.f_frsize
@@ -279,10 +274,10 @@ class JournalStore:
             return
         if found.format not in READERS:
             raise StoreNewer(
-                f"the store {self._folder} has format {found.format}; this version reads up to {FORMAT}"
+                f"the store {self.folder} has format {found.format}; this version reads up to {FORMAT}"
             )
         if found.model != model:
-            raise StoreForeign(f"the store {self._folder} was written for another model")
+            raise StoreForeign(f"the store {self.folder} was written for another model")
         if found.format < FORMAT:  # from now on there may be what that one does not know
             self.write([Put(Table.META, STORE_KEY, StoreRecord(format=FORMAT, model=model))])
 
@@ -296,7 +291,7 @@ class JournalStore:
             return
         try:
             self._environment.close()
-            self._environment = environment(self._folder, self._settings, len(Table))
+            self._environment = environment(self.folder, self._settings, len(Table))
             self._open_tables()
         except lmdb.Error as fault:
             log.warning("the journal cannot be opened again yet: %s", fault)
