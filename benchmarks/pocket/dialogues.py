@@ -177,10 +177,12 @@ class Mix:
     wide: float = 0.0
 
 
-def dialogue(seed: int, tokens: int, mix: Mix | None = None, held_out: bool = False) -> Dialogue:
+def dialogue(
+    seed: int, tokens: int, mix: Mix | None = None, held_out: bool = False, quoted: bool = True
+) -> Dialogue:
     """A dialogue of about so many tokens; its last sixth mostly asks for what was told."""
     rng, mix = random.Random(seed), mix or Mix()
-    writer = Writer(rng, Words(rng, held_out, mix.wide), mix.keyed)
+    writer = Writer(rng, Words(rng, held_out, mix.wide, quoted), mix.keyed)
     made = opening(writer)
     chars, budget = sum(len(str(tool)) for tool in made.tools), tokens * CHARS_PER_TOKEN
     if rng.random() < 0.25:

@@ -131,11 +131,13 @@ def _timer(rng: random.Random, words: Words, lower: bool) -> Use:
 def _lookup(rng: random.Random, words: Words, lower: bool) -> Use:
     key, value = words.word(), words.word() if rng.random() < 0.7 else words.code()
     # In quotation marks all the way, so that a made-up word is the same tokens wherever it stands.
-    phrases = ('Look up "{}".', 'Look up the entry for "{}".', 'What is the entry for "{}"?')
-    output = rng.choice((_dump({"value": value}), _dump({"key": key, "value": value}), _dump(value)))
-    reply = f'The entry for "{key}" is "{value}".'
+    mark = '"' if words.quoted else ""
+    named, told = f"{mark}{key}{mark}", f"{mark}{value}{mark}"
+    phrases = ("Look up {}.", "Look up the entry for {}.", "What is the entry for {}?")
+    output = rng.choice((_dump({"value": value}), _dump({"key": key, "value": value}), told))
+    reply = f"The entry for {named} is {told}."
     call = Call("lookup", {"key": key})
-    return Use(rng.choice(phrases).format(key), call, output, reply, "I have no tool for entries.")
+    return Use(rng.choice(phrases).format(named), call, output, reply, "I have no tool for entries.")
 
 
 WEATHER = Tool(

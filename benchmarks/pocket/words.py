@@ -63,12 +63,14 @@ def is_held_out(value: str) -> bool:
 class Words:
     """Draws values of one split, by the random numbers of one dialogue.
 
-    `wide` is the share of syllables with sounds that the others do not have.
+    `wide` is the share of syllables with sounds that the others do not have. `quoted`: what is looked up stands
+    in quotation marks.
     """
 
     rng: random.Random
     held_out: bool = False
     wide: float = 0.0
+    quoted: bool = True
 
     def made_up(self) -> str:
         """A lower-case word of two or three made-up syllables."""

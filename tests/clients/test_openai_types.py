@@ -46,6 +46,9 @@ OURS = (
     "session.fork",
     "session.attach",
     "session.detach",
+    "session.lease",
+    "session.stage",
+    "session.settle",
     "response.steer",
 )
 
