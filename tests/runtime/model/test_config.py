@@ -334,7 +334,9 @@ def test_phi3_calls_longrope_by_other_names(tmp_path: Path) -> None:
 def test_no_more_than_asked_is_served(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     assert read_config(tmp_path, 100).max_context == 100
-    assert read_config(tmp_path, 10**9).max_context == 32768
+    assert read_config(tmp_path, 32768).max_context == 32768
+    with pytest.raises(SettingsInvalid, match=r"32769 is more than the 32768 tokens"):
+        read_config(tmp_path, 32769)
 
 
 def test_a_stretch_beyond_all_numbers_is_bounded(tmp_path: Path) -> None:
