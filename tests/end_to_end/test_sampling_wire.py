@@ -67,7 +67,7 @@ async def test_a_reply_has_at_least_so_many_tokens(client: Client) -> None:
         assert (refused.value.code, refused.value.param) == ("invalid_value", "response.min_output_tokens")
         with pytest.raises(ServerError) as refused:
             await chat.update(logit_bias={1_000_000: 1})
-        assert (refused.value.code, refused.value.param) == ("invalid_value", "response.logit_bias")
+        assert (refused.value.code, refused.value.param) == ("invalid_value", "session.logit_bias")
         assert chat.session.min_output_tokens == 60
 
 
