@@ -54,6 +54,7 @@ class Journal:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._fault: StorageUnavailable | None = None
         self._looked = 0.0
+        self._free: int | None = 0
         self._lack: StorageUnavailable | None = None
         self._commits = self._failures = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-journal", daemon=True)
@@ -135,13 +136,13 @@ class Journal:
             return self._fault
         now = time.monotonic()
         if now - self._looked > FREE_SECONDS:
-            self._looked = now
-            self._look()
+            self._looked, self._free = now, self._store.free_bytes()
+        self._judge(self._free)
         return self._lack
 
-    def _look(self) -> None:
+    def _judge(self, free: int | None) -> None:
         """Whether new changes have a place to go to; a change of that is a line in the log."""
-        free, reserve = self._store.free_bytes(), self.settings.reserve_bytes
+        reserve = self.settings.reserve_bytes
         lack = None
         if free is None:
             lack = StorageUnavailable(f"the journal's folder is gone: {self._store.folder}")
