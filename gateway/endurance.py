@@ -97,7 +97,9 @@ class ServerProcess:
 
 async def endure(model: str, console: Console) -> list[str]:
     """Play the act; what went wrong, in lines."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder, _server(model, folder) as server:
+    # A shelf that its killed server left may write for a moment longer.
+    kept = tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True)
+    with kept as folder, _server(model, folder) as server:
         await server.start()
         async with connect(server.url) as client:
             async with client.session(temperature=0) as calm:
