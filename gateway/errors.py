@@ -9,6 +9,7 @@ GatewayError
 ├── KeysUnusable              the keys file cannot be read, or a line of it is none
 ├── SlowReader                a client took no frame for too long
 ├── TooManyResponses          a socket has as many responses running as it may
+├── TooManyMoves              a session has as many moves of its KV on their way as it may
 ├── NothingToCancel           a cancel names no response that runs
 ├── ModelNotServed            the client asked for a model that is not this server's
 ├── SessionMoved              the session goes on on a newer socket
@@ -60,6 +61,12 @@ class TooManyResponses(GatewayError):
     """A socket has as many responses running as it may."""
 
     code = "too_many_responses"
+
+
+class TooManyMoves(GatewayError):
+    """A session has as many leases, stages and settles on their way as it may."""
+
+    code = "too_many_moves"
 
 
 class NothingToCancel(GatewayError):
@@ -170,6 +177,7 @@ TABLE: dict[type[Exception], WireError] = {
     KeysUnusable: _server("keys_unusable", 503),
     SlowReader: _invalid("slow_reader", 408, close=1008),
     TooManyResponses: _busy("too_many_responses"),
+    TooManyMoves: _busy("too_many_moves"),
     NothingToCancel: _invalid("response_cancel_not_active"),
     ModelNotServed: _invalid("model_not_found", 404, close=1008),
     SessionMoved: _invalid("session_moved", 409, close=4001),

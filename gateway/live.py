@@ -42,6 +42,7 @@ from .conversation import (
 )
 from .errors import INTERNAL, Draining, GatewayError, wire_error
 from .feed import NEWS, WRITER, Feed
+from .moves import Moves
 from .naming import EventNames, typed_since
 from .outbox import Sink
 from .settings import Limits
@@ -102,6 +103,7 @@ class LiveSession:
         )
         self.feed = Feed(limits, replies, lambda: session.handles.current)
         self._verbs = Verbs(session, self.conversation, self._acknowledge)
+        self._moves = Moves(session, self.conversation, self.feed, limits.moves)
         self.forker: Forker = _no_forks
         self.resumable = False
         self.reopened = False
@@ -212,7 +214,7 @@ class LiveSession:
                 case CountArrival():
                     await self._arrived(effect)
                 case MoveKV(event=moved):
-                    self._beside(self._move(moved))
+                    self._moves.begin(moved)
 
     def refuse(self, error: Exception, event_id: str | None = None) -> None:
         """Tell of a frame that was no event, or of an event out of place."""
@@ -282,23 +284,6 @@ class LiveSession:
             arrival = Arrival(0, 0)
         self.feed.post(self.conversation.committed(arrival, count), ticket=self.session.log.sync())
 
-    async def _move(self, event: KeepingEvent) -> None:
-        """Beside all that is said meanwhile; the answer is of the engine that there is now."""
-        keeping = self.session.keeping
-        try:
-            match event:
-                case client.SessionLease(priority=priority, ttl=ttl, returns_in=returns_in):
-                    answer = self.conversation.kept(event, await keeping.lease(priority, ttl, returns_in))
-                case client.SessionStage():
-                    answer = self.conversation.kept(event, await keeping.stage())
-                case client.SessionSettle(tier=tier):
-                    answer = self.conversation.kept(event, await keeping.settle(disk=tier == "disk"))
-        except Exception as error:  # whatever it is, it ends this event and no more
-            if wire_error(error) is INTERNAL:
-                log.exception("%s failed", event.type)
-            answer = self.conversation.refusal(error, event.event_id)
-        self.feed.post([answer], NEWS)
-
     def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Work of the session's own: it ends with the session, not with a socket."""
         task = asyncio.create_task(work)
@@ -309,7 +294,7 @@ class LiveSession:
     async def _answer_again(self, event: client.ClientEvent) -> None:
         """The acknowledgement of an event that was served may have been lost with the server it was on."""
         if self.reopened and isinstance(event, KeepingEvent):
-            self._beside(self._move(event))  # what it did ended with that server
+            self._moves.begin(event)  # what it did ended with that server
         elif self.reopened and isinstance(event, SessionFork):
             await self._fork(event)  # nobody has the handles of those it made
         elif self.reopened and isinstance(event, VERBS):
@@ -443,7 +428,7 @@ class LiveSession:
     async def aclose(self) -> None:
         """End what still runs here. The session itself is closed by its book."""
         self.feed.detach()
-        tasks = [*self._followers.values(), *self._beside_tasks]
+        tasks = [*self._followers.values(), *self._beside_tasks, *self._moves.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -31,6 +31,8 @@ class Limits:
     """A client has so long to take the server's close."""
     parallel_responses: int = 8
     """Responses that may run at once on one socket, out-of-band ones included."""
+    moves: int = 8
+    """Leases, stages and settles of one session that may be on their way at once."""
     send_buffer_bytes: int = 256 << 10
     """The kernel's buffer for one socket (by default some 4 MB for a stalled client)."""
     header_seconds: float = 10.0

@@ -10,7 +10,6 @@ import pytest
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.link.messages import Phase
 from holdfast.sdk import Chat, Client, ServerError
 from holdfast.sdk.frames.client import ItemRetrieve
 from holdfast.sdk.frames.verbs import (
@@ -23,28 +22,10 @@ from holdfast.sdk.frames.verbs import (
 )
 from holdfast.sessions.book import SessionBook
 from holdfast.sessions.language import Language
-from holdfast.tests.sessions.chat_languages import end_id, ids, ours
-from holdfast.tests.sessions.scripted_link import ScriptedLink
+from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
+from holdfast.tests.sessions.chat_languages import ours
 
 pytestmark = pytest.mark.anyio
-
-END = end_id("chatml")
-WORDS = ids("chatml", " one two three four five six seven eight nine ten")
-
-
-def spoken(tokens: list[int]) -> int:
-    """Some words, by what stands before them; then the end."""
-    value = hash((len(tokens), *tokens[-12:])) % 31
-    return END if value < 2 else WORDS[value % len(WORDS)]
-
-
-class Scripted(ScriptedLink):
-    """With what a service asks besides."""
-
-    overdue, ready, phase, heartbeat = 0.0, True, Phase.STEPPING, None
-
-    def on_recovery(self, told: object) -> None:
-        """Nothing dies here."""
 
 
 @pytest.fixture
