@@ -232,9 +232,9 @@ def test_logprobs_are_log_softmax_of_the_model(pocket: LoadedModel, reference) -
             assert torch.allclose(torch.tensor([value for _, value in one.top]), best, atol=1e-4)
 
 
-def test_stop_ids_and_the_least_number_of_tokens(pocket: LoadedModel) -> None:
+@pytest.mark.parametrize("how", [Sampling(), WARM[0]], ids=["greedy", "drawn"])
+def test_stop_ids_and_the_least_number_of_tokens(pocket: LoadedModel, how: Sampling) -> None:
     (prompt,) = prompts(1)
-    how = Sampling()  # what may not come changes no other draw of the likeliest
     free = say(build(pocket, 1), [(prompt, how, Limits(NEW))])[0].tokens
     stop = free[6]
     assert stop not in free[:6]
@@ -244,7 +244,9 @@ def test_stop_ids_and_the_least_number_of_tokens(pocket: LoadedModel) -> None:
             [(prompt, how, Limits(NEW, (stop,))), (prompt, how, Limits(NEW, (stop,), 20))],
         )
         assert (cut.tokens, cut.finish) == (free[:7], Finish.STOP)
-        assert later.tokens[:6] == free[:6] and stop not in later.tokens[:20]
+        assert stop not in later.tokens[:20]
+        if how == Sampling():  # what may not come changes no choice of the likeliest, but it may a draw
+            assert later.tokens[:6] == free[:6]
         rest = say(
             build(pocket, depth),
             [(prompt + later.tokens[:9], how, Limits(NEW, (stop,), 20))],

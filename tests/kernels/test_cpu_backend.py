@@ -125,9 +125,10 @@ def test_both_backends_pass_the_same_stage(mix: str, name: str) -> None:
     )
 
 
-def test_a_single_token_has_the_same_numbers_in_any_company_and_on_any_threads(monkeypatch) -> None:
-    alone = Stage([600], [1], 2, 2, 64, 16, torch.float32)
-    beside = Stage([600, 31, 700], [1, 31, 1], 2, 2, 64, 16, torch.float32)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_single_token_has_the_same_numbers_in_any_company_and_on_any_threads(dtype, monkeypatch) -> None:
+    alone = Stage([600], [1], 2, 2, 64, 16, dtype)
+    beside = Stage([600, 31, 700], [1, 31, 1], 2, 2, 64, 16, dtype)
     alone.query = beside.query[:1]
     one = alone.attended(backend, Attention(0.125))
     assert torch.equal(one[0], beside.attended(backend, Attention(0.125))[0])
@@ -197,6 +198,16 @@ def test_linear(biased: bool, n: int, k: int, rows: int, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [80, 96])  # without tiles, with them
+def test_a_row_of_a_product_is_the_same_in_any_company(k: int, dtype: torch.dtype) -> None:
+    x, weight = numbers(backend.FEW_ROWS, k, dtype=dtype, seed=1), numbers(77, k, dtype=dtype, seed=2)
+    for rows in (2, 3, 4, 7, backend.FEW_ROWS):
+        whole = backend.linear(x[:rows], weight)
+        for row in range(rows):
+            assert torch.equal(whole[row : row + 1], backend.linear(x[row : row + 1].contiguous(), weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 7, 600])
 def test_norms_and_gates(rows: int, dtype: torch.dtype) -> None:
     x, residual = (numbers(rows, 96, dtype=dtype, seed=seed) for seed in (1, 2))
@@ -221,10 +232,11 @@ def test_not_a_number_and_infinity_stay_what_they_are(dtype: torch.dtype) -> Non
     normed = backend.rms_norm(x, torch.ones(32, dtype=dtype), 1e-6)
     assert normed.isnan().any(-1).tolist() == [False, True, False]
     assert backend.gated(x, "silu").isnan().any(-1).tolist() == [False, True, False]
-    product = backend.linear(x, torch.ones(4, 32, dtype=dtype))
-    assert product.isnan().all(-1).tolist() == [False, True, False]
-    huge = backend.linear(torch.full((1, 2), 3e38).to(dtype), torch.ones(1, 2, dtype=dtype))
-    assert huge.isinf().all()
+    for outputs in (4, 24):  # without tiles, with them
+        product = backend.linear(x, torch.ones(outputs, 32, dtype=dtype))
+        assert product.isnan().all(-1).tolist() == [False, True, False]
+        huge = backend.linear(torch.full((3, 32), 3e38).to(dtype), torch.ones(outputs, 32, dtype=dtype))
+        assert huge.isinf().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -236,6 +248,10 @@ def test_results_are_rounded_to_nearest_even(dtype: torch.dtype) -> None:
     step = torch.finfo(dtype).eps
     sums = torch.tensor([[1.0, step / 2], [1.0 + step, step / 2]], dtype=dtype)
     assert backend.linear(sums, torch.ones(1, 2, dtype=dtype)).flatten().tolist() == [1.0, 1.0 + 2 * step]
+    wide = torch.zeros(2, 32, dtype=dtype)
+    wide[:, :2] = sums
+    tiled = backend.linear(wide, torch.ones(8, 32, dtype=dtype))
+    assert tiled.tolist() == [[1.0] * 8, [1.0 + 2 * step] * 8]
 
 
 def test_calls_from_two_threads_do_not_disturb_each_other(monkeypatch) -> None:
