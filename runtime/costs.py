@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -27,14 +28,17 @@ WEIGHT = 0.25  # of the newest fetch in the running estimate
 LEAST = 1e-12
 
 
+Figure = Annotated[float, msgspec.Meta(ge=0)]
+
+
 class Measured(msgspec.Struct, frozen=True):
     """As it is kept. Bytes per second, seconds; 0 for what has not been measured."""
 
     layout: int = LAYOUT
-    copy: float = 0.0
-    token: float = 0.0
-    history: float = 0.0
-    fetch: float = 0.0
+    copy: Figure = 0.0
+    token: Figure = 0.0
+    history: Figure = 0.0
+    fetch: Figure = 0.0
 
 
 class CostBook:

@@ -52,7 +52,10 @@ def test_nothing_is_told_before_all_is_measured_and_it_outlives_the_engine(tmp_p
     assert again is not None and again.fetch == pytest.approx(0.75 * 1e8 + 0.25 * 0.5e8)
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"layout":99,"copy":1.0,"token":1.0}'])
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"[]", b"{", b'{"layout":99,"copy":1.0,"token":1.0}', b'{"copy":1.0,"token":1.0,"fetch":-1}'],
+)
 def test_what_cannot_be_read_counts_for_nothing(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "costs.json"
     path.write_bytes(text)
