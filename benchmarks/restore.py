@@ -3,7 +3,8 @@
 A conversation of 2k and 4k tokens; the same short turn is asked again and again, after its KV was lost on the
 device, or in the host tier too, or there and in the page cache. The limit is TTFT with KV on the device plus
 1.3 times what copying as many bytes takes in the same round: memory to memory for the host tier, a file read
-for the disk, its pages cached or not. The turn must prefill its new tokens and no others.
+for the disk, its pages cached or not. The turn must prefill its new tokens and no others: the engine's choice
+to compute where that is faster is switched off here.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.shelf.client import DiskTier
 from holdfast.kvstore.shelf.keeper import ShelfKeeper
 from holdfast.runtime.build import load_engine
+from holdfast.runtime.costs import CostBook
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.hosting import host_memory, with_secret
 from holdfast.runtime.link.messages import Extend, Finish, Settle, Truncate, Work
@@ -68,6 +69,9 @@ class Tiered(Ours):
         self._keeper.start()
         engine = load_engine(settings, lambda done, what: None, Pulse(), memory, control).engine
         assert isinstance(engine, Engine)
+        engine.scheduler.shelving.costs = CostBook(
+            None
+        )  # restoring is what is measured: never computed instead
         self._engine = engine
         self._until_ready()
         return {"precision": {"weights": dtype, "kv": dtype}, "block_bytes": self._tier.memory.block_bytes}
