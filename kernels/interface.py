@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .batch import PagedBatch
+from .sampling import Typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +99,20 @@ class Kernels(Protocol):
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first; ``silu`` or ``gelu_tanh``."""
+        ...
+
+    def sample(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        *,
+        min_p: Tensor | None = None,
+        typical: Typical | None = None,
+        candidates: int | None = None,
+    ) -> Tensor:
+        """Draw one token id per row, int64 ``[rows]``: see `sampling.sample`, whose draw it is everywhere."""
         ...

@@ -1,3 +1,3 @@
 """The names by which a backend can be asked for. No torch: settings know them."""
 
-BACKENDS = ("auto", "reference", "cpu")
+BACKENDS = ("auto", "reference", "cpu", "triton", "triton-invariant")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .batch import Gather, PagedBatch, gathers_of, lay_out
 from .interface import Attention, HeadNorm
+from .sampling import sample
 
 __all__ = [
     "add_norm",
@@ -25,6 +26,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "rotate_and_store",
+    "sample",
     "store_kv",
 ]
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from ..kernels.choose import Backend, BackendMissing, choose, named
+from ..kernels.choose import Backend, BackendMissing, Needs, choose, named
 from ..kvstore.arena import DeviceArena
 from ..kvstore.errors import GroupInvalid
 from ..kvstore.groups import KVGroup
@@ -135,8 +135,10 @@ def _backend(settings: EngineSettings, model: LoadedModel, pulse: Pulse) -> Back
     def compiling(fraction: float, detail: str) -> None:
         pulse.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
 
+    groups = model.kv_groups(settings.block_tokens)
+    needs = Needs(model.decoder.dtype, [(group.head_dim, group.block_tokens) for group in groups])
     try:
-        return choose(settings.kernels, model.decoder.device, model.decoder.dtype, compiling)
+        return choose(settings.kernels, model.decoder.device, needs, compiling)
     except BackendMissing as error:
         raise SettingsInvalid(str(error)) from error
 

@@ -27,14 +27,15 @@ _FAULTS = {_INFINITE: "logits are not finite", _FORBIDDEN: "every token is forbi
 
 Ints = NDArray[np.int64]
 _Asked = list[tuple[PlanRow, Sampling]]
+Sampler = Callable[..., Tensor]
 
 
-def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor) -> Tensor:
+def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor, sampler: Sampler = sample) -> Tensor:
     """One token for each row: int64 ``[rows, 2 + scores]``, to be read by `outcome`. May overwrite ``logits``.
 
-    ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. Columns: the id; a
-    verdict; where a row asks for log probabilities, its own and those of the n likeliest (as the bits of
-    fp64), with the ids of these between.
+    ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``sampler``: the
+    backend's, as `sampling.sample`. Columns: the id; a verdict; where a row asks for log probabilities, its own
+    and those of the n likeliest (as the bits of fp64), with the ids of these between.
     """
     asked = [(row, row.sampling) for row in rows if row.sampling is not None]
     # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
@@ -45,7 +46,7 @@ def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor) -> Tensor:
     if _edit(asked, logits, last):
         left = logits.amax(-1) > float("-inf")
         verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
-    ids = _choose(asked, logits)
+    ids = _choose(asked, logits, sampler)
     drawn = torch.stack((ids, verdict), dim=-1)
     if places is None or model is None:
         return drawn
@@ -192,18 +193,20 @@ def _past(row: PlanRow) -> NDArray[np.int32]:
 # --- temperature, limits, the draw ------------------------------------------------------------------------
 
 
-def _choose(asked: _Asked, logits: Tensor) -> Tensor:
+def _choose(asked: _Asked, logits: Tensor, sampler: Sampler) -> Tensor:
     """The next token of each row, int64 ``[rows]``: greedy rows without the machinery."""
     warm = [at for at, (_, one) in enumerate(asked) if one.temperature > 0]
     if not warm:
         return logits.argmax(-1)
     if len(warm) == len(asked):
-        return _sample(asked, logits)
+        return _sample(asked, logits, sampler)
     places = upload([_ints(warm)], logits.device)[0]
-    return logits.argmax(-1).index_copy_(0, places, _sample([asked[at] for at in warm], logits[places]))
+    return logits.argmax(-1).index_copy_(
+        0, places, _sample([asked[at] for at in warm], logits[places], sampler)
+    )
 
 
-def _sample(asked: _Asked, logits: Tensor) -> Tensor:
+def _sample(asked: _Asked, logits: Tensor, sampler: Sampler) -> Tensor:
     vocab = logits.shape[-1]
     ones = [one for _, one in asked]
     cut = [one.top_k or vocab for one in ones if one.top_k or one.top_p < 1]
@@ -218,7 +221,7 @@ def _sample(asked: _Asked, logits: Tensor) -> Tensor:
         [integers, seeds, reals, _ints(typical), mass], logits.device
     )
     temperature, top_p, min_p = bits.view(torch.float64)
-    return sample(
+    return sampler(
         logits,
         temperature,
         whole[0],

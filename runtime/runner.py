@@ -97,7 +97,8 @@ class TorchRunner:
             return torch.zeros((len(plan.rows), 2), dtype=torch.int64, device=hidden.device)
         rows = upload([drawn], hidden.device)[0]
         last = batch.row_starts[rows + 1] - 1
-        lines = draw([plan.rows[at] for at in drawn], self._decoder.logits(hidden[last]), tokens[last])
+        logits = self._decoder.logits(hidden[last])
+        lines = draw([plan.rows[at] for at in drawn], logits, tokens[last], self._decoder.kernels.sample)
         if drawn.size == len(plan.rows):
             return lines
         whole = torch.zeros((len(plan.rows), lines.shape[1]), dtype=torch.int64, device=hidden.device)

@@ -37,7 +37,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_sequences: turns that may run at once.
     max_open: sequences that may be open at once.
     max_context: tokens a sequence may hold; the model's own limit by default.
-    kernels: the backend: ``reference``, ``cpu``, or ``auto`` for the fastest that can compute here.
+    kernels: the backend: ``reference``, ``cpu``, ``triton``, ``triton-invariant`` (bits that do not depend on
+        what else a step computes), or ``auto`` for the fastest that can compute here.
     depth: steps in flight; 1 on a CPU and 2 on a GPU by default.
     watermark: share of the blocks a new turn leaves free while others run.
     lease_share: share of the blocks, and of the host tier, that leases may cover in all.

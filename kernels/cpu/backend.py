@@ -14,6 +14,7 @@ from .. import reference
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
 from ..reference import copy_blocks
+from ..sampling import sample
 from . import decoding, elementwise, prefilling, rotation
 from .compiling import parts_for
 from .elements import TAGS
@@ -29,6 +30,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rotate_and_store",
+    "sample",
 ]
 
 FEW_ROWS = 32

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import reference
+from .. import reference, sampling
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention, HeadNorm
-from . import ops, rowwise, store
+from ..sampling import Typical
+from . import draw, ops, rowwise, store
 from .decode import decode_attention
 from .extend import extend_attention
 from .store import copy_blocks
@@ -28,6 +29,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rotate_and_store",
+    "sample",
 ]
 
 
@@ -92,3 +94,22 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
         how.soft_cap,
     )
     return result
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    min_p: Tensor | None = None,
+    typical: Typical | None = None,
+    candidates: int | None = None,
+) -> Tensor:
+    """Draw one token id per row as `sampling.sample` does; without a sort unless a row asks for ``typical``."""
+    limits = (logits, temperature, top_k, top_p, seeds, positions)
+    if typical is not None:
+        return sampling.sample(*limits, min_p=min_p, typical=typical, candidates=candidates)
+    return draw.sample(*limits, min_p=min_p, candidates=candidates)

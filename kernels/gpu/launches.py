@@ -16,7 +16,7 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
 from ..prefix import Families
-from . import draw, rowwise, store
+from . import draw, products, rowwise, store, stretches
 from .decode import decode_attention
 from .extend import extend_attention
 from .prefix import prefix_attention
@@ -69,6 +69,7 @@ def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]
     sinks = empty(shape.q_heads, dtype=torch.float32, device=device) if shape.sinks else None
     yield f"decode {shape.name}", lambda: decode_attention(query, arena, 1, batch, how, sinks)
     yield f"extend {shape.name}", lambda: extend_attention(query, arena, 1, batch, how, sinks)
+    yield f"invariant {shape.name}", lambda: stretches.extend_attention(query, arena, 1, batch, how, sinks)
     if shape.window is None:
         families = Families(empty(2, device=device), ids[0][:1], ids[0], 4096, 64)
         yield f"prefix {shape.name}", lambda: prefix_attention(query, arena, 1, batch, how, families, sinks)
@@ -107,6 +108,15 @@ def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
         yield f"draw {vocab} {name}", partial(draw.sample, *arguments, candidates=candidates)
 
 
+def linears(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
+    """The batch-invariant product."""
+    for dtype in (torch.bfloat16, torch.float32):
+        x = empty(ROWS, width, dtype=dtype, device=device)
+        weight = empty(outs, width, dtype=dtype, device=device)
+        kind = str(dtype).removeprefix("torch.")
+        yield f"product {width} to {outs} {kind}", partial(products.linear, x, weight)
+
+
 def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
     """Everything that `ahead` compiles, by a name that says the kernel and the shape."""
     for shape in SHAPES:
@@ -114,4 +124,6 @@ def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
         yield from stores(shape, device)
     for hidden in (1024, 4096, 8192):
         yield from rows(hidden, device)
+    for width, outs in ((1024, 4096), (4096, 24_576)):
+        yield from linears(width, outs, device)
     yield from draws(151_936, device)

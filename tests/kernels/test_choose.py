@@ -11,25 +11,43 @@ import torch
 
 from holdfast.kernels import choose as choosing
 from holdfast.kernels import reference
-from holdfast.kernels.choose import BackendMissing, choose, named
+from holdfast.kernels.choose import BackendMissing, Needs, choose, named
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+NEEDS = Needs(torch.float32, [(64, 16)])
 
 
 def test_a_cpu_takes_the_cpu_backend_unless_told_otherwise() -> None:
     pytest.importorskip("numba")
     told: list[tuple[float, str]] = []
-    found = choose("auto", CPU, torch.float32, lambda done, what: told.append((done, what)))
+    found = choose("auto", CPU, NEEDS, lambda done, what: told.append((done, what)))
     assert (found.name, found.note) == ("cpu", "")
     assert found.kernels.rms_norm(torch.ones(1, 4), torch.ones(4), 0.0).tolist() == [[1.0] * 4]
     assert told and all("compiling" in what and 0 <= done < 1 for done, what in told)
-    assert choose("reference", CPU, torch.float32).kernels is reference
+    assert choose("reference", CPU, NEEDS).kernels is reference
 
 
-def test_a_gpu_does_not() -> None:
-    assert named("auto", CUDA) == ("reference", "")
+def test_a_gpu_takes_the_triton_kernels() -> None:
+    pytest.importorskip("triton")
+    assert named("auto", CUDA) == ("triton", "")
+    assert named("triton-invariant", CUDA) == ("triton-invariant", "")
     with pytest.raises(BackendMissing, match="not on cuda"):
         named("cpu", CUDA)
+    with pytest.raises(BackendMissing, match="kernels triton: it computes on a CUDA device, not on cpu"):
+        named("triton", CPU)
+
+
+def test_shapes_that_the_triton_kernels_do_not_have_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    odd = Needs(torch.float32, [(64, 16), (72, 16)])
+    with pytest.raises(BackendMissing, match=r"head_dim 72 \(supported: 64, 80"):
+        named("triton", CPU, odd)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    name, note = named("auto", CUDA, NEEDS)
+    assert name == "reference" and "compute capability 7.5" in note
 
 
 def test_without_numba_the_reference_computes_and_says_so(
@@ -37,12 +55,12 @@ def test_without_numba_the_reference_computes_and_says_so(
 ) -> None:
     monkeypatch.setattr(choosing, "find_spec", lambda name: None)
     with caplog.at_level(logging.WARNING):
-        found = choose("auto", CPU, torch.float32)
+        found = choose("auto", CPU, NEEDS)
     assert found.kernels is reference and "numba is not installed" in found.note
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "numba is not installed" in caplog.text
     with pytest.raises(BackendMissing, match="numba is not installed"):
-        choose("cpu", CPU, torch.float32)
+        choose("cpu", CPU, NEEDS)
 
 
 def test_kernels_that_cannot_be_compiled_do_not_keep_us_from_serving(
@@ -53,10 +71,10 @@ def test_kernels_that_cannot_be_compiled_do_not_keep_us_from_serving(
 
     monkeypatch.setattr(choosing, "_ready", broken)
     with caplog.at_level(logging.WARNING):
-        assert choose("auto", CPU, torch.float32).kernels is reference
+        assert choose("auto", CPU, NEEDS).kernels is reference
     assert "RuntimeError: no such instruction" in caplog.text
     with pytest.raises(BackendMissing, match="no such instruction"):
-        choose("cpu", CPU, torch.float32)
+        choose("cpu", CPU, NEEDS)
 
 
 def test_torch_keeps_its_number_of_threads() -> None:

@@ -1,0 +1,43 @@
+"""The GPU backend in its batch-invariant form: a token's numbers depend on its own sequence alone.
+
+Not on what else a step computes, nor on how a prompt was cut into chunks, nor on whether a token was computed
+again: so greedy replies are equal on every path, in any type. Slower than `backend`, whose norms, rotation,
+activation and draw, each row by itself, it shares.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import reference
+from ..batch import PagedBatch, lay_out
+from ..interface import Attention
+from . import rowwise
+from .backend import add_norm, gated, rotate_and_store, sample
+from .products import linear
+from .store import copy_blocks
+from .stretches import extend_attention
+
+__all__ = [
+    "add_norm",
+    "copy_blocks",
+    "gated",
+    "lay_out",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rotate_and_store",
+    "sample",
+]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / rms(x) * weight`` over the last axis."""
+    if weight.shape != x.shape[-1:]:
+        return reference.rms_norm(x, weight, eps)
+    return rowwise.rms_norm(x, weight, eps)
+
+
+def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
+    """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``."""
+    return extend_attention(query, arena, layer, batch, how)

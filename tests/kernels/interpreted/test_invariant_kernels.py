@@ -1,0 +1,77 @@
+"""The batch-invariant kernels, interpreted: right, and the same bits alone, in company and in any chunk."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.kernels import reference_attention
+from holdfast.kernels.batch import PagedBatch, lay_out
+from holdfast.kernels.gpu import configurations, products, stretches
+from holdfast.kernels.interface import Attention
+from holdfast.tests.kernels.interpreted.paged import paged, queries
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("tokens", "width", "outs"), [(1, 64, 70), (65, 100, 33), (130, 32, 129)])
+def test_products(tokens: int, width: int, outs: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    x, weight, add = torch.randn(tokens, width), torch.randn(outs, width), torch.randn(outs)
+    got = products.linear(x, weight, add if bias else None)
+    expected = x.double() @ weight.double().T + (add.double() if bias else 0)
+    torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
+    if not bias:
+        alone = products.linear(x[-1:], weight)
+        assert torch.equal(alone[0], got[-1])
+
+
+def test_products_of_unfit_shapes_are_refused_with_both() -> None:
+    with pytest.raises(ValueError, match=r"weight: shape \(3, 4\), expected \(3, 5\)"):
+        products.linear(torch.zeros(2, 5), torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="weight is"):
+        products.linear(torch.zeros(2, 4), torch.zeros(3, 4, dtype=torch.float16))
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Stretches of two tiles, so that small contexts have several."""
+    tile = configurations.configuration("extend", 80, torch.float32, 64)["TILE"]
+    monkeypatch.setattr(stretches, "STRETCH", 2 * tile)
+    return 2 * tile
+
+
+@pytest.mark.parametrize("how", [Attention(0.125), Attention(0.125, window=20), Attention(0.2, soft_cap=7.0)])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_attention(how: Attention, sinks: bool, short: int) -> None:
+    arena, batch = paged([(200, 1), (0, 33), (70, 9), (0, 1)])
+    query = queries(batch, arena, 2)
+    extra = torch.linspace(-1, 2, query.shape[1]) if sinks else None
+    got = stretches.extend_attention(query, arena, 1, batch, how, extra)
+    expected = reference_attention.extend_attention(query, arena, 1, batch, how, extra)
+    torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@settings(max_examples=6, deadline=None)
+@given(cuts=st.lists(st.integers(1, 149), max_size=4, unique=True), window=st.sampled_from([None, 40]))
+def test_a_token_has_the_same_bits_in_any_chunk_and_company(cuts: list[int], window: int | None) -> None:
+    how, length = Attention(0.125, window=window), 150
+    arena, batch = paged([(0, length), (90, 7), (64, 1)])
+    query = queries(batch, arena, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stretches, "STRETCH", 64)
+        whole = stretches.extend_attention(query, arena, 0, batch, how)[:length]
+        bounds = [0, *sorted(cuts), length]
+        for first, end in pairwise(bounds):
+            alone = _row(batch, arena, first, end - first)
+            got = stretches.extend_attention(query[first:end].contiguous(), arena, 0, alone, how)
+            assert torch.equal(got, whole[first:end])
+
+
+def _row(batch: PagedBatch, arena: torch.Tensor, first: int, count: int) -> PagedBatch:
+    """Some tokens of the first row, alone."""
+    return lay_out(arena, [first], [count], [batch.tables[0].numpy().astype(np.int32)])
