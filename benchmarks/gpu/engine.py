@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from ...runtime.settings import SchedulerSettings
 from .measure import Bench, Figure, figure
 
 ROOT = Path(__file__).resolve().parents[2]
+GREEDY = messages.Sampling()
 
 
 def engine(_: Bench) -> list[Figure]:
@@ -54,21 +56,32 @@ def tests(bench: Bench) -> list[Figure]:
     return [figure("pytest -m gpu, exit status (5: none selected)", status, "", goal=0, better="lower")]
 
 
-def generate(model: LoadedModel, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
-    """Greedy ids for all prompts in one batch, and the seconds from the first step to the last."""
-    made = _engine(model)
-    said: list[list[int]] = [[] for _ in prompts]
+def generate(
+    model: LoadedModel,
+    prompts: list[list[int]],
+    new: int,
+    step_tokens: int = 512,
+    sampling: messages.Sampling = GREEDY,
+    scored: bool = False,
+) -> tuple[list[list[Any]], float]:
+    """The ids said to all prompts in one batch, and the seconds from the first step to the last.
+
+    ``step_tokens``: the most that one step computes. ``scored``: (id, log probability) instead of ids.
+    """
+    made = _engine(model, step_tokens)
+    said: list[list[Any]] = [[] for _ in prompts]
     for seq, prompt in enumerate(prompts):
         made.apply(messages.Open(0, seq, b"", prompt))
-        made.apply(messages.Generate(0, seq, messages.Sampling(), messages.Limits(new)))
+        made.apply(messages.Generate(0, seq, sampling, messages.Limits(new)))
     start = time.perf_counter()
     while (step := made.step()) is not None:
         for row in step.rows:
-            said[row.seq] += row.tokens
+            scores = [one.logprob for one in row.logprobs or ()]
+            said[row.seq] += zip(row.tokens, scores, strict=True) if scored else row.tokens
     return said, time.perf_counter() - start
 
 
-def _engine(model: LoadedModel) -> Engine:
+def _engine(model: LoadedModel, step_tokens: int) -> Engine:
     blocks, size = 512, 16
     groups = model.kv_groups(size)
     device, dtype = model.decoder.device, model.decoder.dtype
@@ -76,6 +89,8 @@ def _engine(model: LoadedModel) -> Engine:
         blocks=blocks,
         vocab_size=model.config.vocab_size,
         max_context=2048,
+        max_step_tokens=step_tokens,
+        max_sequences=min(64, step_tokens),
         depth=2 if device.type == "cuda" else 1,
     )
     scheduler = Scheduler(
