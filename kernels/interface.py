@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .batch import PagedBatch
+from .penalties import Said
 from .sampling import Typical
 
 
@@ -115,4 +116,14 @@ class Kernels(Protocol):
         candidates: int | None = None,
     ) -> Tensor:
         """Draw one token id per row, int64 ``[rows]``: see `sampling.sample`, whose draw it is everywhere."""
+        ...
+
+    def penalize(
+        self, logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, presence: Tensor
+    ) -> None:
+        """Make likelier or less likely, in place, what was said: see `penalties.penalize`."""
+        ...
+
+    def log_probabilities(self, logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of ``ids``, and ids and those of the ``most`` likeliest: see `scoring.log_probabilities`."""
         ...

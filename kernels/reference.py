@@ -14,7 +14,9 @@ from torch import Tensor
 
 from .batch import Gather, PagedBatch, gathers_of, lay_out
 from .interface import Attention, HeadNorm
+from .penalties import penalize
 from .sampling import sample
+from .scoring import log_probabilities
 
 __all__ = [
     "add_norm",
@@ -22,7 +24,9 @@ __all__ = [
     "gated",
     "lay_out",
     "linear",
+    "log_probabilities",
     "paged_attention",
+    "penalize",
     "rms_norm",
     "rotary",
     "rotate_and_store",

@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kernels import penalties
+from ..kernels import penalties, reference
 from ..kernels.batch import upload
+from ..kernels.interface import Kernels
 from ..kernels.penalties import NO_TOKEN, NOTHING, Said
-from ..kernels.sampling import Typical, sample
+from ..kernels.sampling import Typical
 from .link.messages import Sampling, TokenLogprob
 from .plan import Outcome, PlanRow, RowFault, Scored
 
@@ -27,14 +28,13 @@ _FAULTS = {_INFINITE: "logits are not finite", _FORBIDDEN: "every token is forbi
 
 Ints = NDArray[np.int64]
 _Asked = list[tuple[PlanRow, Sampling]]
-Sampler = Callable[..., Tensor]
 
 
-def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor, sampler: Sampler = sample) -> Tensor:
+def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor, kernels: Kernels = reference) -> Tensor:
     """One token for each row: int64 ``[rows, 2 + scores]``, to be read by `outcome`. May overwrite ``logits``.
 
-    ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``sampler``: the
-    backend's, as `sampling.sample`. Columns: the id; a verdict; where a row asks for log probabilities, its own
+    ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``kernels``: the
+    backend that computes. Columns: the id; a verdict; where a row asks for log probabilities, its own
     and those of the n likeliest (as the bits of fp64), with the ids of these between.
     """
     asked = [(row, row.sampling) for row in rows if row.sampling is not None]
@@ -43,15 +43,15 @@ def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor, sampler: Sampler
     scored = [at for at, (_, one) in enumerate(asked) if one.logprobs is not None]
     places = upload([np.array(scored, dtype=np.int64)], logits.device)[0] if scored else None
     model = logits[places] if places is not None else None
-    if _edit(asked, logits, last):
+    if _edit(asked, logits, last, kernels):
         left = logits.amax(-1) > float("-inf")
         verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
-    ids = _choose(asked, logits, sampler)
+    ids = _choose(asked, logits, kernels)
     drawn = torch.stack((ids, verdict), dim=-1)
     if places is None or model is None:
         return drawn
     most = min(max(one.logprobs or 0 for _, one in asked), logits.shape[-1])
-    scores = _scores(model, ids[places], most)
+    scores = _scores(model, ids[places], most, kernels)
     padded = torch.zeros((len(asked), scores.shape[1]), dtype=torch.int64, device=logits.device)
     return torch.cat((drawn, padded.index_copy_(0, places, scores)), dim=-1)
 
@@ -71,23 +71,20 @@ def outcome(row: PlanRow, drawn: Sequence[int]) -> Outcome:
     return Scored(token, TokenLogprob(values[0], top))
 
 
-def _scores(model: Tensor, ids: Tensor, most: int) -> Tensor:
+def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
     """Log probability of ``ids``, then ids and log probabilities of the ``most`` likeliest: int64."""
-    whole = model.double().logsumexp(-1, keepdim=True)
-    chosen = model.gather(-1, ids[:, None]).double() - whole
-    best = model.topk(most, dim=-1)
-    values = best.values.double() - whole
-    return torch.cat((chosen.view(torch.int64), best.indices, values.view(torch.int64)), dim=-1)
+    chosen, names, values = kernels.log_probabilities(model, ids, most)
+    return torch.cat((chosen.view(torch.int64)[:, None], names, values.view(torch.int64)), dim=-1)
 
 
 # --- before temperature: bias, penalties, what may not come -----------------------------------------------
 
 
-def _edit(asked: _Asked, logits: Tensor, last: Tensor) -> bool:
+def _edit(asked: _Asked, logits: Tensor, last: Tensor, kernels: Kernels) -> bool:
     """Do to the logits, in place, what rows ask for; whether any asks."""
     if not any(one.logit_bias or one.reads_past or row.forbidden for row, one in asked):
         return False
-    edits = [edit for make in (_bias, _penalties, _bad_words, _forbidden) if (edit := make(asked))]
+    edits = [edit for make in (_bias, _penalties, _bad_words, _forbidden) if (edit := make(asked, kernels))]
     sizes = [len(arrays) for arrays, _ in edits]
     tensors = iter(upload([array for arrays, _ in edits for array in arrays], logits.device))
     for size, (_, act) in zip(sizes, edits, strict=True):
@@ -100,7 +97,7 @@ _Edit = tuple[list[Ints], _Act]
 """What goes up to the device, and what is done with it there: (uploaded, logits, last tokens)."""
 
 
-def _bias(asked: _Asked) -> _Edit | None:
+def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
     cells = [(at, token, bias) for at, (_, one) in enumerate(asked) for token, bias in one.logit_bias]
     if not cells:
         return None
@@ -112,7 +109,7 @@ def _bias(asked: _Asked) -> _Edit | None:
     return [_ints(rows), _ints(tokens), _bits(values)], act
 
 
-def _penalties(asked: _Asked) -> _Edit | None:
+def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
     some = [(at, row, one) for at, (row, one) in enumerate(asked) if one.penalizes]
     if not some:
         return None
@@ -126,7 +123,7 @@ def _penalties(asked: _Asked) -> _Edit | None:
         rows, tokens, whose, output, own, bits = up
         at = torch.arange(len(some), device=logits.device)
         said = Said(rows, torch.cat((tokens, last[rows])), torch.cat((whose, at)), torch.cat((output, own)))
-        penalties.penalize(logits, said, *bits.view(torch.float64).T)
+        kernels.penalize(logits, said, *bits.view(torch.float64).T)
 
     tokens = np.concatenate([tokens for tokens, _ in heard], dtype=np.int64)
     output = np.concatenate([output for _, output in heard])
@@ -151,7 +148,7 @@ def _heard(row: PlanRow, one: Sampling) -> tuple[NDArray[np.int32], Ints]:
     return past[start:], output[start:]
 
 
-def _bad_words(asked: _Asked) -> _Edit | None:
+def _bad_words(asked: _Asked, kernels: Kernels) -> _Edit | None:
     words = [(at, word) for at, (_, one) in enumerate(asked) for word in one.bad_words]
     if not words:
         return None
@@ -173,7 +170,7 @@ def _bad_words(asked: _Asked) -> _Edit | None:
     return [_ints([at for at, _ in words]), _ints([word[-1] for _, word in words]), beginnings, ends], act
 
 
-def _forbidden(asked: _Asked) -> _Edit | None:
+def _forbidden(asked: _Asked, kernels: Kernels) -> _Edit | None:
     cells = [(at, token) for at, (row, _) in enumerate(asked) for token in row.forbidden]
     if not cells:
         return None
@@ -193,20 +190,20 @@ def _past(row: PlanRow) -> NDArray[np.int32]:
 # --- temperature, limits, the draw ------------------------------------------------------------------------
 
 
-def _choose(asked: _Asked, logits: Tensor, sampler: Sampler) -> Tensor:
+def _choose(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
     """The next token of each row, int64 ``[rows]``: greedy rows without the machinery."""
     warm = [at for at, (_, one) in enumerate(asked) if one.temperature > 0]
     if not warm:
         return logits.argmax(-1)
     if len(warm) == len(asked):
-        return _sample(asked, logits, sampler)
+        return _sample(asked, logits, kernels)
     places = upload([_ints(warm)], logits.device)[0]
     return logits.argmax(-1).index_copy_(
-        0, places, _sample([asked[at] for at in warm], logits[places], sampler)
+        0, places, _sample([asked[at] for at in warm], logits[places], kernels)
     )
 
 
-def _sample(asked: _Asked, logits: Tensor, sampler: Sampler) -> Tensor:
+def _sample(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
     vocab = logits.shape[-1]
     ones = [one for _, one in asked]
     cut = [one.top_k or vocab for one in ones if one.top_k or one.top_p < 1]
@@ -221,7 +218,7 @@ def _sample(asked: _Asked, logits: Tensor, sampler: Sampler) -> Tensor:
         [integers, seeds, reals, _ints(typical), mass], logits.device
     )
     temperature, top_p, min_p = bits.view(torch.float64)
-    return sampler(
+    return kernels.sample(
         logits,
         temperature,
         whole[0],

@@ -98,7 +98,7 @@ class TorchRunner:
         rows = upload([drawn], hidden.device)[0]
         last = batch.row_starts[rows + 1] - 1
         logits = self._decoder.logits(hidden[last])
-        lines = draw([plan.rows[at] for at in drawn], logits, tokens[last], self._decoder.kernels.sample)
+        lines = draw([plan.rows[at] for at in drawn], logits, tokens[last], self._decoder.kernels)
         if drawn.size == len(plan.rows):
             return lines
         whole = torch.zeros((len(plan.rows), lines.shape[1]), dtype=torch.int64, device=hidden.device)

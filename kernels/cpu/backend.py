@@ -13,8 +13,10 @@ from torch import Tensor
 from .. import reference
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
+from ..penalties import penalize
 from ..reference import copy_blocks
 from ..sampling import sample
+from ..scoring import log_probabilities
 from . import decoding, elementwise, prefilling, rotation
 from .compiling import parts_for
 from .elements import TAGS
@@ -27,7 +29,9 @@ __all__ = [
     "gated",
     "lay_out",
     "linear",
+    "log_probabilities",
     "paged_attention",
+    "penalize",
     "rms_norm",
     "rotate_and_store",
     "sample",

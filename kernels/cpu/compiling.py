@@ -37,6 +37,9 @@ LAYER = "omp"
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Liberties with sums and products; not those that would let NaN or infinity be anything else."""
 
+LEFT = ("libllvmlite", "libtorch_cpu", "libtorch_python")
+"""Libraries whose code is mostly for starting: compiling, and registering thousands of operators."""
+
 log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -95,9 +98,9 @@ def join_torch() -> None:
 
 
 def leave_compiler() -> None:
-    """Give back the pages of the compiler's own code, 60 MB that nothing needs once all is compiled.
+    """Give back the pages of code that only a start needs: the compiler's, 60 MB, and torch's, some 30 MB.
 
-    They are mapped from its file, unwritten, and come back from there should it be called again.
+    They are mapped from their files, unwritten, and come back from there, one by one, where they are called.
     """
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
@@ -107,7 +110,9 @@ def leave_compiler() -> None:
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for line in maps:
         place, rights, *_ = line.split()
-        if rights == "r-xp" and "libllvmlite" in line:  # others hold what the loader has written
+        if rights == "r-xp" and any(
+            library in line for library in LEFT
+        ):  # others hold what the loader has written
             first, last = (int(address, 16) for address in place.split("-"))
             advise(first, last - first, mmap.MADV_DONTNEED)
 

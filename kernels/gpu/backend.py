@@ -15,6 +15,7 @@ from ..interface import Attention, HeadNorm
 from ..sampling import Typical
 from . import draw, ops, rowwise, store
 from .decode import decode_attention
+from .edits import log_probabilities, penalize
 from .extend import extend_attention
 from .store import copy_blocks
 from .support import check_supported
@@ -26,7 +27,9 @@ __all__ = [
     "gated",
     "lay_out",
     "linear",
+    "log_probabilities",
     "paged_attention",
+    "penalize",
     "rms_norm",
     "rotate_and_store",
     "sample",

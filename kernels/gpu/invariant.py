@@ -13,7 +13,7 @@ from .. import reference
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention
 from . import rowwise
-from .backend import add_norm, gated, rotate_and_store, sample
+from .backend import add_norm, gated, log_probabilities, penalize, rotate_and_store, sample
 from .products import linear
 from .store import copy_blocks
 from .stretches import extend_attention
@@ -24,7 +24,9 @@ __all__ = [
     "gated",
     "lay_out",
     "linear",
+    "log_probabilities",
     "paged_attention",
+    "penalize",
     "rms_norm",
     "rotate_and_store",
     "sample",

@@ -112,8 +112,8 @@ def test_the_prompt_counts_for_repetition_alone() -> None:
 
 
 def test_rows_that_ask_for_nothing_cost_an_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("sample", "upload"):
-        monkeypatch.setattr(drawing, name, None)
+    monkeypatch.setattr(drawing.reference, "sample", None)
+    monkeypatch.setattr(drawing, "upload", None)
     logits = random_logits(3)
     rows = [replace(row([1], Sampling()), past=None) for _ in range(3)]
     assert drawn(rows, logits) == logits.argmax(-1).tolist()
