@@ -90,7 +90,7 @@ def extend_attention(
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not query.shape[0]:
         return out
-    launch, rows = chosen("extend", arena, dim), batch.context_lengths.shape[0]
+    launch, rows = chosen("stretch", arena, dim), batch.context_lengths.shape[0]
     count = -(-batch.tables.shape[1] * block // STRETCH)
     parts = Parts.empty(query, count, STRETCH)
     tiles = query.shape[0] // (launch["QUERIES"] // group) + rows

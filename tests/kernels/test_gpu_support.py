@@ -41,7 +41,7 @@ def test_all_wrong_things_are_named_at_once() -> None:
 
 
 def test_every_supported_shape_has_a_configuration() -> None:
-    for kernel in ("decode", "extend", "prefix", "store"):
+    for kernel in ("decode", "extend", "stretch", "prefix", "store"):
         for arch in ARCHITECTURES:
             for dtype in DTYPES:
                 for dim in HEAD_DIMS:
@@ -59,3 +59,9 @@ def test_stretches_are_whole_tiles() -> None:
         for row in rows.values()
     }
     assert all(stretch % tile == 0 for stretch in STRETCHES for tile in tiles)
+
+
+def test_invariant_stretches_are_whole_tiles() -> None:
+    from holdfast.kernels.gpu.stretches import STRETCH
+
+    assert all(STRETCH % row["TILE"] == 0 for rows in table()["stretch"].values() for row in rows.values())

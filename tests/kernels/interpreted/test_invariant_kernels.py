@@ -40,7 +40,7 @@ def test_products_of_unfit_shapes_are_refused_with_both() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> int:
     """Stretches of two tiles, so that small contexts have several."""
-    tile = configurations.configuration("extend", 80, torch.float32, 64)["TILE"]
+    tile = configurations.configuration("stretch", 80, torch.float32, 64)["TILE"]
     monkeypatch.setattr(stretches, "STRETCH", 2 * tile)
     return 2 * tile
 
