@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...kernels.choose import Needs, choose
 from ...kvstore.arena import DeviceArena
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ...runtime.engine import Engine
 from ...runtime.link import messages
+from ...runtime.model.decoder import Decoder
 from ...runtime.model.load import LoadedModel, load_model
 from ...runtime.runner import TorchRunner
 from ...runtime.scheduler import Scheduler
@@ -27,16 +30,20 @@ GREEDY = messages.Sampling()
 
 
 def engine(_: Bench) -> list[Figure]:
-    """Pocket in fp32 on CUDA against the CPU, greedy, sixteen prompts in one batch; then its decode rate."""
+    """Pocket in fp32 on CUDA against the CPU, greedy, sixteen prompts in one batch, by each backend."""
     prompts = [[(7 * seed + 13 * at) % 900 + 20 for at in range(5 + 11 * seed)] for seed in range(16)]
     on_cpu, _seconds = generate(load_model("pocket", "cpu", "float32"), prompts, 32)
     torch.backends.cuda.matmul.allow_tf32 = False
-    on_cuda, seconds = generate(load_model("pocket", "cuda", "float32"), prompts, 32)
-    equal = sum(one == other for one, other in zip(on_cpu, on_cuda, strict=True))
-    return [
-        figure("greedy replies equal to the CPU's, of 16", equal, "replies", goal=16),
-        figure("decode, pocket, 16 sequences, eager fp32", 16 * 32 / seconds, "tok/s"),
-    ]
+    loaded, lines = load_model("pocket", "cuda", "float32"), []
+    for name in ("reference", "triton", "triton-invariant"):
+        needs = Needs(loaded.decoder.dtype, [(loaded.config.head_dim, 16)])
+        kernels = choose(name, loaded.decoder.device, needs).kernels
+        model = replace(loaded, decoder=Decoder(loaded.config, loaded.decoder.weights, kernels))
+        on_cuda, seconds = generate(model, prompts, 32)
+        equal = sum(one == other for one, other in zip(on_cpu, on_cuda, strict=True))
+        lines.append(figure(f"{name}: greedy replies equal to the CPU's, of 16", equal, "replies", goal=16))
+        lines.append(figure(f"{name}: decode, pocket, 16 sequences, fp32", 16 * 32 / seconds, "tok/s"))
+    return lines
 
 
 def tests(bench: Bench) -> list[Figure]:
@@ -68,7 +75,7 @@ def generate(
 
     ``step_tokens``: the most that one step computes. ``scored``: (id, log probability) instead of ids.
     """
-    made = _engine(model, step_tokens)
+    made = engine_of(model, step_tokens)
     said: list[list[Any]] = [[] for _ in prompts]
     for seq, prompt in enumerate(prompts):
         made.apply(messages.Open(0, seq, b"", prompt))
@@ -81,14 +88,15 @@ def generate(
     return said, time.perf_counter() - start
 
 
-def _engine(model: LoadedModel, step_tokens: int) -> Engine:
-    blocks, size = 512, 16
+def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: int = 2048) -> Engine:
+    """An engine without tiers over ``blocks`` blocks of 16 tokens."""
+    size = 16
     groups = model.kv_groups(size)
     device, dtype = model.decoder.device, model.decoder.dtype
     settings = SchedulerSettings(
         blocks=blocks,
         vocab_size=model.config.vocab_size,
-        max_context=2048,
+        max_context=context,
         max_step_tokens=step_tokens,
         max_sequences=min(64, step_tokens),
         depth=2 if device.type == "cuda" else 1,

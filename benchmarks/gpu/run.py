@@ -32,6 +32,7 @@ PARTS = {
     "draw": "memory.draws",
     "invariant": "companies.invariant",
     "engine": "engine.engine",
+    "models": "models.models",
     "tests": "engine.tests",
 }
 BUDGET_S = 9 * 60
