@@ -48,7 +48,16 @@ Key = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")]
-Backend = Annotated[str, typer.Option("--kernels", help="reference, cpu, or auto: the fastest there is.")]
+KVDtype = Annotated[str, typer.Option("--kv-dtype", help="float8_e4m3fn, or auto: as the model computes.")]
+KVScales = Annotated[
+    str, typer.Option("--kv-scales", help="Of keys and values, powers of two such as 1,0.125: for 8-bit KV.")
+]
+Backend = Annotated[
+    str,
+    typer.Option(
+        "--kernels", help="reference, cpu, triton, triton-invariant, or auto: the fastest there is."
+    ),
+]
 Bytes = Annotated[str | None, typer.Option("--kv-bytes", help="Memory for KV, such as 512MiB or 8GiB.")]
 HostBytes = Annotated[
     str | None,
@@ -100,6 +109,8 @@ def serve(
     host_bytes: HostBytes = None,
     max_context: Context = None,
     kernels: Backend = "auto",
+    kv_dtype: KVDtype = "auto",
+    kv_scales: KVScales = "1,1",
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed by one step.")] = 512,
     max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
     store: Store = None,
@@ -125,6 +136,8 @@ def serve(
         max_context,
         host_bytes=host_bytes,
         kernels=kernels,
+        kv_dtype=kv_dtype,
+        kv_scales=kv_scales,
         store=None if folder is None else str(folder),
         disk_bytes=disk_bytes,
         max_step_tokens=max_step_tokens,
@@ -162,6 +175,8 @@ def doctor(
     host_bytes: HostBytes = None,
     max_context: Context = None,
     kernels: Backend = "auto",
+    kv_dtype: KVDtype = "auto",
+    kv_scales: KVScales = "1,1",
 ) -> None:
     """Show device, versions, memory and its arithmetic, and the class of the model's chat template."""
     from .doctor import run
@@ -170,7 +185,15 @@ def doctor(
         None
         if model is None
         else _engine_settings(
-            model, device, dtype, kv_bytes, max_context, host_bytes=host_bytes, kernels=kernels
+            model,
+            device,
+            dtype,
+            kv_bytes,
+            max_context,
+            host_bytes=host_bytes,
+            kernels=kernels,
+            kv_dtype=kv_dtype,
+            kv_scales=kv_scales,
         )
     )
     raise typer.Exit(run(settings))
@@ -229,6 +252,8 @@ def _engine_settings(
     max_context: int | None,
     host_bytes: str | None = None,
     kernels: str = "auto",
+    kv_dtype: str = "auto",
+    kv_scales: str = "1,1",
     store: str | None = None,
     disk_bytes: str | None = None,
     max_step_tokens: int = 512,
@@ -245,11 +270,21 @@ def _engine_settings(
             disk_bytes=None if disk_bytes is None else _bytes("--disk-bytes", disk_bytes),
             max_context=max_context,
             kernels=kernels,
+            kv_dtype=kv_dtype,
+            kv_scales=_scales(kv_scales),
             max_step_tokens=max_step_tokens,
             max_sequences=max_sequences,
         )
     except RuntimeFault as fault:
         _refuse(fault.message)
+
+
+def _scales(text: str) -> tuple[float, float]:
+    try:
+        key, value = (float(one) for one in text.split(","))
+    except ValueError:
+        _refuse(f"--kv-scales: '{text}' is not two numbers such as 1,0.125")
+    return key, value
 
 
 def _default_store(model: str) -> Path:

@@ -81,6 +81,7 @@ def model(settings: EngineSettings) -> Iterator[Fact]:
     from ..runtime.model.config import read_config
     from ..runtime.model.defaults import read_defaults
     from ..runtime.model.folder import find_model
+    from ..runtime.model.kv_format import KV_BYTES, KVFormat
     from ..runtime.model.weights import may_be_ignored, pieces_of
 
     folder = find_model(settings.model)
@@ -94,9 +95,11 @@ def model(settings: EngineSettings) -> Iterator[Fact]:
     yield "folder", str(folder)
     yield "architecture", f"{config.architecture}, {config.layers} layers, hidden {config.hidden_size}"
     yield "weights", _product((("parameters", parameters), (f"bytes ({dtype})", width)), "B")
-    per_token = config.layers * 2 * config.kv_heads * config.head_dim * width
+    kept = KVFormat(settings.kv_dtype, *settings.kv_scales).stored_as(dtype)
+    kept_width = KV_BYTES.get(kept, 4)
+    per_token = config.layers * 2 * config.kv_heads * config.head_dim * kept_width
     shape = (("layers", config.layers), ("(k, v)", 2), ("heads", config.kv_heads), ("dim", config.head_dim))
-    yield "KV per token", _product((*shape, (f"bytes ({dtype})", width)), "B")
+    yield "KV per token", _product((*shape, (f"bytes ({kept})", kept_width)), "B")
     yield from _room(settings, per_token, parameters * width, config.max_context)
     yield "sampling", _sampling(read_defaults(folder))
     yield "kernels", _kernels(settings)

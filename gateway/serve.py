@@ -142,7 +142,8 @@ def _kept(settings: GatewaySettings) -> str:
 def _memory(hello: Hello) -> str:
     weights = hello.parameters * DTYPE_BYTES[hello.dtype]
     memory = memory_line(weights, hello.blocks, hello.block_bytes, hello.block_tokens)
-    return f"holdfast: {memory}; {hello.device}, {hello.dtype}, kernels {hello.kernels}"
+    kept = "" if hello.kv_dtype in ("", hello.dtype) else f", KV {hello.kv_dtype}"
+    return f"holdfast: {memory}; {hello.device}, {hello.dtype}{kept}, kernels {hello.kernels}"
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:

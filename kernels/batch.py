@@ -132,10 +132,12 @@ def _span(tokens: Ints, uploaded: Tensor) -> slice | Tensor:
     return slice(first, last + 1) if last - first + 1 == tokens.size else uploaded
 
 
-def gathers_of(batch: PagedBatch, arena: Tensor, window: int | None) -> tuple[Gather, ...]:
+def gathers_of(
+    batch: PagedBatch, arena: Tensor, window: int | None, dtype: torch.dtype
+) -> tuple[Gather, ...]:
     """What each of ``batch.groups`` reads of ``arena``, made once per step for its layers and ``window``.
 
-    Blocks that lie wholly before the window of a row's first token are left out.
+    Blocks that lie wholly before the window of a row's first token are left out. ``dtype``: the mask's.
     """
     key = (arena.shape[1], window)
     made = batch.gathers.get(key)
@@ -146,7 +148,7 @@ def gathers_of(batch: PagedBatch, arena: Tensor, window: int | None) -> tuple[Ga
         triples = zip(batch.groups, parts[0::3], parts[1::3], parts[2::3], strict=True)
         made = tuple(
             Gather(
-                tiles, blank, _mask(arena, group, batch.positions[group.tokens], starts, draft.span, window)
+                tiles, blank, _mask(group, batch.positions[group.tokens], starts, draft.span, window, dtype)
             )
             for draft, (group, tiles, blank, starts) in zip(drafts, triples, strict=True)
         )
@@ -191,9 +193,9 @@ _FROM_THE_BEGINNING = np.zeros(0, dtype=np.int64)
 
 
 def _mask(
-    arena: Tensor, group: RowGroup, positions: Tensor, starts: Tensor, span: int, window: int | None
+    group: RowGroup, positions: Tensor, starts: Tensor, span: int, window: int | None, dtype: torch.dtype
 ) -> Tensor:
-    at, keys = positions[:, None], torch.arange(span, device=arena.device)
+    at, keys = positions[:, None], torch.arange(span, device=positions.device)
     if window is None:
         seen = keys <= at
     else:
@@ -201,5 +203,5 @@ def _mask(
         seen = (keys <= at) & (keys > at - window)
     if group.count == 1:
         seen = seen.view(group.rows, 1, 1, span)
-    mask = torch.zeros(seen.shape, dtype=arena.dtype, device=arena.device)
+    mask = torch.zeros(seen.shape, dtype=dtype, device=positions.device)
     return mask.masked_fill_(~seen, float("-inf"))

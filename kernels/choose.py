@@ -39,10 +39,16 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a model asks of the kernels: its type, and (head_dim, block_tokens) of each KV group."""
+    """What a model asks of the kernels: its type, (head_dim, block_tokens) of each KV group, and KV's type."""
 
     dtype: torch.dtype
     caches: Sequence[tuple[int, int]] = ()
+    stored: torch.dtype | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether KV is of another type than the model."""
+        return self.stored not in (None, self.dtype)
 
 
 def named(asked: str, device: torch.device, needs: Needs | None = None) -> tuple[str, str]:
@@ -59,7 +65,7 @@ def named(asked: str, device: torch.device, needs: Needs | None = None) -> tuple
         best = "triton" if device.type == "cuda" else "cpu"
     else:
         best = asked
-    lack = _cpu_lack(device) if best == "cpu" else _triton_lack(device, needs)
+    lack = _cpu_lack(device, needs) if best == "cpu" else _triton_lack(device, needs)
     if not lack:
         return best, ""
     if asked == best:
@@ -95,9 +101,11 @@ def choose(
     return Backend(name, reference, note)
 
 
-def _cpu_lack(device: torch.device) -> str:
+def _cpu_lack(device: torch.device, needs: Needs | None) -> str:
     if device.type != "cpu":
         return f"it computes on the CPU, not on {device}"
+    if needs is not None and needs.narrow:
+        return f"it does not read KV of {str(needs.stored).removeprefix('torch.')}"
     return "numba is not installed" if find_spec("numba") is None else ""
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .batch import Gather, PagedBatch, gathers_of, lay_out
 from .interface import Attention, HeadNorm
+from .narrow import as_bytes, narrowed
 from .penalties import penalize
 from .sampling import sample
 from .scoring import log_probabilities
@@ -38,8 +39,10 @@ __all__ = [
 def store_kv(arena: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
     """Write ``keys`` and ``values`` ``[tokens, kv_heads, head_dim]`` of one layer into the arena.
 
-    ``slots``: int64 ``[tokens]``, ``block * block_tokens + offset``.
+    ``slots``: int64 ``[tokens]``, ``block * block_tokens + offset``. The arena may be narrower: see `narrow`.
     """
+    keys, values = (as_bytes(narrowed(side, arena.dtype)) for side in (keys, values))
+    arena = as_bytes(arena)
     _, layers, sides, heads, block_tokens, dim = arena.shape
     block = torch.div(slots, block_tokens, rounding_mode="floor")
     # A (block, layer, side, head) tile is block_tokens lines of dim numbers; lines count over the arena.
@@ -59,18 +62,21 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
     Slots that hold no token of the row are never read into the result, whatever they hold (NaN too).
     """
     result = torch.empty_like(query)
-    for group, gather in zip(batch.groups, gathers_of(batch, arena, how.window), strict=True):
-        keys, values = _gather(arena, layer, gather, group.rows)
+    for group, gather in zip(batch.groups, gathers_of(batch, arena, how.window, query.dtype), strict=True):
+        keys, values = _gather(arena, layer, gather, group.rows, query.dtype)
         attend = _attend_singles if group.count == 1 else _attend_chunk
         result[group.tokens] = attend(query[group.tokens], keys, values, gather.mask, how)
     return result
 
 
-def _gather(arena: Tensor, layer: int, gather: Gather, rows: int) -> tuple[Tensor, Tensor]:
+def _gather(
+    arena: Tensor, layer: int, gather: Gather, rows: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """K and V of a group's context, each ``[rows, kv_heads, span, head_dim]``, zero where no token stands."""
     _, _, sides, heads, block_tokens, dim = arena.shape
-    tiles = arena.view(-1, block_tokens * dim).index_select(0, gather.tiles + layer * sides * heads)
-    lines = tiles.view(-1, dim).index_fill_(0, gather.blank, 0.0)
+    held = as_bytes(arena).view(-1, block_tokens * dim)
+    tiles = held.index_select(0, gather.tiles + layer * sides * heads)
+    lines = tiles.view(-1, dim).index_fill_(0, gather.blank, 0).view(arena.dtype).to(dtype)
     keys, values = lines.view(sides, rows, heads, -1, dim).unbind(0)
     return keys, values
 

@@ -90,4 +90,8 @@ class DeviceArena:
 
     def _fill(self, blocks: Sequence[int], value: float) -> None:
         ids = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        self.kv.index_fill_(0, ids, value)
+        if self.dtype.itemsize > 1:
+            self.kv.index_fill_(0, ids, value)
+            return
+        bits = torch.tensor(value).to(self.dtype).view(torch.uint8)  # torch fills bytes, not 8-bit floats
+        self.kv.view(torch.uint8).index_fill_(0, ids, int(bits))

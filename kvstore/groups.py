@@ -17,7 +17,7 @@ from .errors import GroupInvalid
 LAYOUT_VERSION = 1
 """Raised when the meaning of a block's bytes changes; part of every namespace: old records are not found."""
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 """KV element types and their size in bytes."""
 
 
@@ -26,7 +26,8 @@ class KVGroup:
     """The layers ``layers`` (the model's numbers) whose K and V are cached alike.
 
     ``dtype``: a name in `DTYPE_BYTES`. ``block_tokens``: tokens in one block.
-    ``window``: tokens a layer looks back, None for all of them.
+    ``window``: tokens a layer looks back, None for all of them. ``key_scale``, ``value_scale``: what stored
+    numbers are multiplied by to be K and V.
 
     Raises:
         GroupInvalid: on numbers that cannot be.
@@ -39,6 +40,8 @@ class KVGroup:
     dtype: str
     block_tokens: int = 16
     window: int | None = None
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
     def __post_init__(self) -> None:
         sizes = {"kv_heads": self.kv_heads, "head_dim": self.head_dim, "block_tokens": self.block_tokens}
@@ -70,5 +73,8 @@ class KVGroup:
 
     def spec_digest(self) -> bytes:
         """16 bytes that differ wherever two groups' blocks cannot stand for each other."""
-        spec = json.dumps({**asdict(self), "layout": LAYOUT_VERSION}, sort_keys=True)
+        fields = asdict(self)
+        if (self.key_scale, self.value_scale) == (1.0, 1.0):  # as before there were any
+            del fields["key_scale"], fields["value_scale"]
+        spec = json.dumps({**fields, "layout": LAYOUT_VERSION}, sort_keys=True)
         return hashlib.blake2b(spec.encode(), digest_size=16, person=b"holdfast.group").digest()

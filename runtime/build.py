@@ -26,8 +26,8 @@ from .hosting import costs_file, disk_tier, host_bytes, host_memory, host_tier
 from .link.messages import Hello, Phase
 from .link.pulse import LOAD_STALL, Pulse
 from .link.serve import Loaded, Progress
-from .model.decoder import Decoder
 from .model.defaults import read_defaults
+from .model.kv_format import KVFormat
 from .model.load import LoadedModel, load_model
 from .paced import PacedRunner
 from .rehearsal import rehearse
@@ -55,11 +55,12 @@ def load_engine(
         ModelUnreadable: naming file and cause.
         SettingsInvalid: settings that contradict the model or the device's memory.
     """
-    model = load_model(settings.model, settings.device, settings.dtype, progress, settings.max_context)
-    backend = _backend(settings, model, pulse)
-    model = replace(model, decoder=Decoder(model.config, model.decoder.weights, backend.kernels))
-    progress(1.0, "allocating the KV arena")
+    kv = KVFormat(settings.kv_dtype, *settings.kv_scales)
+    model = load_model(settings.model, settings.device, settings.dtype, progress, settings.max_context, kv)
     try:
+        backend = _backend(settings, model, pulse)
+        model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
+        progress(1.0, "allocating the KV arena")
         engine, numbers, groups = _engine(settings, model, pulse, memory, shelf)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
@@ -136,7 +137,8 @@ def _backend(settings: EngineSettings, model: LoadedModel, pulse: Pulse) -> Back
         pulse.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
 
     groups = model.kv_groups(settings.block_tokens)
-    needs = Needs(model.decoder.dtype, [(group.head_dim, group.block_tokens) for group in groups])
+    caches = [(group.head_dim, group.block_tokens) for group in groups]
+    needs = Needs(model.decoder.dtype, caches, getattr(torch, groups[0].dtype))
     try:
         return choose(settings.kernels, model.decoder.device, needs, compiling)
     except BackendMissing as error:
@@ -179,7 +181,7 @@ def _hello(model: LoadedModel, numbers: SchedulerSettings, groups: KVGroups, bac
         model=model.name,
         architecture=model.config.architecture,
         device=str(model.decoder.device),
-        dtype=groups[0].dtype,
+        dtype=str(model.decoder.dtype).removeprefix("torch."),
         vocab_size=model.config.vocab_size,
         eos_ids=model.config.eos_ids,
         max_context=numbers.max_context,
@@ -189,4 +191,5 @@ def _hello(model: LoadedModel, numbers: SchedulerSettings, groups: KVGroups, bac
         parameters=model.parameters,
         defaults=read_defaults(model.folder),
         kernels=backend.name,
+        kv_dtype=groups[0].dtype,
     )

@@ -28,6 +28,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     model: a local folder, a hub id, or ``pocket``.
     device, dtype: as torch names them, or ``auto``.
+    kv_dtype: of the cache: ``auto``, the model's, or ``float8_e4m3fn``.
+    kv_scales: of keys and values, powers of two: what is stored is K and V divided by these.
     blocks, kv_bytes: device KV as a number of blocks or of bytes; at most one of them.
     host_bytes: memory for KV below the device; a share of the machine's by default, 0 for none.
     store: a folder for KV on disk, below ``kv`` in it; none by default.
@@ -49,6 +51,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
+    kv_scales: tuple[float, float] = (1.0, 1.0)
     blocks: int | None = None
     kv_bytes: int | None = None
     host_bytes: int | None = None

@@ -18,7 +18,6 @@ from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ...runtime.engine import Engine
 from ...runtime.link import messages
-from ...runtime.model.decoder import Decoder
 from ...runtime.model.load import LoadedModel, load_model
 from ...runtime.runner import TorchRunner
 from ...runtime.scheduler import Scheduler
@@ -38,7 +37,7 @@ def engine(_: Bench) -> list[Figure]:
     for name in ("reference", "triton", "triton-invariant"):
         needs = Needs(loaded.decoder.dtype, [(loaded.config.head_dim, 16)])
         kernels = choose(name, loaded.decoder.device, needs).kernels
-        model = replace(loaded, decoder=Decoder(loaded.config, loaded.decoder.weights, kernels))
+        model = replace(loaded, decoder=loaded.decoder.computing_by(kernels))
         on_cuda, seconds = generate(model, prompts, 32)
         equal = sum(one == other for one, other in zip(on_cpu, on_cuda, strict=True))
         lines.append(figure(f"{name}: greedy replies equal to the CPU's, of 16", equal, "replies", goal=16))

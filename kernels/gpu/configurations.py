@@ -52,10 +52,14 @@ def configuration(kernel: str, arch: int, dtype: torch.dtype, size: int) -> dict
     """
     rows = table()[kernel][f"sm_{arch}"]
     bits = dtype.itemsize * 8
+    if bits == 8 and not any(name.startswith("8-") for name in rows):
+        bits = 16  # KV is narrow, what computes with it is not
     known = sorted(int(name.split("-")[1]) for name in rows if name.startswith(f"{bits}-"))
     return rows[f"{bits}-{next((one for one in known if one >= size), known[-1])}"]
 
 
-def chosen(kernel: str, tensor: torch.Tensor, size: int) -> dict[str, int]:
-    """The configuration for ``tensor``'s device and type."""
-    return configuration(kernel, architecture(tensor.device), tensor.dtype, size)
+def chosen(kernel: str, tensor: torch.Tensor, size: int, stored: torch.dtype | None = None) -> dict[str, int]:
+    """The configuration for ``tensor``'s device and type; or, for 16-bit numbers, that of KV ``stored`` in 8."""
+    narrow = stored is not None and stored.itemsize == 1 and tensor.dtype.itemsize == 2
+    dtype = stored if narrow and stored is not None else tensor.dtype
+    return configuration(kernel, architecture(tensor.device), dtype, size)

@@ -17,8 +17,8 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..interface import Attention
 from .configurations import chosen, multiprocessors
-from .softmax import LOG2E, fold, lines_of, log_sum, normal, scores_of, with_sink
-from .support import expect, group_of
+from .softmax import LOG2E, fold, lines_of, log_sum, normal, scores_of, wide, with_sink
+from .support import expect, group_of, readable
 
 STRETCHES = (4096, 2048, 1024, 512, 256)
 """Lengths that a context is cut into, in tokens; each a multiple of every tile."""
@@ -79,6 +79,7 @@ def decode_stretch(
         values = tl.load(
             values_at + lines[:, None] + dims[None, :], seen[:, None] & (dims < DIM)[None, :], other=0.0
         )
+        keys, values = wide(keys, asked), wide(values, asked)
         scores = tl.where(seen[None, :], scores_of(asked, keys, scale, SOFT_CAP), float("-inf"))
         best, total, acc = fold(scores, values, best, total, acc)
     if WHOLE and SINKS:
@@ -165,7 +166,7 @@ def decode_attention(
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not query.shape[0]:
         return out
-    tile = chosen("decode", arena, arena.shape[5])["TILE"]
+    tile = chosen("decode", query, arena.shape[5])["TILE"]
     span = batch.tables.shape[1] * arena.shape[4]
     if how.window is not None:  # a window's first tile begins before it
         span = min(span, how.window + tile)
@@ -197,14 +198,14 @@ def read_stretches(
     if sinks is not None:
         expect("sinks", sinks, (query.shape[1],))
     decode_stretch[(query.shape[0], heads, count)](
-        query, arena, batch.tables, batch.context_lengths, begins, sinks, parts.values, parts.lse,
+        query, readable(arena), batch.tables, batch.context_lengths, begins, sinks, parts.values, parts.lse,
         layer, how.scale, parts.lse.shape[2] if parts.lse is not parts.values else 1,
         parts.shared, parts.stretch,
         query.stride(0), query.stride(1), batch.tables.stride(0), *arena.stride()[:5],
         WINDOW=how.window or 0, SOFT_CAP=how.soft_cap or 0.0, GROUP=group,
         DIM=dim, WIDE=triton.next_power_of_2(dim), BLOCK=block, ROWS=max(16, triton.next_power_of_2(group)),
         BEGINS=begins is not None, SINKS=sinks is not None, WHOLE=parts.lse is parts.values,
-        **chosen("decode", arena, dim),
+        **chosen("decode", query, dim),
     )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..interface import Attention
 from .configurations import chosen
-from .softmax import fold, lines_of, normal, scores_of, with_sink
-from .support import expect, group_of
+from .softmax import fold, lines_of, normal, scores_of, wide, with_sink
+from .support import expect, group_of, readable
 
 
 @triton.jit
@@ -61,6 +61,7 @@ def fold_tiles(
         else:
             keys = tl.load(keys_of, inside[:, None], other=0.0)
             values = tl.load(values_of, inside[None, :], other=0.0)
+        keys, values = wide(keys, asked), wide(values, asked)
         scores = scores_of(asked, keys, scale, SOFT_CAP)
         if MASKED:
             seen = tokens[None, :] <= positions[:, None]
@@ -141,11 +142,11 @@ def extend_attention(
         expect("sinks", sinks, (query.shape[1],))
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     rows = batch.context_lengths.shape[0]
-    launch = chosen("extend", arena, dim)
+    launch = chosen("extend", query, dim, arena.dtype)
     tiles = query.shape[0] // (launch["QUERIES"] // group) + rows
     if query.shape[0]:
         extend_tile[(tiles, heads)](
-            query, arena, batch.tables, batch.context_lengths, batch.row_starts, sinks, out,
+            query, readable(arena), batch.tables, batch.context_lengths, batch.row_starts, sinks, out,
             layer, how.scale, rows, query.stride(0), query.stride(1), batch.tables.stride(0),
             *arena.stride()[:5],
             WINDOW=how.window or 0, SOFT_CAP=how.soft_cap or 0.0, GROUP=group, DIM=dim,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
+from ..narrow import E4M3
 from ..prefix import Families
 from . import draw, products, rowwise, store, stretches
 from .decode import decode_attention
@@ -27,7 +28,7 @@ LAYERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model's attention: heads, and what sets its layers apart."""
+    """A model's attention: heads, and what sets its layers apart. ``stored``: KV's type, if another."""
 
     name: str
     q_heads: int
@@ -35,6 +36,7 @@ class Shape:
     dim: int
     dtype: torch.dtype = torch.bfloat16
     block: int = 16
+    stored: torch.dtype | None = None
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
@@ -49,6 +51,7 @@ SHAPES = (
     Shape("phi-3", 32, 32, 96),
     Shape("llama-70b", 64, 8, 128, block=64),
     Shape("qwen3-8b fp32", 32, 8, 128, torch.float32),
+    Shape("qwen3-8b e4m3", 32, 8, 128, stored=E4M3),
 )
 
 Launch = Callable[[], object]
@@ -61,7 +64,9 @@ def empty(*shape: int, dtype: torch.dtype = torch.int64, device: torch.device) -
 
 def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
     """Decode, extend and, without a window, the common prefix."""
-    arena = empty(8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.dtype, device=device)
+    arena = empty(
+        8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
+    )
     query = empty(ROWS, shape.q_heads, shape.dim, dtype=shape.dtype, device=device)
     ids = [empty(*size, device=device) for size in ((ROWS,), (ROWS,), (ROWS + 1,), (ROWS,), (ROWS, 600))]
     batch = PagedBatch(ids[0], ids[1], ids[2], ids[3], ids[4], ())
@@ -78,7 +83,9 @@ def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]
 def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
     """Norm, rotation and storing."""
     heads = shape.q_heads + 2 * shape.kv_heads
-    arena = empty(8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.dtype, device=device)
+    arena = empty(
+        8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
+    )
     qkv = empty(ROWS, heads, shape.dim, dtype=shape.dtype, device=device)
     angle = empty(ROWS, shape.dim, dtype=shape.dtype, device=device)
     weight = empty(heads - shape.kv_heads, shape.dim, dtype=shape.dtype, device=device)

@@ -18,7 +18,7 @@ from .configurations import chosen
 from .decode import Parts, decode_attention, merge, read_stretches, stretch_for
 from .extend import fold_tiles, row_of
 from .softmax import log_sum, normal
-from .support import expect, group_of
+from .support import expect, group_of, readable
 
 
 @triton.jit(do_not_specialize=["layer", "families", "parts", "stride_table"])
@@ -96,7 +96,7 @@ def prefix_attention(
     expect("family begins", families.begins, (rows,))
     if how.window is not None or not families.longest:
         return decode_attention(query, arena, layer, batch, how, sinks)
-    launch, tile = chosen("prefix", arena, dim), chosen("decode", arena, dim)["TILE"]
+    launch, tile = chosen("prefix", query, dim), chosen("decode", query, dim)["TILE"]
     count = families.shared.shape[0]
     tiles = rows // (launch["QUERIES"] // group) + count
     stretch = stretch_for(tiles * heads, families.longest, query.device)
@@ -104,7 +104,7 @@ def prefix_attention(
     shared = -(-families.longest // stretch)
     parts = Parts.empty(query, shared + own, stretch, shared)
     prefix_stretch[(tiles, heads, shared)](
-        query, arena, batch.tables, families.starts, families.shared, parts.values, parts.lse,
+        query, readable(arena), batch.tables, families.starts, families.shared, parts.values, parts.lse,
         layer, how.scale, count, shared + own, stretch,
         query.stride(0), query.stride(1), batch.tables.stride(0), *arena.stride()[:5],
         SOFT_CAP=how.soft_cap or 0.0, GROUP=group, DIM=dim, WIDE=triton.next_power_of_2(dim), BLOCK=block,

@@ -29,6 +29,20 @@ def lines_of(
 
 
 @triton.jit
+def wide(stored: tl.tensor, asked: tl.tensor) -> tl.tensor:
+    """Stored keys or values in the queries' type; bytes are e4m3, for GPUs that cannot read it themselves.
+
+    Seven bits under the exponent of fp16 are the number divided by 256, the smallest ones too. NaN is read
+    as 480.
+    """
+    if stored.dtype == tl.uint8:
+        bits = stored.to(tl.int16)
+        half = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
+        return (half * 256.0).to(asked.dtype)
+    return stored.to(asked.dtype)
+
+
+@triton.jit
 def scores_of(query: tl.tensor, keys: tl.tensor, scale: tl.tensor, SOFT_CAP: tl.constexpr) -> tl.tensor:
     """``[queries, tokens]`` scores; ``keys`` is ``[dim, tokens]``."""
     scores = tl.dot(query, keys, input_precision="tf32x3")

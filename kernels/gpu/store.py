@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..interface import HeadNorm
+from ..narrow import E4M3, as_bytes
 from .configurations import chosen
 from .support import expect
 
@@ -27,6 +28,20 @@ def inverse_rms(
     inside = (heads < COUNT)[:, None] & (dims < DIM)[None, :]
     wide = tl.load(heads_at + heads[:, None] * DIM + dims[None, :], inside, other=0.0).to(tl.float32)
     return tl.rsqrt(tl.sum(tl.sum(wide * wide, 1), 0) / (COUNT * DIM) + eps)
+
+
+@triton.jit
+def e4m3_of(x: tl.tensor) -> tl.tensor:
+    """The byte nearest to fp32 ``x``, of two equally near ones the even; beyond 448 it; NaN for NaN."""
+    size = tl.minimum(tl.abs(x), 448.0)
+    bits = size.to(tl.int32, bitcast=True)
+    # 20 of 23 bits of mantissa go; an exponent of 2^-7, biased by 127, becomes 0.
+    usual = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    # Under 2^-6 numbers are multiples of 2^-9; adding 2^23 rounds to whole ones.
+    small = ((size * 512.0 + 8388608.0) - 8388608.0).to(tl.int32)
+    code = tl.where(size < 0.015625, small, usual)
+    code = tl.where(x != x, 0x7F, code)
+    return (code | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -76,7 +91,11 @@ def rotate_heads(
     cell = slot // BLOCK * stride_block + slot % BLOCK * stride_slot + layer.to(tl.int64) * stride_layer
     side, pair = (heads >= Q + KV).to(tl.int64), (heads - Q) % KV
     lines = cell + side * stride_side + pair * stride_head
-    tl.store(arena + lines[:, None] + dims[None, :], own, (heads >= Q)[:, None] & there)
+    stored = (heads >= Q)[:, None] & there
+    if arena.dtype.element_ty == tl.uint8:
+        tl.store(arena + lines[:, None] + dims[None, :], e4m3_of(own.to(tl.float32)), stored)
+    else:
+        tl.store(arena + lines[:, None] + dims[None, :], own, stored)
 
 
 def rotate_and_store(
@@ -97,11 +116,13 @@ def rotate_and_store(
         expect(name, one, (tokens, turning))
     if norm is not None:
         expect("norm weight", norm.weight, (heads - pairs, dim))
+    if arena.dtype not in (qkv.dtype, E4M3):
+        raise ValueError(f"queries, keys and values are {qkv.dtype}, the arena {arena.dtype}")
     out = torch.empty((tokens, q_heads, dim), dtype=qkv.dtype, device=qkv.device)
-    launch = chosen("store", arena, dim)
+    launch = chosen("store", qkv, dim)
     if tokens:
         rotate_heads[(tokens, triton.cdiv(heads, launch["HEADS"]))](
-            qkv, None if norm is None else norm.weight, *angles, arena, slots, out,
+            qkv, None if norm is None else norm.weight, *angles, as_bytes(arena), slots, out,
             layer, 0.0 if norm is None else norm.eps, qkv.stride(0), *arena.stride()[:5],
             Q=q_heads, KV=pairs, DIM=dim, WIDE=triton.next_power_of_2(dim), TURNING=turning, BLOCK=block,
             NORM=norm is not None, WHOLE=norm is not None and norm.whole,
@@ -123,6 +144,8 @@ def copy_runs(
 
 def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
     """Copy whole blocks as if one after the other in the order given; most often in one launch."""
+    if arena.dtype == E4M3:
+        arena = arena.view(torch.int16)
     size, launch = arena.stride(0), chosen("copy", arena, 0)
     for wave in waves(zip(sources, targets, strict=True)):
         pairs = torch.tensor(wave, dtype=torch.int64)

@@ -20,7 +20,7 @@ from .configurations import chosen
 from .decode import Parts, merge
 from .extend import fold_tiles, row_of
 from .softmax import log_sum, normal
-from .support import expect, group_of
+from .support import expect, group_of, readable
 
 STRETCH = 2048
 """Tokens between two cuts: a multiple of every tile."""
@@ -90,12 +90,12 @@ def extend_attention(
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not query.shape[0]:
         return out
-    launch, rows = chosen("stretch", arena, dim), batch.context_lengths.shape[0]
+    launch, rows = chosen("stretch", query, dim), batch.context_lengths.shape[0]
     count = -(-batch.tables.shape[1] * block // STRETCH)
     parts = Parts.empty(query, count, STRETCH)
     tiles = query.shape[0] // (launch["QUERIES"] // group) + rows
     extend_stretch[(tiles, heads, count)](
-        query, arena, batch.tables, batch.context_lengths, batch.row_starts, parts.values, parts.lse,
+        query, readable(arena), batch.tables, batch.context_lengths, batch.row_starts, parts.values, parts.lse,
         layer, how.scale, rows, count, query.stride(0), query.stride(1), batch.tables.stride(0),
         *arena.stride()[:5],
         EACH_PART=STRETCH, WINDOW=how.window or 0, SOFT_CAP=how.soft_cap or 0.0, GROUP=group, DIM=dim,

@@ -8,10 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..narrow import E4M3
+from .configurations import architecture
+
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BLOCK_TOKENS = (16, 32, 64)
 OLDEST = (8, 0)
+READS_E4M3 = 90
+"""The least of the `ARCHITECTURES` that has an instruction for it."""
 
 
 class Unsupported(ValueError):
@@ -55,6 +60,13 @@ def group_of(query: Tensor, arena: Tensor) -> int:
     heads, dim = arena.shape[3], arena.shape[5]
     if query.dim() != 3 or query.shape[1] % heads or query.shape[2] != dim:
         raise ValueError(f"query {tuple(query.shape)} does not fit an arena {tuple(arena.shape)}")
-    if query.dtype != arena.dtype:
+    if arena.dtype not in (query.dtype, E4M3):
         raise ValueError(f"query is {query.dtype}, the arena {arena.dtype}")
     return int(query.shape[1]) // heads
+
+
+def readable(arena: Tensor) -> Tensor:
+    """The arena as attention reads it: e4m3 as bytes where the GPU cannot convert it itself."""
+    if arena.dtype == E4M3 and architecture(arena.device) < READS_E4M3:
+        return arena.view(torch.uint8)
+    return arena

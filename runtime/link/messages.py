@@ -322,7 +322,10 @@ class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """First message of a loaded engine: what it serves. ``kernels``: the backend that computes."""
+    """First message of a loaded engine: what it serves. ``kernels``: the backend that computes.
+
+    ``dtype``: of weights and computing; ``kv_dtype``: of what is cached.
+    """
 
     model: str
     architecture: str
@@ -337,6 +340,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     parameters: int
     defaults: SamplingDefaults = SamplingDefaults()
     kernels: str = "reference"
+    kv_dtype: str = ""
 
 
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):

@@ -38,8 +38,16 @@ class _Place:
 class Decoder:
     """Computes hidden states and logits; K and V go into the arenas it is given."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, kernels: Kernels = reference) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        kernels: Kernels = reference,
+        key_scale: float = 1.0,
+    ) -> None:
+        """``key_scale``: what the weights leave out of K, and attention puts back: see `KVFormat`."""
         self.config = config
+        self.key_scale = key_scale
         self.weights = weights
         self.kernels = kernels
         self._ropes = {kind.rope: make_rope(kind.rope, self.device) for kind in config.kinds}
@@ -57,10 +65,15 @@ class Decoder:
         """The type of weights, activations and KV."""
         return self.weights.embedding.dtype
 
+    def computing_by(self, kernels: Kernels) -> Decoder:
+        """The same decoder on another backend."""
+        return Decoder(self.config, self.weights, kernels, self.key_scale)
+
     def hidden(self, ids: Tensor, batch: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
         """Normed hidden states ``[tokens, hidden]`` of ``ids`` int64 ``[tokens]``; stores their K and V.
 
-        ``arenas``: one per kind of layer, ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype.
+        ``arenas``: one per kind of layer, ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype
+        or a narrower one.
         """
         residual = F.embedding(ids, self.weights.embedding)
         if self._embedding_scale != 1.0:
@@ -124,7 +137,7 @@ class Decoder:
         return _Place(
             kind=kind,
             number=config.kind_of[:layer].count(kind),
-            attention=Attention(scales.attention, window, scales.attention_cap),
+            attention=Attention(scales.attention * self.key_scale, window, scales.attention_cap),
             head_norm=None if head_norm is None else HeadNorm(head_norm, config.norm_eps, whole),
             norm_behind=norm,
         )

@@ -18,6 +18,7 @@ from .checkpoint import Checkpoint
 from .config import DTYPES, ModelConfig, read_config
 from .decoder import Decoder
 from .folder import find_model
+from .kv_format import AS_COMPUTED, KVFormat
 from .weights import allocate, assemble, may_be_ignored, pieces_of
 
 Progress = Callable[[float, str], None]
@@ -34,6 +35,7 @@ class LoadedModel:
     decoder: Decoder
     weights_digest: bytes
     parameters: int
+    kv: KVFormat = AS_COMPUTED
 
     def kv_groups(self, block_tokens: int) -> tuple[KVGroup, ...]:
         """The layers of each kind share a cache spec: one group per kind, in `ModelConfig.kinds`' order."""
@@ -44,9 +46,11 @@ class LoadedModel:
                 layers=tuple(layer for layer, its in enumerate(kind_of) if its == number),
                 kv_heads=self.config.kv_heads,
                 head_dim=self.config.head_dim,
-                dtype=str(self.decoder.dtype).removeprefix("torch."),
+                dtype=self.kv.stored_as(str(self.decoder.dtype).removeprefix("torch.")),
                 block_tokens=block_tokens,
                 window=kind.window,
+                key_scale=self.kv.key_scale,
+                value_scale=self.kv.value_scale,
             )
             for number, kind in enumerate(self.config.kinds)
         )
@@ -62,12 +66,13 @@ def load_model(
     dtype: str = "auto",
     progress: Progress = lambda done, what: None,
     max_context: int | None = None,
+    kv: KVFormat = AS_COMPUTED,
 ) -> LoadedModel:
     """Load model ``name`` (``pocket``, a folder or a hub id).
 
     ``device``: as torch names it; ``auto``: CUDA where there is one. ``dtype``: ``float32``, ``bfloat16``,
     ``float16``; ``auto``: as stored. ``max_context``: serve no longer sequences; rotary settings may depend
-    on it.
+    on it. ``kv``: how K and V are stored.
 
     Raises:
         ModelUnreadable: one of its leaves, naming file and cause; nothing has been allocated then.
@@ -89,13 +94,15 @@ def load_model(
             tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
             progress((number + 1) / len(pieces), f"loading {piece.name}")
         digest = checkpoint.digest()
+    kv.fold(config, tensors)
     return LoadedModel(
         name=str(name),
         folder=folder,
         config=config,
-        decoder=Decoder(config, assemble(config, tensors)),
+        decoder=Decoder(config, assemble(config, tensors), key_scale=kv.key_scale),
         weights_digest=digest,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
+        kv=kv,
     )
 
 

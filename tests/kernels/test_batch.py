@@ -44,7 +44,7 @@ def test_single_tokens_of_very_different_context_are_not_padded_together() -> No
     tables = [np.arange(60, dtype=np.int32)] * 3
     batch = lay_out(arena(), [239, 2, 230], [1, 1, 1], tables)
     assert sorted(group.rows for group in batch.groups) == [1, 2]
-    for group, gather in zip(batch.groups, gathers_of(batch, arena(), None), strict=True):
+    for group, gather in zip(batch.groups, gathers_of(batch, arena(), None, torch.float32), strict=True):
         spans = gather.mask.shape[-1] * group.rows * 2 * 3
         assert gather.blank.numel() < spans / 2 + 2 * 3 * BLOCK * group.rows
 
@@ -55,16 +55,16 @@ def test_single_tokens_of_very_different_context_are_not_padded_together() -> No
 def test_blocks_before_the_window_are_not_gathered(window: int | None, widths: list[int]) -> None:
     tables = [np.arange(60, dtype=np.int32)] * 2
     batch = lay_out(arena(), [239, 231], [1, 5], tables)
-    gathers = gathers_of(batch, arena(), window)
+    gathers = gathers_of(batch, arena(), window, torch.float32)
     assert [gather.tiles.numel() for gather in gathers] == [2 * 3 * width for width in widths]
 
 
 def test_gathers_are_made_once_for_each_window_and_arena() -> None:
     batch, deeper = lay_out(arena(), [9], [1], [table(4, 7, 2)]), torch.zeros(64, 5, 2, 3, BLOCK, 8)
-    first = gathers_of(batch, arena(), None)
-    assert gathers_of(batch, arena(), None) is first
-    assert gathers_of(batch, arena(), 4) is not first
-    blocks = gathers_of(batch, deeper, None)[0].tiles.view(2, 3, 3)[0, 0] // (5 * 2 * 3)
+    first = gathers_of(batch, arena(), None, torch.float32)
+    assert gathers_of(batch, arena(), None, torch.float32) is first
+    assert gathers_of(batch, arena(), 4, torch.float32) is not first
+    blocks = gathers_of(batch, deeper, None, torch.float32)[0].tiles.view(2, 3, 3)[0, 0] // (5 * 2 * 3)
     assert blocks.tolist() == [4, 7, 2]
 
 

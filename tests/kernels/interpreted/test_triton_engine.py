@@ -12,7 +12,6 @@ from holdfast.benchmarks.gpu.engine import generate
 from holdfast.benchmarks.toys import make_toy
 from holdfast.kernels.choose import Needs, choose
 from holdfast.runtime.link.messages import Sampling
-from holdfast.runtime.model.decoder import Decoder
 from holdfast.runtime.model.load import LoadedModel, load_model
 
 PROMPTS = [[(7 * seed + 13 * at) % 200 for at in range(3 + 9 * seed)] for seed in range(3)]
@@ -27,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def computing_by(folder: Path, backend: str, dtype: str = "float32") -> LoadedModel:
     model = load_model(folder, "cpu", dtype)
     chosen = choose(backend, torch.device("cpu"), Needs(model.decoder.dtype, [(64, 16)]))
-    return replace(model, decoder=Decoder(model.config, model.decoder.weights, chosen.kernels))
+    return replace(model, decoder=model.decoder.computing_by(chosen.kernels))
 
 
 @pytest.mark.parametrize("backend", ["triton", "triton-invariant"])
