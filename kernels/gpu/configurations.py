@@ -59,7 +59,7 @@ def configuration(kernel: str, arch: int, dtype: torch.dtype, size: int) -> dict
 
 
 def chosen(kernel: str, tensor: torch.Tensor, size: int, stored: torch.dtype | None = None) -> dict[str, int]:
-    """The configuration for ``tensor``'s device and type; or, for 16-bit numbers, that of KV ``stored`` in 8."""
+    """The configuration for ``tensor``'s device and type; with 16 bits, perhaps that of narrower KV."""
     narrow = stored is not None and stored.itemsize == 1 and tensor.dtype.itemsize == 2
     dtype = stored if narrow and stored is not None else tensor.dtype
     return configuration(kernel, architecture(tensor.device), dtype, size)
