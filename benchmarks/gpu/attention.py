@@ -66,7 +66,7 @@ def decode(bench: Bench) -> list[Figure]:
         rows, length = bench.size(rows, 2), bench.size(length, 40)
         made = paged(QWEN_8B, [length - 1] * rows, [1] * rows, bench.device)
         name = f"decode {rows} x {length}"
-        micros = median_us(bench, _calls(decode_attention, made, how))
+        micros = median_us(bench, calls(decode_attention, made, how))
         lines += of_copy_rate(bench, name, rows * _kv_bytes(QWEN_8B, length), micros, goal)
         others = peers.flashinfer(bench, made, QWEN_8B)
         if rows == 1:
@@ -75,7 +75,7 @@ def decode(bench: Bench) -> list[Figure]:
     return lines
 
 
-def _calls(kernel: Callable[..., Tensor], made: Paged, how: Attention) -> list[Callable[[], object]]:
+def calls(kernel: Callable[..., Tensor], made: Paged, how: Attention) -> list[Callable[[], object]]:
     """One call per layer, so that each reads what the one before has not."""
     return [partial(kernel, made.query, made.arena, at, made.batch, how) for at in range(LAYERS)]
 
@@ -88,7 +88,7 @@ def prefill(bench: Bench) -> list[Figure]:
         first, count = bench.size(first, first and 40), bench.size(count, 33)
         made = paged(QWEN_8B, [first], [count], bench.device)
         name = f"prefill {count} on {first}"
-        micros = median_us(bench, _calls(extend_attention, made, how))
+        micros = median_us(bench, calls(extend_attention, made, how))
         pairs = count * first + count * (count + 1) // 2
         rate = 4 * QWEN_8B.query * QWEN_8B.dim * pairs / micros / 1e6
         lines += [figure(f"{name}, time", micros, "us"), figure(f"{name}, rate", rate, "TFLOP/s")]
@@ -107,7 +107,7 @@ def prefix(bench: Bench) -> list[Figure]:
     made = paged(QWEN_8B, [common + tail - 1] * rows, [1] * rows, bench.device, share=common // QWEN_8B.block)
     how = Attention(QWEN_8B.dim**-0.5)
     families = lay_out_families([rows], [common], [common + tail] * rows, bench.device)
-    apart = median_us(bench, _calls(decode_attention, made, how))
+    apart = median_us(bench, calls(decode_attention, made, how))
     together = median_us(bench, _shared(made, how, families))
     return [
         figure("16 branches, unshared", apart, "us"),
