@@ -20,6 +20,7 @@ from holdfast.sdk import Client, ConnectionLost, connect
 from holdfast.sdk.frames.client import ItemCreate, ResponseCreate
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.server import ResponseCreated, ResponseDone, ServerGoingAway
+from holdfast.sdk.resume import Patience
 
 from .crowd import STORY, Tally
 
@@ -38,6 +39,8 @@ SERVE = (
 CODE = "from holdfast.gateway.cli import main; main()"
 ORPHAN_SECONDS = 10.0
 GOING_AWAY = 1012
+NONE = Patience(total=-1.0)
+"""No way back is looked for: the server is gone for good."""
 
 
 @asynccontextmanager
@@ -71,7 +74,7 @@ async def orphaned(tries: int, seed: int) -> Tally:
     """``kill -9`` of the server while it computes: no child outlives it. Lost: children that did."""
     tally, rng = Tally("server killed: children left"), random.Random(seed)
     for _ in range(tries):
-        async with command() as (server, url), connect(url) as client:
+        async with command() as (server, url), connect(url, patience=NONE) as client:
             speaking = asyncio.create_task(spoken(client))
             await asyncio.sleep(rng.uniform(0.0, 0.5))
             children = children_of(server.pid)
@@ -111,7 +114,7 @@ async def drained(tries: int, seed: int) -> Tally:
     """SIGTERM while a reply runs: it is announced, the reply has an end, 1012, exit 0."""
     tally, rng = Tally("server asked to leave"), random.Random(seed)
     for _ in range(tries):
-        async with command() as (server, url), connect(url) as client:
+        async with command() as (server, url), connect(url, patience=NONE) as client:
             speaking = asyncio.create_task(spoken(client))
             await asyncio.sleep(rng.uniform(0.2, 1.0))
             server.send_signal(signal.SIGTERM)

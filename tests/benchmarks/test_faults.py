@@ -33,8 +33,8 @@ def unharmed(tally: Tally, tries: int) -> None:
 
 
 async def test_engines_killed_at_any_moment_change_no_word() -> None:
-    tally = await engine_faults.disturbed("killed", engine_faults.killed, 20 * FACTOR, seed=1)
-    unharmed(tally, 20 * FACTOR)
+    tally = await engine_faults.disturbed("killed", engine_faults.killed, 8 * FACTOR, seed=1)
+    unharmed(tally, 8 * FACTOR)
     assert tally.gap > 0
 
 

@@ -12,7 +12,7 @@ import torch
 
 from holdfast.benchmarks.pocket.skills import conversations
 from holdfast.benchmarks.toys import make_toy
-from holdfast.kernels.choose import choose
+from holdfast.kernels.choose import Needs, choose
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
@@ -173,7 +173,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     """A model on a backend; ``cpu`` is what the engine takes by default."""
     name, _, backend = request.param.split()
     loaded: Subject = request.getfixturevalue(name)
-    kernels = choose(backend, torch.device("cpu"), torch.float32).kernels
+    kernels = choose(backend, torch.device("cpu"), Needs(torch.float32)).kernels
     decoder = Decoder(loaded.model.config, loaded.model.decoder.weights, kernels)
     return replace(loaded, model=replace(loaded.model, decoder=decoder))
 
