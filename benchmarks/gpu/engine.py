@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,10 +23,11 @@ from ...runtime.model.load import LoadedModel, load_model
 from ...runtime.runner import TorchRunner
 from ...runtime.scheduler import Scheduler
 from ...runtime.settings import SchedulerSettings
-from .measure import Bench, Figure, figure
+from .measure import Bench, Figure, figure, note
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = messages.Sampling()
+CUDA_BIN = "/usr/local/cuda/bin"
 
 
 def engine(_: Bench) -> list[Figure]:
@@ -46,20 +48,22 @@ def engine(_: Bench) -> list[Figure]:
 
 
 def tests(bench: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark; pytest's exit status, where pytest is there."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "gpu",
-        "-p",
-        "no:cacheprovider",
-        str(ROOT / "tests"),
-    ]
-    status = subprocess.run(command, env={**os.environ, "PYTHONPATH": bench.package}, check=False).returncode
-    return [figure("pytest -m gpu, exit status (5: none selected)", status, "", goal=0, better="lower")]
+    """The suite's ``gpu`` mark; its kernels again under compute-sanitizer, where that is there."""
+    status = _pytest(bench, str(ROOT / "tests"))
+    lines = [figure("pytest -m gpu, exit status (5: none selected)", status, "", goal=0, better="lower")]
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=CUDA_BIN)
+    if sanitizer is None:
+        return [*lines, note("out-of-bounds reads", "compute-sanitizer is not installed")]
+    wrapped = (sanitizer, "--tool", "memcheck", "--error-exitcode", "9")
+    found = _pytest(bench, str(ROOT / "tests" / "kernels" / "test_gpu_kernels.py"), wrapped)
+    return [*lines, figure("kernels under compute-sanitizer, exit status", found, "", 0, "lower")]
+
+
+def _pytest(bench: Bench, what: str, before: tuple[str, ...] = ()) -> int:
+    """The exit status of the ``gpu`` mark of ``what``."""
+    command = [*before, sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", what]
+    environment = {**os.environ, "PYTHONPATH": bench.package}
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 def generate(
