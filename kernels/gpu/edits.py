@@ -1,4 +1,4 @@
-"""Penalties and log probabilities without passes over whole rows that need none.
+"""Penalties, grammars' masks and log probabilities without passes over whole rows that need none.
 
 The same numbers as ``kernels/penalties.py`` and ``kernels/scoring.py``. Knows no sequences: a row is logits.
 """
@@ -73,6 +73,30 @@ def penalize(logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, 
         logits, tally, said.rows, said.tokens, said.owners, *strengths, entries, width, logits.stride(0),
         enable_fp_fusion=False, **launch,
     )  # fmt: skip
+
+
+@triton.jit
+def allow_bits(
+    logits: tl.tensor, rows: tl.tensor, masks: tl.tensor, vocab: tl.tensor, words: tl.tensor,
+    stride_row: tl.tensor, CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
+    """-inf where a bit is 0; no logit is read. Programs: (row, stretch)."""
+    one, places = tl.program_id(0).to(tl.int64), tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    word = tl.load(masks + one * words + places // 64, places < vocab, other=-1)
+    closed = ((word >> (places % 64).to(tl.int64)) & 1) == 0
+    place = logits + tl.load(rows + one) * stride_row + places
+    tl.store(place, tl.full([CHUNK], float("-inf"), tl.float32), (places < vocab) & closed)
+
+
+def allow(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """As `penalties.allow`, writing only what is not allowed."""
+    vocab, count = logits.shape[-1], rows.numel()
+    expect("masks", masks, (count, -(-vocab // 64)))
+    chunk = chosen("send_up", logits, vocab)
+    if count:
+        allow_bits[(count, triton.cdiv(vocab, chunk["CHUNK"]))](
+            logits, rows, masks, vocab, masks.stride(0), logits.stride(0), **chunk
+        )
 
 
 @triton.jit

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.kernels import penalties, scoring
-from holdfast.kernels.gpu.edits import log_probabilities, penalize
+from holdfast.kernels.gpu.edits import allow, log_probabilities, penalize
 from holdfast.kernels.penalties import Said
 
 VOCAB = 9_001
@@ -52,3 +53,17 @@ def test_log_probabilities(most: int) -> None:
     torch.testing.assert_close(got[0], expected[0], atol=1e-12, rtol=1e-12)
     assert got[1].tolist() == expected[1].tolist()
     torch.testing.assert_close(got[2], expected[2], atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("vocab", [1, 64, VOCAB])
+def test_what_no_bit_allows_is_forbidden(vocab: int) -> None:
+    logits = torch.randn((4, vocab), generator=torch.Generator().manual_seed(3))
+    allowed = torch.rand((2, vocab), generator=torch.Generator().manual_seed(4)) < 0.5
+    padded = np.zeros((2, -(-vocab // 64) * 64), dtype=bool)
+    padded[:, :vocab] = allowed.numpy()
+    masks = torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int64))
+    rows = torch.tensor([3, 1])
+    expected = logits.clone()
+    expected[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
+    allow(logits, rows, masks)
+    assert torch.equal(logits, expected)
