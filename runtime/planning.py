@@ -57,6 +57,7 @@ class Planner:
     def plan(self) -> Plan | None:
         """The next step; None if nothing can be computed before a commit or a verb."""
         roster = self._roster
+        self._bring_up()
         self._pressure.admit()
         suspect = next((sequence for sequence in roster.running.values() if sequence.alone), None)
         if suspect is not None:
@@ -121,6 +122,14 @@ class Planner:
                 return False
         self._counters.restored += self._paging.restore(sequence, keys[:room])
         return True
+
+    def _bring_up(self) -> None:
+        """What has come from disk for sequences that do not run goes to the device, while the rest comes."""
+        for sequence in (*self._roster.fetching.values(), *self._roster.staged.values()):
+            if sequence.unmatched:
+                self._adopt(sequence)
+                if sequence.turn is None:
+                    self._roster.rank(sequence)
 
     def _add_idle(self, draft: _Draft) -> None:
         for sequence in list(islice(self._roster.prefill.values(), self._settings.max_sequences)):

@@ -1,9 +1,11 @@
 """Who gets blocks when they are short: admission of turns, and whose KV goes first.
 
-KV is held by promise, never locked. For a running turn the order of taking is: blocks nobody holds; idle
-sequences without a lease, the longest unused first; of leased ones what their lease does not cover, then the
-rest, the latest expected return first; turns that wait, the last first; running turns behind it, the last
-first. Prefill of an idle sequence takes from those that go before itself in this order, and from nobody else.
+KV is held by promise, never locked. For a running turn the order of taking is: blocks nobody holds; turns
+whose KV still comes up from disk, the last first, each from its end; idle sequences without a lease, the
+longest unused first; of leased ones what their lease does not cover, then the rest, the latest expected return
+first; turns that wait, the last first; running turns behind it, the last first. A turn that comes up from disk
+takes from those behind it that do, and from idle sequences; prefill of an idle sequence takes from those that go
+before itself in this order; neither takes from anybody else.
 What is given back while a step runs lies behind the step fence: it counts as on its way, and nobody is robbed
 twice.
 """
@@ -64,7 +66,8 @@ class Pressure:
             needed += self._settings.watermark_blocks + sum(map(self._missing, self._roster.running.values()))
         found = self._pool.available
         others = (waiting for waiting in self._roster.waiting if waiting is not head)
-        holders = chain(self._roster.holders.values(), self._roster.leased.values(), others)
+        roster = self._roster
+        holders = chain(roster.fetching.values(), roster.holders.values(), roster.leased.values(), others)
         while found < needed:
             holder = next(holders, None)
             if holder is None:
@@ -81,9 +84,13 @@ class Pressure:
     def relieve(self, blocks: int, sequence: Sequence) -> None:
         """Have ``blocks`` available, now or behind the fence, at the cost of KV whose turn does not run."""
         if sequence.turn is None:
-            self._take(blocks, self._before(sequence))
-        else:
-            self._take(blocks, chain(self._idle(), map(_Victim, reversed(self._roster.waiting))))
+            return self._take(blocks, self._before(sequence))
+        coming_up = reversed(self._roster.fetching.values())
+        if sequence.id in self._roster.fetching:
+            behind = takewhile(lambda other: other is not sequence, coming_up)
+            return self._take(blocks, chain(self._ends(blocks, behind), self._idle()))
+        waiting = map(_Victim, reversed(self._roster.waiting))
+        return self._take(blocks, chain(self._ends(blocks, coming_up), self._idle(), waiting))
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
         """The same at the cost of running turns behind ``sequence``, the last first."""
@@ -108,6 +115,12 @@ class Pressure:
                 self._roster.prefill.pop(holder.id, None)
             elif holder.turn is None:
                 self._roster.taken(holder)
+
+    def _ends(self, blocks: int, sequences: Iterator[Sequence]) -> Iterator[_Victim]:
+        """Of each the end first, as much as is missing; then all, where others share that end."""
+        for sequence in sequences:
+            yield _Victim(sequence, max(0, len(sequence.table) - (blocks - self._coming())))
+            yield _Victim(sequence)
 
     def _idle(self) -> Iterator[_Victim]:
         """Idle holders in the order of taking; each is taken, or keeps what it may, before the next comes."""

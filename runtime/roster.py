@@ -32,8 +32,8 @@ class Roster:
 
     ``holders``: idle ones without a lease that may hold blocks, the longest unused first; ``leased``: those
     with one. ``prefill``: idle ones with tokens to compute, in the order of their verbs, leased ones before
-    others. ``fetching``: turns whose KV comes up from disk; they hold nothing
-    and have no place among the others yet.
+    others. ``fetching``: turns whose KV comes up from disk, in the order in which they began; they have no
+    place among the others yet. ``staged``: idle ones for which the same is done.
     """
 
     def __init__(self) -> None:
@@ -44,6 +44,7 @@ class Roster:
         self.leased: OrderedDict[int, Sequence] = OrderedDict()
         self.prefill: OrderedDict[int, Sequence] = OrderedDict()
         self.fetching: dict[int, Sequence] = {}
+        self.staged: dict[int, Sequence] = {}
         self._turns = 0
 
     def __getitem__(self, seq: int) -> Sequence:
@@ -78,6 +79,7 @@ class Roster:
         self.holders.pop(sequence.id, None)
         self.leased.pop(sequence.id, None)
         self.prefill.pop(sequence.id, None)
+        self.staged.pop(sequence.id, None)
 
     def enqueue(self, sequence: Sequence) -> None:
         """A turn began."""

@@ -3,8 +3,9 @@
 Down, a few records at a time: those of a turn that ended `IDLE_SECONDS` ago while the disk has room, of a
 sequence that is closed, and those the host tier would give up next once it is nearly full, but for what the
 device has as well: so that full tiers do not hold the same. Up: a turn whose KV is on disk stands in the
-roster as *fetching*, holding no block, while others run; when its records are in the host tier, or will not
-come, it waits for admission like any other. A sequence without a turn is fetched for the same way, at the
+roster as *fetching* while others run; its records come through the host tier piece by piece, and what has come
+goes to the device while the rest comes, so that a long sequence needs few slots there. When all have come, or
+will not, it waits for admission like any other. A sequence without a turn is fetched for the same way, at the
 first sign of its return. Without a disk every verb does nothing. The clock is the caller's.
 """
 
@@ -24,22 +25,45 @@ from .roster import Roster
 from .sequence import Sequence
 
 IDLE_SECONDS = 2.0
-FETCH_SECONDS = 8.0  # a turn waits so long for the disk, then it is computed
+FETCH_SECONDS = 8.0  # a turn waits so long for the disk's next piece, then it is computed
 POLL_SECONDS = 0.002
 FETCH_POLL_SECONDS = 0.0003  # while a sequence waits for its records
 ABSENT_SECONDS = 0.1  # between two looks for a new shelf
 PRESSED = 8  # the host tier is nearly full with less than one part in so many free
 LEAVING_SHARE = 4  # of the host tier's records so many are on disk before their turn to go comes
 MOST_LEAVING = 1024
-FETCHED_SHARE = 0.75  # of the host tier's slots may be filled for one sequence that comes up from disk
+WINDOW_SHARE = 8  # of the host tier's slots one in so many may be on its way up for one sequence
+FETCHED_SHARE = 0.75  # of the slots may hold what has come for one and finds no room on the device
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Awaited:
+    """Records of a sequence on their way up, in order.
+
+    ::
+
+        [0, moved)        on the device
+        [moved, arrived)  in the host tier
+        [arrived, asked)  on their way there
+        [asked, end)      on disk
+
+    ``since``: when it began; ``stirred``: when the last piece came. ``meets``: computed up to there meanwhile.
+    """
+
     sequence: Sequence
     keys: list[bytes]
     since: float
+    stirred: float
     meets: int = 0
+    moved: int = 0
+    arrived: int = 0
+    asked: int = 0
+    broken: bool = False
+
+    def cut(self) -> None:
+        """One of them will not come: what follows it is of no use."""
+        self.broken = True
+        del self.keys[self.asked :]
 
 
 class Shelving:
@@ -60,31 +84,29 @@ class Shelving:
     # --- up ---------------------------------------------------------------------------------------------
 
     def fetch(self, sequence: Sequence) -> bool:
-        """Have what the disk holds of a sequence brought to the host tier; whether it has to wait for that.
+        """Have what the disk holds of a sequence brought up; whether it has to wait for that.
 
-        Then it holds no blocks meanwhile. A turn need not wait where it is computed instead, by measured costs,
-        or computed from its beginning to where it meets what is on its way.
+        A turn need not wait where it is computed instead, by measured costs, or computed from its beginning to
+        where it meets what is on its way.
         """
         disk, tier = self.disk, self._paging.moves.tier
         if disk is None or tier is None or not len(disk):
             return False
-        most = max(1, int(tier.memory.slots * FETCHED_SHARE))
         meets, skipped = self._meeting(sequence, disk)
-        keys = self._paging.on_disk(sequence, disk)[skipped:][:most]
+        keys = self._paging.on_disk(sequence, disk)[skipped:]
         if keys:  # what comes up must not take the places of its own beginning
             self._paging.moves.touch(sequence.keys)
-        keys = [key for key in keys if disk.fetch(key, self.now)]
-        if not keys:
-            return False
-        sequence.from_disk.update(keys)
         began = self._awaited.get(sequence.id)
         since = began.since if began is not None and began.sequence is sequence else self.now
-        self._awaited[sequence.id] = _Awaited(sequence, keys, since, meets)
+        awaited = _Awaited(sequence, keys, since, self.now, meets)
+        self._ask(awaited, disk, tier)
+        if not awaited.asked:
+            return False
+        sequence.from_disk.update(keys)
+        self._awaited[sequence.id] = awaited
         if meets:
             sequence.meets = meets
-            return False
-        self._paging.surrender(sequence)
-        return True
+        return not meets
 
     def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
         """Up to which position a turn is computed meanwhile, 0 for none; and records on disk before it."""
@@ -104,7 +126,8 @@ class Shelving:
     def stage(self, sequence: Sequence) -> None:
         """An idle sequence will be wanted: bring it up, or as far as the host tier first."""
         if self.fetch(sequence):
-            self._roster.taken(sequence)
+            self._roster.prefill.pop(sequence.id, None)
+            self._roster.staged[sequence.id] = sequence
 
     def awaits(self, sequence: Sequence) -> bool:
         """Whether anything is on its way up for it."""
@@ -157,9 +180,7 @@ class Shelving:
             return
         self.disk.poll(now)
         for awaited in list(self._awaited.values()):
-            late = now > awaited.since + FETCH_SECONDS
-            if late or (not any(map(self.disk.fetching, awaited.keys)) and self._met(awaited)):
-                self._arrived(awaited)
+            self._advance(awaited, self.disk)
         while self._idle:
             sequence, since = next(iter(self._idle.values()))
             if now < since + IDLE_SECONDS:
@@ -198,17 +219,63 @@ class Shelving:
 
     # --- inside -----------------------------------------------------------------------------------------
 
+    def _ask(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> None:
+        """Ask for the next records: as many as may give up their slots for these."""
+        window = awaited.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
+        most = awaited.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
+        for key in awaited.keys[awaited.asked : min(window, most)]:
+            if not disk.fetch(key, self.now):
+                if key not in disk:
+                    awaited.cut()
+                return
+            awaited.asked += 1
+
+    def _advance(self, awaited: _Awaited, disk: DiskTier) -> None:
+        """See what has come; have it taken to the device, and ask for more, or be done."""
+        tier = self._paging.moves.tier
+        assert tier is not None
+        before = awaited.arrived
+        self._count(awaited, disk, tier)
+        if awaited.arrived > before:
+            awaited.stirred = self.now
+        if not self._wanted(awaited.sequence):
+            awaited.cut()
+        if not awaited.broken and self.now <= awaited.stirred + FETCH_SECONDS:
+            self._ask(awaited, disk, tier)
+        met = self._met(awaited)
+        if met and awaited.arrived > awaited.moved:
+            awaited.sequence.unmatched = True
+        over = awaited.arrived == len(awaited.keys) and met
+        if over or self.now > awaited.stirred + FETCH_SECONDS:
+            self._arrived(awaited, tier)
+
+    def _count(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> None:
+        keys, on_device = awaited.keys, self._paging.pool.index.block_of
+        while awaited.arrived < awaited.asked and not disk.fetching(keys[awaited.arrived]):
+            key = keys[awaited.arrived]
+            if key not in tier and on_device(key) is None and not awaited.broken:
+                awaited.cut()
+            awaited.arrived += 1
+        while awaited.moved < awaited.arrived and on_device(keys[awaited.moved]) is not None:
+            awaited.moved += 1
+
+    def _wanted(self, sequence: Sequence) -> bool:
+        """Whether it still waits: it was not stopped, closed, or taken for another."""
+        roster = self._roster
+        waits = roster.fetching.get(sequence.id) is sequence or roster.staged.get(sequence.id) is sequence
+        return waits or sequence.meets is not None
+
     def _met(self, awaited: _Awaited) -> bool:
         """Whether the turn has been computed up to what was fetched, or never will be."""
         sequence = awaited.sequence
         return sequence.meets is None or sequence.computed >= sequence.meets
 
-    def _arrived(self, awaited: _Awaited) -> None:
+    def _arrived(self, awaited: _Awaited, tier: HostTier) -> None:
         sequence = awaited.sequence
         del self._awaited[sequence.id]
         sequence.meets = None
-        tier = self._paging.moves.tier
-        if tier is not None and not awaited.meets and all(key in tier for key in awaited.keys):
+        whole = awaited.arrived == len(awaited.keys) and not awaited.broken
+        if whole and not awaited.meets:
             self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, self.now - awaited.since)
         if self._roster.sequences.get(sequence.id) is not sequence:
             return
@@ -217,6 +284,7 @@ class Shelving:
         if self._roster.fetching.pop(sequence.id, None) is not None:
             self._roster.enqueue(sequence)
         elif sequence.turn is None:
+            self._roster.staged.pop(sequence.id, None)
             self._roster.touch(sequence)
 
     def _enqueue(self, keys: Iterable[bytes]) -> None:

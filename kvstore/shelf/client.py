@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from ..host import HostTier
 from ..keys import KEY_BYTES
 from ..slots import PAGE
-from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Gone, Known, Store, Up, encode
+from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Fetched, Gone, Known, Store, Up, encode
 from .messages import up_decoder as decoder
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 16  # slots that cannot be evicted meanwhile
 MOST_SUPERSEDED = 1024
+PIECE_BYTES = 1 << 20  # of records that are asked for at once: while one comes the one before is taken up
+MOST_IN_PIECE = 64
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ class DiskTier:
         self._outbox: deque[bytes] = deque()
         self._storing: set[bytes] = set()
         self._fetching: dict[bytes, int] = {}
+        self._piece: list[bytes] = []  # of those: not asked for yet
+        self._records_per_piece = max(1, min(MOST_IN_PIECE, PIECE_BYTES // begin.block_bytes))
         self._superseded: list[bytes] = []
         self._touched: list[bytes] = []
         self._stored = self._fetched = self._failed = self._lost = 0
@@ -84,7 +88,7 @@ class DiskTier:
     @property
     def waiting(self) -> bool:
         """Whether answers are on their way."""
-        return bool(self._requests)
+        return bool(self._requests or self._piece)
 
     @property
     def room(self) -> int:
@@ -114,7 +118,10 @@ class DiskTier:
         return True
 
     def fetch(self, key: bytes, now: float) -> bool:
-        """Begin to bring a record into a host slot; whether it is on its way."""
+        """Begin to bring a record into a host slot; whether it is on its way.
+
+        It is asked for with those that follow it, at the next `poll` at the latest.
+        """
         if key in self._fetching:
             return True
         if key not in self:
@@ -123,7 +130,9 @@ class DiskTier:
         if slot is None:
             return False
         self._fetching[key] = slot
-        self._send(Fetch(next(self._tickets), slot, key), now)
+        self._piece.append(key)
+        if len(self._piece) >= self._records_per_piece:
+            self._ask_for_piece(now)
         return True
 
     def supersede(self, key: bytes) -> None:
@@ -147,6 +156,7 @@ class DiskTier:
         if self._sock is None:
             self._take_shelf()
         if self._sock is not None:
+            self._ask_for_piece(now)
             self._flush()
             self._receive()
         if self._sock is not None and any(now > request.deadline for request in self._requests.values()):
@@ -165,6 +175,11 @@ class DiskTier:
                 sock.close()
 
     # --- inside -----------------------------------------------------------------------------------------
+
+    def _ask_for_piece(self, now: float) -> None:
+        if self._piece and self._ready:
+            keys, self._piece = self._piece, []
+            self._send(Fetch(next(self._tickets), [self._fetching[key] for key in keys], keys), now)
 
     def _send(self, message: Store | Fetch, now: float) -> None:
         self._requests[message.ticket] = _Request(message, now + DEADLINE)
@@ -207,34 +222,45 @@ class DiskTier:
                     log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
             case Gone():
                 self._keys.difference_update(_split(answer.keys))
-            case Done():
-                self._done(self._requests.pop(answer.ticket).message, answer)
-            case Failed():
+            case Done() | Failed():
                 message = self._requests.pop(answer.ticket).message
-                self._failed += 1
-                if answer.gone:
-                    self._keys.discard(message.key)
-                self._give_up(message)
+                assert isinstance(message, Store)
+                self._end_store(message, kept=isinstance(answer, Done))
+            case Fetched():
+                piece = self._requests.pop(answer.ticket).message
+                assert isinstance(piece, Fetch)
+                self._take_up(piece, answer)
 
-    def _done(self, message: Store | Fetch, answer: Done) -> None:
-        if isinstance(message, Store):
+    def _end_store(self, message: Store, *, kept: bool) -> None:
+        self._storing.discard(message.key)
+        self._host.let_go(message.slot)
+        if kept:
             self._stored += 1
-            self._storing.discard(message.key)
             self._keys.add(message.key)
-            self._host.let_go(message.slot)
-            return
-        self._fetched += 1
-        del self._fetching[message.key]
-        self._host.filled(message.slot, tokens=answer.tokens, digest=answer.digest)
+        else:
+            self._failed += 1
+
+    def _take_up(self, piece: Fetch, answer: Fetched) -> None:
+        self._keys.difference_update(piece.keys[at] for at in answer.gone)
+        records = zip(piece.keys, piece.slots, answer.tokens, answer.digests, strict=True)
+        for key, slot, tokens, digest in records:
+            del self._fetching[key]
+            if tokens:
+                self._fetched += 1
+                self._host.filled(slot, tokens=tokens, digest=digest)
+            else:
+                self._failed += 1
+                self._host.abandon(slot)
 
     def _give_up(self, message: Store | Fetch) -> None:
-        """The shelf has left the request's slot alone, or is dead."""
+        """The shelf is dead: the request's slots are ours again."""
         if isinstance(message, Store):
             self._storing.discard(message.key)
             self._host.let_go(message.slot)
-        else:
-            del self._fetching[message.key]
-            self._host.abandon(message.slot)
+            return
+        for key, slot in zip(message.keys, message.slots, strict=True):
+            del self._fetching[key]
+            self._host.abandon(slot)
 
     def _lose(self, how: str) -> None:
         """Ask for another; until it is there the slots of this one are not touched."""
@@ -261,6 +287,8 @@ class DiskTier:
         for request in list(self._requests.values()):
             self._give_up(request.message)
         self._requests.clear()
+        unasked, self._piece = self._piece, []
+        self._give_up(Fetch(0, [self._fetching[key] for key in unasked], unasked))
         os.set_inheritable(fds[0], False)
         self._sock = socket.socket(fileno=fds[0])
         self._sock.setblocking(False)

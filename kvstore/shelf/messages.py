@@ -1,7 +1,7 @@
 """What crosses between the engine and the shelf: one MessagePack object per packet of a SEQPACKET socket.
 
 Bytes of blocks never cross: both ends map the slots. A slot named in a request is the shelf's until its
-``Done`` or ``Failed``.
+``Done``, ``Failed`` or ``Fetched``.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
-    """Copy a record into ``slot``."""
+    """A piece of what is wanted: copy the record of each of ``keys`` into the slot beside it."""
 
     ticket: int
-    slot: int
-    key: bytes
+    slots: list[int]
+    keys: list[bytes]
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
@@ -55,19 +55,28 @@ class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """The request took effect; what was fetched has so many tokens and this xxh3."""
+    """It is stored."""
 
     ticket: int
-    tokens: int = 0
-    digest: int = 0
+
+
+class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
+    """The piece is in its slots: tokens and xxh3 of each record; 0 tokens where it is not.
+
+    ``gone``: which of its records are there no more.
+    """
+
+    ticket: int
+    tokens: list[int]
+    digests: list[int]
+    gone: list[int] = []
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """It did not. ``gone``: there is no such record any more."""
+    """It is not."""
 
     ticket: int
     reason: str
-    gone: bool = False
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
@@ -77,7 +86,7 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
 
 
 Down: TypeAlias = Begin | Store | Fetch
-Up: TypeAlias = Known | Done | Failed | Gone
+Up: TypeAlias = Known | Done | Fetched | Failed | Gone
 
 encode = msgspec.msgpack.Encoder().encode
 down_decoder = msgspec.msgpack.Decoder(Down)

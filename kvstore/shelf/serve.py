@@ -24,6 +24,7 @@ from .messages import (
     Down,
     Failed,
     Fetch,
+    Fetched,
     Gone,
     Known,
     Store,
@@ -88,17 +89,21 @@ class Shelf:
             self._keep(stores)
 
     def _fetch(self, request: Fetch) -> None:
-        try:
-            header = self._store.get(request.key, self._memory.payload(request.slot))
-        except RecordUnavailable as error:
-            if isinstance(error, RecordDamaged):
-                log.warning("%s", error)
-            self._send(Failed(request.ticket, str(error), gone=True))
-        except StoreFailed as error:
-            self._refused(error)
-            self._send(Failed(request.ticket, str(error)))
-        else:
-            self._send(Done(request.ticket, header.tokens, header.digest))
+        """One answer for the piece, while the engine takes up the one before it."""
+        count = len(request.keys)
+        tokens, digests, gone = [0] * count, [0] * count, []
+        for at, (slot, key) in enumerate(zip(request.slots, request.keys, strict=True)):
+            try:
+                header = self._store.get(key, self._memory.payload(slot))
+            except RecordUnavailable as error:
+                if isinstance(error, RecordDamaged):
+                    log.warning("%s", error)
+                gone.append(at)
+            except StoreFailed as error:
+                self._refused(error)
+            else:
+                tokens[at], digests[at] = header.tokens, header.digest
+        self._send(Fetched(request.ticket, tokens, digests, gone))
 
     def _keep(self, stores: list[Store]) -> None:
         records = [

@@ -338,6 +338,7 @@ class World:
         """A running turn gives way only when nothing that does not run holds a block."""
         assert not self._roster.holders, "an idle sequence holds blocks while a running turn gives way"
         assert not any(len(waiting.table) for waiting in self._roster.waiting), "and a turn that waits"
+        assert not any(len(other.table) for other in self._roster.fetching.values()), "and one that comes up"
 
     def _let_in(self, waited: list[int]) -> None:
         """Turns whose KV has come from disk, or will not, are as old as that."""
