@@ -224,7 +224,7 @@ class Shelving:
         window = awaited.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
         most = awaited.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
         for key in awaited.keys[awaited.asked : min(window, most)]:
-            if not disk.fetch(key, self.now):
+            if not self._is_above(key, tier) and not disk.fetch(key, self.now):
                 if key not in disk:
                     awaited.cut()
                 return
@@ -253,11 +253,14 @@ class Shelving:
         keys, on_device = awaited.keys, self._paging.pool.index.block_of
         while awaited.arrived < awaited.asked and not disk.fetching(keys[awaited.arrived]):
             key = keys[awaited.arrived]
-            if key not in tier and on_device(key) is None and not awaited.broken:
+            if not awaited.broken and not self._is_above(key, tier):
                 awaited.cut()
             awaited.arrived += 1
         while awaited.moved < awaited.arrived and on_device(keys[awaited.moved]) is not None:
             awaited.moved += 1
+
+    def _is_above(self, key: bytes, tier: HostTier) -> bool:
+        return key in tier or self._paging.pool.index.block_of(key) is not None
 
     def _wanted(self, sequence: Sequence) -> bool:
         """Whether it still waits: it was not stopped, closed, or taken for another."""

@@ -28,6 +28,7 @@ STORES_IN_FLIGHT = 16  # slots that cannot be evicted meanwhile
 MOST_SUPERSEDED = 1024
 PIECE_BYTES = 1 << 20  # of records that are asked for at once: while one comes the one before is taken up
 MOST_IN_PIECE = 64
+PIECES_AT_ONCE = 4  # taken up by one `poll`, so that they go on to the device while others come
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class DiskTier:
         self._records_per_piece = max(1, min(MOST_IN_PIECE, PIECE_BYTES // begin.block_bytes))
         self._superseded: list[bytes] = []
         self._touched: list[bytes] = []
-        self._stored = self._fetched = self._failed = self._lost = 0
+        self._stored = self._fetched = self._failed = self._lost = self._pieces = 0
         control.setblocking(False)
         self._ask()
 
@@ -201,7 +202,8 @@ class DiskTier:
             self._outbox.popleft()
 
     def _receive(self) -> None:
-        while self._sock is not None:
+        enough = self._pieces + PIECES_AT_ONCE
+        while self._sock is not None and self._pieces < enough:
             try:
                 packet = self._sock.recv(PACKET_BYTES)
             except BlockingIOError:
@@ -241,6 +243,7 @@ class DiskTier:
             self._failed += 1
 
     def _take_up(self, piece: Fetch, answer: Fetched) -> None:
+        self._pieces += 1
         self._keys.difference_update(piece.keys[at] for at in answer.gone)
         records = zip(piece.keys, piece.slots, answer.tokens, answer.digests, strict=True)
         for key, slot, tokens, digest in records:

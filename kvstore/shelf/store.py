@@ -22,6 +22,7 @@ import lmdb
 from xxhash import xxh3_64_intdigest
 
 from ..errors import KVStoreError, RecordDamaged, RecordMissing
+from .places import Places
 from .record import RecordHeader, read_header
 
 PAGE = 4096
@@ -67,6 +68,7 @@ class RecordStore:
         self.budget = budget
         self._order: OrderedDict[bytes, None] = OrderedDict()
         self._used: set[bytes] = set()  # read since the last batch
+        self._places = Places(folder / "data.mdb")
         self._stamp = 0
         self.ignored = 0
         try:
@@ -80,6 +82,7 @@ class RecordStore:
             os.close(self._lock)
             raise StoreFailed(f"{folder}: {error}") from error
         strange = self._read_order()
+        self._places.mapped()
         self.ignored = len(strange)
         if strange:
             self.drop(strange)
@@ -142,12 +145,27 @@ class RecordStore:
                 txn.put(record.key, record.payload, db=self._payloads)
 
         self._write(work)
+        self._find(record.key for record in fresh)
         self._stamp += len(stamps) + len(fresh)
         self._used.clear()
         for key in (*gone, *evicted):
             self._order.pop(key, None)
+            self._places.forget(key)
         self._order.update(dict.fromkeys(record.key for record in fresh))
         return evicted
+
+    def expect(self, keys: Iterable[bytes]) -> None:
+        """These will be read next: have the medium read ahead where it is known where they lie.
+
+        First the pages of the B-trees that lead there, which would else wait behind all those payloads: looked
+        up is what would stand right behind each key, as a payload that is found is read at once.
+        """
+        listed = list(keys)
+        with contextlib.suppress(lmdb.Error), self._env.begin() as txn:
+            for key in listed:
+                txn.get(key + b"\0", db=self._headers)
+                txn.get(key + b"\0", db=self._payloads)
+        self._places.expect(listed, self._length)
 
     def get(self, key: bytes, into: memoryview) -> RecordHeader:
         """Copy the payload into ``into`` and check it there; from now on it is the first to give way here.
@@ -159,7 +177,11 @@ class RecordStore:
         """
         try:
             with self._env.begin(buffers=True) as txn:
-                head, body = txn.get(key, db=self._headers), txn.get(key, db=self._payloads)
+                head = txn.get(key, db=self._headers)
+                with self._places.searching(key):
+                    body = txn.get(key, db=self._payloads)
+                if body is not None and key not in self._places:
+                    self._places.learn(key, body)
                 header = None if head is None else read_header(head, key, self._space, self._length)
                 if header is not None and body is not None and len(body) == self._length:
                     into[:] = body
@@ -189,6 +211,7 @@ class RecordStore:
             self._write(work)
         for key in listed:
             self._order.pop(key, None)
+            self._places.forget(key)
             self._used.discard(key)
 
     def sync(self) -> None:
@@ -211,6 +234,7 @@ class RecordStore:
 
     def close(self) -> None:
         """Let go of file and lock."""
+        self._places.close()
         self._env.close()
         os.close(self._lock)
 
@@ -238,7 +262,7 @@ class RecordStore:
 
     def _environment(self) -> Any:
         size = max(FIRST_MAP, (self._folder / "data.mdb").stat().st_size if self._made else 0)
-        # With readahead: a record is a run of dozens of pages, else read one by one and 40 times slower.
+        # With readahead, for the scan at the beginning; then `Places` says what is read ahead.
         return lmdb.open(str(self._folder), map_size=size, max_dbs=2, sync=False, writemap=False)
 
     @property
@@ -273,6 +297,7 @@ class RecordStore:
                 if size >= most:
                     raise StoreFailed("the map is full") from error
                 self._env.set_mapsize(min(most, 2 * size))
+                self._places.mapped(anew=False)
             except (lmdb.Error, OSError) as error:
                 self._renew()
                 raise StoreFailed(str(error)) from error
@@ -288,6 +313,15 @@ class RecordStore:
             self._env.close()
             self._env, self._headers, self._payloads = self._open()
             self._read_order()
+            self._places.mapped()
+
+    def _find(self, keys: Iterable[bytes]) -> None:
+        """Look up where these have just been put, while their pages are still in memory."""
+        with contextlib.suppress(lmdb.Error), self._env.begin(db=self._payloads, buffers=True) as txn:
+            for key in keys:
+                body = txn.get(key)
+                if body is not None:
+                    self._places.learn(key, body)
 
     def _delete(self, txn: Any, key: bytes) -> None:
         txn.delete(key, db=self._headers)

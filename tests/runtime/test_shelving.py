@@ -16,6 +16,13 @@ from holdfast.tests.runtime.worlds import VOCAB, World
 PROMPT = list(range(30, 43))
 
 
+class Willing(Random):
+    """A disk that does all it is asked, at the next look."""
+
+    def random(self) -> float:
+        return 0.2
+
+
 def shelved(slots: int = 40, depth: int = 2) -> World:
     settings = SchedulerSettings(
         blocks=16,
@@ -71,6 +78,65 @@ def test_a_turn_waits_for_the_disk_and_computes_only_what_is_new(depth: int) -> 
     work = work_of(here, 0)
     assert work.disk > 0 and work.restore_seconds > 0
     assert work.disk + work.host + work.resident + work.prefilled == 20
+
+
+def test_a_session_longer_than_the_host_tier_comes_up_through_it_piece_by_piece() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 25)
+    settle(here, 0)
+    here.memory = fake_memory(4, 4)  # another machine with the same disk: 4 slots for 9 full blocks
+    here.restart()
+    assert here.disk is not None
+    here.disk._chance = Willing()
+    here.open(0, [*PROMPT, *said, 7])
+    here.reply(0, 4)
+    work = work_of(here, 0)
+    assert work.disk > 16, "more than all slots of the host tier hold"
+    assert work.disk + work.host + work.resident + work.prefilled == 39
+
+
+def test_what_comes_up_gives_way_on_the_device_to_a_turn_that_runs() -> None:
+    here = shelved(depth=1)
+    here.open(0, PROMPT)
+    said = here.reply(0, 25)
+    settle(here, 0)
+    here.memory = fake_memory(8, 4)
+    here.restart()
+    assert here.disk is not None
+    here.disk._chance = Willing()
+    here.open(0, [*PROMPT, *said, 7])
+    here.generate(0, 2)
+    for _ in range(200):
+        if len(here._roster[0].table) > 4:
+            break
+        here.step()
+    assert 0 in here._roster.fetching and len(here._roster[0].table) > 4
+    poll, here.disk.poll = here.disk.poll, lambda now: None  # type: ignore[method-assign]
+    here.open(1, list(range(100, 140)))
+    assert len(here.reply(1, 5)) == 5, "it needs more blocks than the other leaves"
+    here.disk.poll = poll  # type: ignore[method-assign]
+    here.run()
+    assert 0 in here.ended
+
+
+def test_nothing_more_is_asked_of_the_disk_for_who_waits_no_longer() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 25)
+    settle(here, 0)
+    here.memory = fake_memory(8, 4)
+    here.restart()
+    here.open(0, [*PROMPT, *said, 7])
+    here.generate(0, 2)
+    (awaited,) = here.scheduler.shelving._awaited.values()
+    assert awaited.asked < len(awaited.keys)
+    here.stop(0)
+    here.step()
+    assert len(awaited.keys) == awaited.asked
+    while here.scheduler.shelving._awaited:
+        here.step()
+    here.reply(0, 3)
 
 
 def test_others_run_while_a_turn_waits_and_it_holds_nothing() -> None:

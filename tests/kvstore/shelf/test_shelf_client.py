@@ -97,6 +97,22 @@ def test_records_go_down_and_come_up_as_they_were(stage: Stage) -> None:
     assert (statistics.stored, statistics.fetched, statistics.lost) == (30, 30, 0)
 
 
+def test_a_record_that_is_gone_fails_alone_in_its_piece(stage: Stage) -> None:
+    stage.down(*range(20))
+    stage.disk.supersede(key(7))
+    stage.down(30)  # forgotten on disk with this one
+    stage.disk._keys.add(key(7))  # but not here
+    for number in range(20):
+        stage.host.drop(key(number))
+        assert stage.disk.fetch(key(number), stage.now)
+    stage.until(stage.settled)
+    for number in range(20):
+        if number != 7:
+            stage.check(number)
+    assert key(7) not in stage.host and key(7) not in stage.disk
+    assert (stage.disk.statistics().fetched, stage.disk.statistics().failed) == (19, 1)
+
+
 def test_another_start_knows_what_is_there(stage: Stage, tmp_path: Path) -> None:
     stage.down(*range(10))
     stage.close()

@@ -1,0 +1,94 @@
+"""Where payloads lie in the file: right for what is kept, unknown for what is not, never believed blindly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from holdfast.kvstore.shelf.places import Places
+from holdfast.kvstore.shelf.store import Given, RecordStore
+
+SPACE = bytes(range(16))
+SIZE = 60_000
+ROOM = 61_440
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def payload(number: int) -> bytes:
+    return Random(number).randbytes(SIZE)
+
+
+def put(store: RecordStore, *numbers: int) -> None:
+    records = [payload(number) for number in numbers]
+    store.put(
+        [
+            Given(key(number), 1, xxh3_64_intdigest(data), memoryview(data))
+            for number, data in zip(numbers, records, strict=True)
+        ]
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RecordStore]:
+    store = RecordStore(tmp_path / "kv", SPACE, SIZE, 1000 * ROOM)
+    yield store
+    store.close()
+
+
+def lies_there(store: RecordStore, folder: Path, number: int) -> bool:
+    data = (folder / "kv" / "data.mdb").read_bytes()
+    at = store._places._offsets[key(number)]
+    return data[at : at + SIZE] == payload(number)
+
+
+def test_each_payload_lies_where_it_was_put_while_the_file_grows_and_others_go(
+    store: RecordStore, tmp_path: Path
+) -> None:
+    for number in range(0, 400, 20):  # beyond the first map, so that it moves
+        put(store, *range(number, number + 20))
+        if number % 60 == 0:
+            store.drop(key(gone) for gone in range(number, number + 10))
+    store.sync()
+    kept = [number for number in range(400) if key(number) in store]
+    assert len(kept) == 400 - 70
+    assert all(lies_there(store, tmp_path, number) for number in kept[::7])
+    assert store._places._offsets.keys() == {key(number) for number in kept}, "nothing of what is gone"
+
+
+def test_what_another_process_left_is_found_when_it_is_read(tmp_path: Path) -> None:
+    first = RecordStore(tmp_path / "kv", SPACE, SIZE, 1000 * ROOM)
+    put(first, *range(8))
+    first.close()
+    again = RecordStore(tmp_path / "kv", SPACE, SIZE, 1000 * ROOM)
+    again.expect([key(3)])
+    assert key(3) not in again._places
+    into = memoryview(bytearray(SIZE))
+    again.get(key(3), into)
+    again.expect([key(3), key(4), key(99)])
+    assert bytes(into) == payload(3) and lies_there(again, tmp_path, 3)
+    again.close()
+
+
+def test_a_wrong_place_costs_time_and_no_byte(store: RecordStore) -> None:
+    put(store, *range(4))
+    store._places._offsets[key(1)] = 1 << 40
+    store.expect([key(1), key(2)])
+    into = memoryview(bytearray(SIZE))
+    store.get(key(1), into)
+    assert bytes(into) == payload(1)
+
+
+def test_a_file_that_is_not_mapped_has_no_places(tmp_path: Path) -> None:
+    places = Places(tmp_path / "none")
+    places.mapped()
+    places.learn(key(1), memoryview(bytes(100)))
+    assert key(1) not in places
+    places.expect([key(1)], 100)
+    places.close()
