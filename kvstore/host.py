@@ -44,6 +44,7 @@ class HostTier:
         self._tokens: dict[int, int] = {}
         self._filling: set[int] = set()
         self._readers: dict[int, int] = {}
+        self._yielding: set[int] = set()
         self._order = EvictionOrder(max(1, memory.slots))  # of slots that are READY
         self._promised: dict[bytes, dict[int, float]] = {}  # key: holders of leases, and their returns
         self._covers: dict[int, list[bytes]] = {}
@@ -104,6 +105,11 @@ class HostTier:
         for slot in slots:
             if self._order.remove(slot):
                 self._order.put_first(slot)
+                self._yielding.add(slot)
+
+    def yields(self, key: bytes) -> bool:
+        """Whether it was said to give way, and was not used since."""
+        return self._slot_of.get(key) in self._yielding
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """These were used, in the order of their sequence: they go after all that were used before.
@@ -193,13 +199,14 @@ class HostTier:
         self._forget(slot)
         self._release(slot)
 
-    def hold(self, slot: int) -> None:
-        """Somebody reads ``slot``: it stays until `let_go`."""
+    def hold(self, slot: int, *, used: bool = True) -> None:
+        """Somebody reads ``slot``: it stays until `let_go`. Not ``used``: and keeps its place in the order."""
         readers = self._readers.get(slot, 0) + 1
         self.memory.move(slot, SlotState.READING, self._owner)
         self.memory.set_readers(slot, readers)
         self._readers[slot] = readers
-        self._order.remove(slot)
+        if used:
+            self._order.remove(slot)
 
     def let_go(self, slot: int) -> None:
         """One who read ``slot`` is done."""
@@ -210,10 +217,10 @@ class HostTier:
             return
         del self._readers[slot]
         self.memory.move(slot, SlotState.READY)
-        if slot in self._key_of:
-            self._rank([slot])
-        else:
+        if slot not in self._key_of:
             self._release(slot)
+        elif slot not in self._order:
+            self._rank([slot])
 
     # --- the tier's interface ---------------------------------------------------------------------------
 
@@ -245,8 +252,8 @@ class HostTier:
             return
         self._dropped += 1
         self._forget(slot)
+        self._order.remove(slot)
         if slot not in self._filling and slot not in self._readers:
-            self._order.remove(slot)
             self._release(slot)
 
     def statistics(self) -> TierStatistics:
@@ -269,7 +276,8 @@ class HostTier:
         Raises:
             LeakFound: they do not.
         """
-        memory, ready = self.memory, set(self._order.blocks())
+        memory, ranked = self.memory, set(self._order.blocks())
+        ready = ranked - self._readers.keys()
         states = memory.directory["state"]
         expected = np.full(memory.slots, SlotState.FREE, dtype=np.uint32)
         for slots, state in (
@@ -280,7 +288,7 @@ class HostTier:
             expected[list(slots)] = state
         wrong = np.nonzero(states != expected)[0].tolist()
         counted = len(self._free) + len(ready) + len(self._filling) + len(self._readers)
-        if wrong or counted != memory.slots or not ready <= self._key_of.keys():
+        if wrong or counted != memory.slots or not ranked <= self._key_of.keys():
             raise LeakFound(f"host tier: {counted} of {memory.slots} slots counted, wrong {wrong[:8]}")
 
     # --- inside -----------------------------------------------------------------------------------------
@@ -314,18 +322,20 @@ class HostTier:
         return True
 
     def _evict(self) -> bool:
-        for slot in self._order.pop(1):
-            self.gives_up(self._key_of[slot])
-            self._forget(slot)
-            self._release(slot)
-            self._dropped += 1
-            return True
-        return False
+        slot = self._order.pop_besides(self._readers)
+        if slot is None:
+            return False
+        self.gives_up(self._key_of[slot])
+        self._forget(slot)
+        self._release(slot)
+        self._dropped += 1
+        return True
 
     def _rank(self, slots: list[int]) -> None:
         for slot in slots:
             self._stamp += 1
             self.memory.set_stamp(slot, self._stamp)
+            self._yielding.discard(slot)
         self._order.add(slots)
 
     def _return_of(self, key: bytes) -> float | None:
@@ -338,6 +348,7 @@ class HostTier:
             del self._slot_of[key]
             del self._tokens[slot]
             self._order.forget([slot])
+            self._yielding.discard(slot)
 
     def _release(self, slot: int) -> None:
         self.memory.move(slot, SlotState.FREE)

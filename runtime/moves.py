@@ -23,8 +23,6 @@ class Moves:
     def __init__(self, tier: HostTier | None, block_tokens: int, disk: DiskTier | None = None) -> None:
         self.tier = tier
         self.disk = disk
-        if tier is not None and disk is not None:
-            tier.gives_up = disk.touch
         self.saved = self.loaded = 0
         self._block_tokens = block_tokens
         self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens
@@ -82,7 +80,9 @@ class Moves:
             return
         if self.tier.sought(key):
             self.tier.touch([key])
-        elif self.disk is None or not self.disk.stored(key):
+        elif self.disk is not None and self.disk.stored(key):
+            self.disk.touch(key)
+        else:
             self._wanted[key] = block, self._block_tokens
         self._above.discard(key)
 
@@ -91,6 +91,9 @@ class Moves:
         if self.tier is not None:
             slots = (self.tier.slot_of(key) for key in keys)
             self.tier.give_way(slot for slot in slots if slot is not None)
+        if self.disk is not None:
+            for key in reversed(keys):
+                self.disk.give_way(key)
 
     def drop(self, key: bytes) -> None:
         """Nobody shall find this again."""

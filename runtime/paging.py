@@ -326,9 +326,10 @@ class Paging:
 
     def retire(self, sequence: Sequence) -> None:
         """Nobody is likely to want it again: what nobody else holds gives way first, here and below."""
-        blocks = (self.pool.index.block_of(key) for key in sequence.keys)
-        self.pool.give_way(block for block in blocks if block is not None)
-        self.moves.retire(sequence.names())
+        blocks = {key: self.pool.index.block_of(key) for key in sequence.keys}
+        self.pool.give_way(block for block in blocks.values() if block is not None)
+        held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
+        self.moves.retire([key for key in sequence.names() if key not in held])
 
     def held(self, sequences: Iterable[Sequence]) -> dict[int, int]:
         """References by block that ``sequences`` account for, as the pool's audit wants them."""

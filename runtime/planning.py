@@ -23,6 +23,9 @@ from .roster import Roster
 from .sequence import Flight, Sequence
 from .settings import SchedulerSettings
 
+PARTS = 8
+"""Through a full host tier one part in so many of its slots comes up in a step."""
+
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
@@ -120,8 +123,22 @@ class Planner:
             if coming and room + coming >= len(keys):
                 self._counters.stalls += 1
                 return False
-        self._counters.restored += self._paging.restore(sequence, keys[:room])
-        return True
+        most = self._at_once(len(keys))
+        self._counters.restored += self._paging.restore(sequence, keys[: min(room, most)])
+        sequence.unmatched |= most < len(keys)
+        return most >= min(room, len(keys))
+
+    def _at_once(self, blocks: int) -> int:
+        """Blocks to bring up in this step, of so many.
+
+        Where the host tier is full, what they push off the device takes the slots that those of the step before
+        have left; else it would push out what is not on disk yet. Never fewer than would be computed.
+        """
+        tier = self._paging.moves.tier
+        if tier is None or tier.free >= blocks:
+            return blocks
+        least = self._settings.blocks_for(self._settings.least_chunk)
+        return max(least, tier.memory.slots // PARTS)
 
     def _bring_up(self) -> None:
         """What has come from disk for sequences that do not run goes to the device, while the rest comes."""

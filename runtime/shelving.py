@@ -80,6 +80,9 @@ class Shelving:
         self._awaited: dict[int, _Awaited] = {}
         self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
         self._queue: OrderedDict[bytes, None] = OrderedDict()
+        self._next: dict[bytes, None] = {}  # what the host tier gives up next, when last looked
+        if disk is not None and paging.moves.tier is not None:
+            paging.moves.tier.gives_up = self._left
 
     # --- up ---------------------------------------------------------------------------------------------
 
@@ -299,8 +302,21 @@ class Shelving:
         """What the host tier would give up next and nobody else has: a share of it, ahead of the need."""
         on_device = self._paging.pool.index.block_of
         most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
-        alone = (key for key in tier.oldest(len(tier)) if on_device(key) is None)
-        return [key for key in islice(alone, most) if not disk.stored(key)][: disk.room]
+        alone = (key for key in tier.oldest(len(tier)) if on_device(key) is None and not tier.yields(key))
+        before, leaving = self._next, dict.fromkeys(islice(alone, most))
+        for key in before:
+            if key not in leaving and self._is_above(key, tier):
+                disk.give_way(key)
+        for key in leaving:
+            if key not in before:
+                disk.touch(key)
+        self._next = leaving
+        return [key for key in leaving if not disk.stored(key)][: disk.room]
+
+    def _left(self, key: bytes) -> None:
+        """The host tier gives it up: on disk it counts as used when that was foreseen, else now."""
+        if self.disk is not None and key not in self._next:
+            self.disk.touch(key)
 
     def _send_down(self, disk: DiskTier) -> None:
         tier = self._paging.moves.tier

@@ -20,7 +20,7 @@ from holdfast.kvstore.errors import KVStoreError
 from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.kvstore.shelf.client import STORES_IN_FLIGHT, ShelfStatistics
+from holdfast.kvstore.shelf.client import STORES_IN_FLIGHT, STORING_SHARE, ShelfStatistics
 from holdfast.kvstore.shelf.store import PAGE, Given, RecordStore
 from holdfast.kvstore.slots import ENTRY, SlotMemory, make_memory
 from holdfast.runtime.engine import Engine
@@ -88,6 +88,10 @@ class InlineDisk:
         """As if it had been stored now."""
         self._touched.append(key)
 
+    def give_way(self, key: bytes) -> None:
+        """It stays above."""
+        self._store.give_way([key])
+
     def __len__(self) -> int:
         return len(self._store)
 
@@ -102,7 +106,7 @@ class InlineDisk:
     @property
     def room(self) -> int:
         """Stores that could begin now."""
-        return STORES_IN_FLIGHT - len(self._storing)
+        return min(STORES_IN_FLIGHT, self._host.memory.slots // STORING_SHARE) - len(self._storing)
 
     def fetching(self, key: bytes) -> bool:
         """Whether it is on its way up."""
@@ -117,7 +121,7 @@ class InlineDisk:
         slot = self._host.slot_of(key)
         if slot is None or self.room <= 0 or self.stored(key):
             return False
-        self._host.hold(slot)
+        self._host.hold(slot, used=False)
         self._storing[key] = slot, self._host.tokens_of(slot), self._host.memory.entry(slot).digest
         return True
 
@@ -180,7 +184,7 @@ class Clock:
 def fake_engine(device: int, host: int, disk: int, context: int, clock: Clock) -> Iterator[Engine]:
     """An engine of so many blocks on each tier; 0 is none."""
     settings = SchedulerSettings(
-        blocks=device, vocab_size=VOCABULARY, max_context=context, block_tokens=BLOCK, max_step_tokens=1 << 16
+        blocks=device, vocab_size=VOCABULARY, max_context=context, block_tokens=BLOCK, max_step_tokens=512
     )
     pool, hasher = BlockPool(device, BLOCK), BlockHasher(SECRET, BLOCK)
     with tempfile.TemporaryDirectory() as folder:

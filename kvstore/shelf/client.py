@@ -24,7 +24,8 @@ from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Fetched, G
 from .messages import up_decoder as decoder
 
 DEADLINE = 5.0  # seconds a request may take
-STORES_IN_FLIGHT = 16  # slots that cannot be evicted meanwhile
+STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
+STORING_SHARE = 8  # and at most one part in so many of all
 MOST_SUPERSEDED = 1024
 PIECE_BYTES = 1 << 20  # of records that are asked for at once: while one comes the one before is taken up
 MOST_IN_PIECE = 64
@@ -65,11 +66,12 @@ class DiskTier:
         self._requests: dict[int, _Request] = {}
         self._outbox: deque[bytes] = deque()
         self._storing: set[bytes] = set()
+        self._most_storing = max(1, min(STORES_IN_FLIGHT, host.memory.slots // STORING_SHARE))
         self._fetching: dict[bytes, int] = {}
         self._piece: list[bytes] = []  # of those: not asked for yet
         self._records_per_piece = max(1, min(MOST_IN_PIECE, PIECE_BYTES // begin.block_bytes))
         self._superseded: list[bytes] = []
-        self._touched: list[bytes] = []
+        self._touched: dict[bytes, bool] = {}  # used now, or first to go
         self._stored = self._fetched = self._failed = self._lost = self._pieces = 0
         control.setblocking(False)
         self._ask()
@@ -94,7 +96,7 @@ class DiskTier:
     @property
     def room(self) -> int:
         """Stores that could begin now."""
-        return STORES_IN_FLIGHT - len(self._storing) if self._ready else 0
+        return self._most_storing - len(self._storing) if self._ready else 0
 
     def fetching(self, key: bytes) -> bool:
         """Whether it is on its way up; not with a shelf that is lost."""
@@ -109,12 +111,15 @@ class DiskTier:
         slot = self._host.slot_of(key)
         if slot is None or self.room <= 0 or self.stored(key):
             return False
-        self._host.hold(slot)
+        self._host.hold(slot, used=False)
         superseded, self._superseded = self._superseded, []
-        touched, self._touched = self._touched, []
+        moved, self._touched = self._touched, {}
+        touched = [one for one, used in moved.items() if used]
+        yielding = [one for one, used in moved.items() if not used]
         tokens, digest = self._host.tokens_of(slot), self._host.memory.entry(slot).digest
         self._storing.add(key)
-        self._send(Store(next(self._tickets), slot, key, tokens, digest, superseded, touched), now)
+        ticket = next(self._tickets)
+        self._send(Store(ticket, slot, key, tokens, digest, superseded, touched, yielding), now)
         self._keys.difference_update(superseded)
         return True
 
@@ -142,9 +147,14 @@ class DiskTier:
             self._superseded.append(key)
 
     def touch(self, key: bytes) -> None:
-        """A record has left the host tier: on disk it counts as used now, from the next that is stored on."""
+        """A record leaves the host tier: on disk it counts as used now, from the next that is stored on."""
         if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
-            self._touched.append(key)
+            self._touched[key] = True
+
+    def give_way(self, key: bytes) -> None:
+        """A record stays above: on disk it is the first to go, from the next that is stored on."""
+        if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
+            self._touched[key] = False
 
     @property
     def full(self) -> bool:

@@ -26,7 +26,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     """Keep what is in ``slot``; ``superseded``: forget these in the same transaction.
 
-    ``touched``: records that are there already, and would have been stored now if they were not.
+    ``touched``: records that are there already, and would have been stored now if they were not; ``yielding``:
+    records that are above, and the first to go here.
     """
 
     ticket: int
@@ -36,6 +37,7 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     digest: int
     superseded: list[bytes] = []
     touched: list[bytes] = []
+    yielding: list[bytes] = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):

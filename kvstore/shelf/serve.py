@@ -113,6 +113,7 @@ class Shelf:
         superseded = [key for store in stores for key in store.superseded]
         try:
             touched = [key for store in stores for key in store.touched]
+            self._store.give_way(key for store in stores for key in store.yielding)
             evicted = self._store.put(records, superseded, touched)
         except StoreFailed as error:
             self._refused(error)

@@ -154,6 +154,12 @@ class RecordStore:
         self._order.update(dict.fromkeys(record.key for record in fresh))
         return evicted
 
+    def give_way(self, keys: Iterable[bytes]) -> None:
+        """These are kept above: they go before all others here, the first of them first."""
+        for key in reversed(list(keys)):
+            if key in self._order:
+                self._order.move_to_end(key, last=False)
+
     def expect(self, keys: Iterable[bytes]) -> None:
         """These will be read next: have the medium read ahead where it is known where they lie.
 

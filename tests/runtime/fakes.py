@@ -422,7 +422,7 @@ class FakeDisk:
         slot = self._host.slot_of(key)
         if slot is None or self.stored(key):
             return False
-        self._host.hold(slot)
+        self._host.hold(slot, used=False)
         self._storing[key] = slot
         return True
 
@@ -439,6 +439,9 @@ class FakeDisk:
         self.records.pop(key, None)
 
     def touch(self, key: bytes) -> None:
+        """Nothing is ever given up here."""
+
+    def give_way(self, key: bytes) -> None:
         """Nothing is ever given up here."""
 
     def poll(self, now: float) -> None:
