@@ -21,7 +21,7 @@ Every move is O(1). Knows no keys and no references.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 MOST_HITS = (0, 3)
@@ -112,14 +112,13 @@ class EvictionOrder:
             taken.append(block)
         return taken
 
-    def pop_besides(self, others: Container[int]) -> int | None:
-        """Take out the least worthy that is none of ``others``; None where there is none."""
-        for queue in (*self._ranks, self._last() if self._leased else ()):
-            for block in queue:
-                if block not in others:
-                    self.remove(block)
-                    return block
-        return None
+    def unleased(self) -> Iterator[int]:
+        """Those that no lease covers, the least worthy first."""
+        return chain.from_iterable(self._ranks)
+
+    def leased(self) -> list[int]:
+        """Those that leases cover, the latest return first."""
+        return self._last()
 
     def first(self, count: int) -> list[int]:
         """The ``count`` least worthy, the least worthy first; they stay."""

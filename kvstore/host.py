@@ -10,13 +10,14 @@ One thread uses it; no torch, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from .errors import LeakFound, RecordDamaged, RecordMissing
-from .eviction import EvictionOrder
+from .shares import FairOrder
 from .slots import SlotMemory, SlotState
 from .tiers import Record, TierStatistics
 
@@ -45,10 +46,10 @@ class HostTier:
         self._filling: set[int] = set()
         self._readers: dict[int, int] = {}
         self._yielding: set[int] = set()
-        self._order = EvictionOrder(max(1, memory.slots))  # of slots that are READY
+        self._order = FairOrder(max(1, memory.slots))  # of slots that are READY
         self._promised: dict[bytes, dict[int, float]] = {}  # key: holders of leases, and their returns
         self._covers: dict[int, list[bytes]] = {}
-        self._stamp = 0
+        self._stamp = 0  # rises with each use
         self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
         self._free = self._adopt()
         self.adopted = len(self._slot_of)
@@ -89,13 +90,30 @@ class HostTier:
         return self._tokens[slot]
 
     @property
+    def uses(self) -> int:
+        """Rises whenever the order of giving way may have changed."""
+        return self._stamp + self._dropped
+
+    @property
     def free(self) -> int:
         """Slots that hold nothing."""
         return len(self._free)
 
     def oldest(self, count: int) -> list[bytes]:
         """Keys of the records that would give way next, the first of them first."""
-        return [self._key_of[slot] for slot in self._order.first(count)]
+        return [self._key_of[slot] for slot in islice(self._order.slots(), count)]
+
+    def in_order(self) -> Iterator[bytes]:
+        """As `oldest`, of all and one by one; nothing may change meanwhile."""
+        return (self._key_of[slot] for slot in self._order.slots())
+
+    def tenant_of(self, slot: int) -> int:
+        """Whose record is in ``slot``."""
+        return self._order.tenant(slot)
+
+    def held(self) -> dict[int, int]:
+        """Slots by tenant."""
+        return self._order.held()
 
     def give_way(self, slots: Iterable[int]) -> None:
         """What is in these is above, too: while it is, they go before all others, the last of them first.
@@ -148,19 +166,21 @@ class HostTier:
 
     # --- filling and reading ----------------------------------------------------------------------------
 
-    def reserve(self, key: bytes, tokens: int) -> int | None:
+    def reserve(self, key: bytes, tokens: int, tenant: int = 0) -> int | None:
         """A slot to fill with the record, or None: it is here already, or all are being filled or read.
 
-        The least worthy record gives way where no slot is free.
+        Where no slot is free a record gives way as `shares` says.
         """
         if key in self._slot_of:
             return None
-        if not self._free and not self._evict():
+        if not self._free and not self._evict(tenant):
             self._refused += 1
             return None
         slot = self._free.pop()
         self.memory.move(slot, SlotState.FILLING, self._owner)
         self.memory.describe(slot, key, tokens)
+        self.memory.set_tenant(slot, tenant)
+        self._order.take(slot, tenant)
         self._slot_of[key] = slot
         self._key_of[slot] = key
         self._tokens[slot] = tokens
@@ -276,7 +296,7 @@ class HostTier:
         Raises:
             LeakFound: they do not.
         """
-        memory, ranked = self.memory, set(self._order.blocks())
+        memory, ranked = self.memory, set(self._order.slots())
         ready = ranked - self._readers.keys()
         states = memory.directory["state"]
         expected = np.full(memory.slots, SlotState.FREE, dtype=np.uint32)
@@ -309,6 +329,7 @@ class HostTier:
             self._slot_of[entry.key] = slot
             self._key_of[slot] = entry.key
             self._tokens[slot] = entry.tokens
+            self._order.take(slot, entry.tenant)
             self._rank([slot])
         return [slot for slot in range(memory.slots - 1, -1, -1) if slot not in self._key_of]
 
@@ -321,8 +342,8 @@ class HostTier:
         self._checked.add(slot)
         return True
 
-    def _evict(self) -> bool:
-        slot = self._order.pop_besides(self._readers)
+    def _evict(self, tenant: int) -> bool:
+        slot = self._order.pop_besides(self._readers, tenant)
         if slot is None:
             return False
         self.gives_up(self._key_of[slot])
@@ -347,10 +368,11 @@ class HostTier:
         if key is not None:
             del self._slot_of[key]
             del self._tokens[slot]
-            self._order.forget([slot])
+            self._order.forget(slot)
             self._yielding.discard(slot)
 
     def _release(self, slot: int) -> None:
         self.memory.move(slot, SlotState.FREE)
+        self._order.free(slot)
         self._checked.discard(slot)
         self._free.append(slot)

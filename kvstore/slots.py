@@ -3,7 +3,8 @@
 ::
 
     header       magic, layout version, size of an entry, namespace, block bytes, slots
-    directory    per slot: key, tokens, state, owner, readers, xxh3 of the payload, stamp of the last use
+    directory    per slot: key, tokens, state, owner, readers, xxh3 of the payload, stamp of the last use,
+                 tenant
     slots        each the bytes of one block, at ``stride`` bytes from each other
 
               reserve              filled                 read
@@ -34,11 +35,12 @@ MAGIC = b"holdfast"
 LAYOUT_VERSION = 1
 PAGE = 4096
 HEADER = struct.Struct("<8sII16sQQ")
-ENTRY = struct.Struct("<16sIIIIQQ16x")
+ENTRY = struct.Struct("<16sIIIIQQQ8x")
 _NAME = struct.Struct("<16sI")  # key, tokens
 _STATE = struct.Struct("<II")  # state, owner
 _READERS = struct.Struct("<I")
 _STAMP = struct.Struct("<Q")
+_TENANT = struct.Struct("<Q")
 _ENTRY_FIELDS = np.dtype(
     {
         "names": ["key", "tokens", "state", "owner", "readers", "digest", "stamp"],
@@ -77,6 +79,7 @@ class Entry:
     readers: int
     digest: int
     stamp: int
+    tenant: int
 
 
 def make_memory(size: int) -> int:
@@ -122,8 +125,9 @@ class SlotMemory:
 
     def entry(self, slot: int) -> Entry:
         """What the directory says of ``slot``."""
-        key, tokens, state, owner, readers, digest, stamp = ENTRY.unpack_from(self.map, self._at(slot))
-        return Entry(key, tokens, SlotState(state), owner, readers, digest, stamp)
+        fields = ENTRY.unpack_from(self.map, self._at(slot))
+        key, tokens, state, owner, readers, digest, stamp, tenant = fields
+        return Entry(key, tokens, SlotState(state), owner, readers, digest, stamp, tenant)
 
     def payload(self, slot: int) -> memoryview:
         """The bytes of ``slot``, ``[block_bytes]``, writable."""
@@ -163,6 +167,10 @@ class SlotMemory:
     def set_digest(self, slot: int, digest: int) -> None:
         """The xxh3 of the payload as it is."""
         _STAMP.pack_into(self.map, self._at(slot) + 32, digest)
+
+    def set_tenant(self, slot: int, tenant: int) -> None:
+        """Whose record it is."""
+        _TENANT.pack_into(self.map, self._at(slot) + 48, tenant)
 
     def set_stamp(self, slot: int, stamp: int) -> None:
         """When it was used last, in uses."""

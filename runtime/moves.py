@@ -28,17 +28,19 @@ class Moves:
         self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens
         self._above: set[bytes] = set()  # of those, full ones that the device keeps
         self._loads: list[BlockLoad] = []
+        self._tenants: dict[int, int] = {}  # by block, of what it held when it was sealed or loaded
 
     @property
     def waiting(self) -> bool:
         """Whether a plan has something to carry, rows or not."""
         return bool(self._wanted or self._loads)
 
-    def save(self, key: bytes, block: int, tokens: int | None = None) -> None:
-        """Keep the first ``tokens`` (all by default) of a block below; its content is committed.
+    def save(self, key: bytes, block: int, tokens: int | None = None, tenant: int = 0) -> None:
+        """Keep the first ``tokens`` (all by default) of a tenant's block below; its content is committed.
 
         A full one stays above meanwhile, and gives way below (see `given_up`).
         """
+        self._tenants[block] = tenant
         if self.tier is not None and not self.tier.sought(key):
             self._wanted[key] = block, tokens or self._block_tokens
             if tokens is None:
@@ -48,6 +50,7 @@ class Moves:
         """Bring a slot's bytes into a leased block, before the rows of the plan being made."""
         assert self.tier is not None
         self.tier.hold(slot)
+        self._tenants[block] = self.tier.tenant_of(slot)
         self._loads.append(BlockLoad(slot, block))
 
     def found(self, keys: Iterable[bytes]) -> list[int]:
@@ -67,6 +70,8 @@ class Moves:
         """A lease of ``holder`` covers these from now on, and no others; it is wanted again at ``returns``."""
         if self.tier is not None:
             self.tier.promise(holder, keys, returns)
+        if self.disk is not None:
+            self.disk.promise(holder, keys)
 
     def saving(self, key: bytes) -> bool:
         """Whether it is on its way down to the tier."""
@@ -111,7 +116,8 @@ class Moves:
             return (), ()
         saves = []
         for key, (block, tokens) in self._wanted.items():
-            slot = self.tier.reserve(key, tokens) if self.tier is not None else None
+            tenant = self._tenants.get(block, 0)
+            slot = self.tier.reserve(key, tokens, tenant) if self.tier is not None else None
             if slot is not None:
                 saves.append(BlockSave(block, slot, tokens, key in self._above))
         loads = tuple(self._loads)

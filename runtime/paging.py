@@ -216,7 +216,7 @@ class Paging:
             kept = self.pool.join(block, sequence.keys[index], sequence.id)
             if kept != block:
                 sequence.table.replace(index, kept)
-            self.moves.save(sequence.keys[index], kept)
+            self.moves.save(sequence.keys[index], kept, tenant=sequence.tenant)
         sequence.sealed = full
 
     def save_tail(self, sequence: Sequence) -> None:
@@ -229,7 +229,7 @@ class Paging:
         key = self._hasher.tail(parent, sequence.tokens.span(sequence.computed - part, sequence.computed))
         if sequence.tail is not None and sequence.tail[0] != key:
             self.moves.drop(sequence.tail[0])
-        self.moves.save(key, sequence.table[full], part)
+        self.moves.save(key, sequence.table[full], part, sequence.tenant)
         sequence.tail = key, sequence.computed
 
     def settle(self, sequence: Sequence) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kvstore.shares import tenant_of
 from ..kvstore.table import BlockTable
 from .link.messages import Finish, Limits, Sampling, State, Work
 from .tokens import TokenList
@@ -118,6 +119,11 @@ class Sequence:
     promise: Promise | None = None
     place: int = 0
     meets: int | None = None
+
+    @property
+    def tenant(self) -> int:
+        """The number of who it belongs to."""
+        return tenant_of(self.root)
 
     @property
     def total(self) -> int:

@@ -81,6 +81,7 @@ class Shelving:
         self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
         self._queue: OrderedDict[bytes, None] = OrderedDict()
         self._next: dict[bytes, None] = {}  # what the host tier gives up next, when last looked
+        self._looked = -1  # how often the host tier had been used then, and nothing was to be stored
         if disk is not None and paging.moves.tier is not None:
             paging.moves.tier.gives_up = self._left
 
@@ -227,7 +228,7 @@ class Shelving:
         window = awaited.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
         most = awaited.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
         for key in awaited.keys[awaited.asked : min(window, most)]:
-            if not self._is_above(key, tier) and not disk.fetch(key, self.now):
+            if not self._is_above(key, tier) and not disk.fetch(key, self.now, awaited.sequence.tenant):
                 if key not in disk:
                     awaited.cut()
                 return
@@ -302,7 +303,7 @@ class Shelving:
         """What the host tier would give up next and nobody else has: a share of it, ahead of the need."""
         on_device = self._paging.pool.index.block_of
         most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
-        alone = (key for key in tier.oldest(len(tier)) if on_device(key) is None and not tier.yields(key))
+        alone = (key for key in tier.in_order() if on_device(key) is None and not tier.yields(key))
         before, leaving = self._next, dict.fromkeys(islice(alone, most))
         for key in before:
             if key not in leaving and self._is_above(key, tier):
@@ -321,7 +322,10 @@ class Shelving:
     def _send_down(self, disk: DiskTier) -> None:
         tier = self._paging.moves.tier
         if tier is not None and not self._queue and tier.free * PRESSED < tier.memory.slots:
-            self._enqueue(self._leaving(tier, disk))
+            if self._looked != tier.uses:
+                self._enqueue(self._leaving(tier, disk))
+            if not self._queue:
+                self._looked = tier.uses
         unsaved: list[bytes] = []
         while self._queue and disk.room > 0:
             key, _ = self._queue.popitem(last=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,9 @@ class InlineDisk:
         """As if it had been stored now."""
         self._touched.append(key)
 
+    def promise(self, holder: int, keys: Iterable[bytes]) -> None:
+        """Leases are of no account here."""
+
     def give_way(self, key: bytes) -> None:
         """It stays above."""
         self._store.give_way([key])
@@ -125,11 +128,11 @@ class InlineDisk:
         self._storing[key] = slot, self._host.tokens_of(slot), self._host.memory.entry(slot).digest
         return True
 
-    def fetch(self, key: bytes, now: float) -> bool:
+    def fetch(self, key: bytes, now: float, tenant: int = 0) -> bool:
         """Begin to bring a record up."""
         if key in self._fetching:
             return True
-        slot = self._host.reserve(key, 0) if key in self._store else None
+        slot = self._host.reserve(key, 0, tenant) if key in self._store else None
         if slot is None:
             return False
         self._fetching[key] = slot

@@ -13,9 +13,10 @@ import itertools
 import logging
 import os
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from ..host import HostTier
 from ..keys import KEY_BYTES
@@ -72,6 +73,10 @@ class DiskTier:
         self._records_per_piece = max(1, min(MOST_IN_PIECE, PIECE_BYTES // begin.block_bytes))
         self._superseded: list[bytes] = []
         self._touched: dict[bytes, bool] = {}  # used now, or first to go
+        self._covers: dict[int, frozenset[bytes]] = {}  # by holder of a lease
+        self._leases: Counter[bytes] = Counter()
+        self._told: set[bytes] = set()  # leased keys that the shelf knows of
+        self._untold = False  # whether it may know others than there are
         self._stored = self._fetched = self._failed = self._lost = self._pieces = 0
         control.setblocking(False)
         self._ask()
@@ -119,11 +124,15 @@ class DiskTier:
         tokens, digest = self._host.tokens_of(slot), self._host.memory.entry(slot).digest
         self._storing.add(key)
         ticket = next(self._tickets)
-        self._send(Store(ticket, slot, key, tokens, digest, superseded, touched, yielding), now)
+        tenant = self._host.tenant_of(slot)
+        leases = self._changed_leases()
+        self._send(
+            Store(ticket, slot, key, tokens, digest, tenant, superseded, touched, yielding, *leases), now
+        )
         self._keys.difference_update(superseded)
         return True
 
-    def fetch(self, key: bytes, now: float) -> bool:
+    def fetch(self, key: bytes, now: float, tenant: int = 0) -> bool:
         """Begin to bring a record into a host slot; whether it is on its way.
 
         It is asked for with those that follow it, at the next `poll` at the latest.
@@ -132,7 +141,7 @@ class DiskTier:
             return True
         if key not in self:
             return False
-        slot = self._host.reserve(key, 0)
+        slot = self._host.reserve(key, 0, tenant)
         if slot is None:
             return False
         self._fetching[key] = slot
@@ -155,6 +164,18 @@ class DiskTier:
         """A record stays above: on disk it is the first to go, from the next that is stored on."""
         if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
             self._touched[key] = False
+
+    def promise(self, holder: int, keys: Iterable[bytes]) -> None:
+        """A lease of ``holder`` covers these records, here now or later, and no others any more.
+
+        On disk they give way after all others, from the next that is stored on.
+        """
+        before, now = self._covers.pop(holder, frozenset()), frozenset(keys)
+        if now:
+            self._covers[holder] = now
+        self._leases.update(now - before)
+        self._leases.subtract(before - now)
+        self._untold = True
 
     @property
     def full(self) -> bool:
@@ -186,6 +207,18 @@ class DiskTier:
                 sock.close()
 
     # --- inside -----------------------------------------------------------------------------------------
+
+    def _changed_leases(self) -> tuple[list[bytes], list[bytes]]:
+        """Keys that leases cover and the shelf does not know of, and those that it knows wrongly."""
+        if not self._untold:
+            return [], []
+        self._leases = +self._leases
+        fresh = list(islice(self._leases.keys() - self._told, MOST_SUPERSEDED))
+        over = list(islice(self._told - self._leases.keys(), MOST_SUPERSEDED))
+        self._told.update(fresh)
+        self._told.difference_update(over)
+        self._untold = MOST_SUPERSEDED in (len(fresh), len(over))
+        return fresh, over
 
     def _ask_for_piece(self, now: float) -> None:
         if self._piece and self._ready:
@@ -284,6 +317,8 @@ class DiskTier:
         self._sock, self._ready = None, False
         self._outbox.clear()
         self._keys.clear()  # the next one says what it holds
+        self._told.clear()
+        self._untold = True
         self._ask()
 
     def _ask(self) -> None:

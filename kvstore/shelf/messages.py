@@ -27,7 +27,8 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     """Keep what is in ``slot``; ``superseded``: forget these in the same transaction.
 
     ``touched``: records that are there already, and would have been stored now if they were not; ``yielding``:
-    records that are above, and the first to go here.
+    records that are above, and the first to go here; ``leased``, ``released``: keys that go last from now on,
+    and those that do no longer.
     """
 
     ticket: int
@@ -35,9 +36,12 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     key: bytes
     tokens: int
     digest: int
+    tenant: int = 0
     superseded: list[bytes] = []
     touched: list[bytes] = []
     yielding: list[bytes] = []
+    leased: list[bytes] = []
+    released: list[bytes] = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):

@@ -1,7 +1,7 @@
 """The header that stands beside each record's bytes on disk, and what makes it one of ours.
 
 Fixed, 80 bytes, little-endian: magic, layout version, tokens, namespace, key, payload length, xxh3 of the
-payload, stamp of the last use. Knows no medium.
+payload, stamp of the last use, tenant (0 where it was written before there were any). Knows no medium.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 MAGIC = b"hfrecord"
 LAYOUT_VERSION = 1
-_HEADER = struct.Struct("<8sII16s16sQQQ8x")
+_HEADER = struct.Struct("<8sII16s16sQQQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,20 @@ class RecordHeader:
     length: int
     digest: int
     stamp: int
+    tenant: int = 0
 
     def packed(self) -> bytes:
         """As it stands on disk."""
         return _HEADER.pack(
-            MAGIC, LAYOUT_VERSION, self.tokens, self.space, self.key, self.length, self.digest, self.stamp
+            MAGIC,
+            LAYOUT_VERSION,
+            self.tokens,
+            self.space,
+            self.key,
+            self.length,
+            self.digest,
+            self.stamp,
+            self.tenant,
         )
 
 
@@ -36,7 +45,7 @@ def read_header(data: bytes | memoryview, key: bytes, space: bytes, length: int)
     """The header, if it is one of this layout for this key, namespace and payload length; else None."""
     if len(data) != _HEADER.size:
         return None
-    magic, layout, tokens, its_space, its_key, its_length, digest, stamp = _HEADER.unpack(data)
+    magic, layout, tokens, its_space, its_key, its_length, digest, stamp, tenant = _HEADER.unpack(data)
     if (magic, layout, its_space, its_key, its_length) != (MAGIC, LAYOUT_VERSION, space, key, length):
         return None
-    return RecordHeader(space, key, tokens, length, digest, stamp)
+    return RecordHeader(space, key, tokens, length, digest, stamp, tenant)

@@ -108,8 +108,12 @@ class Shelf:
 
     def _keep(self, stores: list[Store]) -> None:
         records = [
-            Given(store.key, store.tokens, store.digest, self._memory.payload(store.slot)) for store in stores
+            Given(store.key, store.tokens, store.digest, self._memory.payload(store.slot), store.tenant)
+            for store in stores
         ]
+        for store in stores:
+            self._store.lease(store.released, on=False)
+            self._store.lease(store.leased, on=True)
         superseded = [key for store in stores for key in store.superseded]
         try:
             touched = [key for store in stores for key in store.touched]

@@ -12,9 +12,8 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ import lmdb
 from xxhash import xxh3_64_intdigest
 
 from ..errors import KVStoreError, RecordDamaged, RecordMissing
+from .order import RecordOrder
 from .places import Places
 from .record import RecordHeader, read_header
 
@@ -48,6 +48,7 @@ class Given:
     tokens: int
     digest: int
     payload: memoryview
+    tenant: int = 0
 
 
 class RecordStore:
@@ -66,7 +67,7 @@ class RecordStore:
         self._length = block_bytes
         self._record_size = -(-(block_bytes + 16) // PAGE) * PAGE
         self.budget = budget
-        self._order: OrderedDict[bytes, None] = OrderedDict()
+        self._order = RecordOrder()
         self._used: set[bytes] = set()  # read since the last batch
         self._places = Places(folder / "data.mdb")
         self._stamp = 0
@@ -115,19 +116,14 @@ class RecordStore:
         kept = set(superseded)
         for key in touched:
             if key in self._order:
-                self._order.move_to_end(key)
+                self._order.move(key, last=True)
                 self._used.add(key)
         fresh = [record for record in records if record.key not in self._order or record.key in kept]
         gone = [key for key in kept if key in self._order]
         room = self.budget - self.size - self._record_size * (len(fresh) - len(gone))
-        evicted: list[bytes] = []
-        for key in self._order:
-            if room >= 0:
-                break
-            if key not in kept:
-                evicted.append(key)
-                room += self._record_size
-        if room < 0:
+        wanted = max(0, -(room // self._record_size))
+        evicted = self._order.evicted(wanted, [record.tenant for record in fresh], kept)
+        if len(evicted) < wanted:
             raise StoreFailed(f"{len(fresh)} records do not fit a budget of {self.budget} bytes")
         stamps = {key: self._stamp + 1 + at for at, key in enumerate(sorted(self._used))}
 
@@ -138,10 +134,7 @@ class RecordStore:
                 self._restamp(txn, key, stamp)
             for at, record in enumerate(fresh):
                 stamp = self._stamp + len(stamps) + at + 1
-                header = RecordHeader(
-                    self._space, record.key, record.tokens, self._length, record.digest, stamp
-                )
-                txn.put(record.key, header.packed(), db=self._headers)
+                txn.put(record.key, self._header(record, stamp).packed(), db=self._headers)
                 txn.put(record.key, record.payload, db=self._payloads)
 
         self._write(work)
@@ -149,16 +142,24 @@ class RecordStore:
         self._stamp += len(stamps) + len(fresh)
         self._used.clear()
         for key in (*gone, *evicted):
-            self._order.pop(key, None)
+            self._order.remove(key)
             self._places.forget(key)
-        self._order.update(dict.fromkeys(record.key for record in fresh))
+        for record in fresh:
+            self._order.add(record.key, record.tenant)
         return evicted
 
     def give_way(self, keys: Iterable[bytes]) -> None:
         """These are kept above: they go before all others here, the first of them first."""
         for key in reversed(list(keys)):
-            if key in self._order:
-                self._order.move_to_end(key, last=False)
+            self._order.move(key, last=False)
+
+    def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
+        """Leases cover these, kept or not: they go after all others. Not ``on``: no longer."""
+        self._order.lease(keys, on=on)
+
+    def held(self) -> dict[int, int]:
+        """Records by tenant."""
+        return self._order.held()
 
     def expect(self, keys: Iterable[bytes]) -> None:
         """These will be read next: have the medium read ahead where it is known where they lie.
@@ -197,12 +198,12 @@ class RecordStore:
             self._renew()
             raise StoreFailed(str(error)) from error
         if head is None and body is None:
-            self._order.pop(key, None)
+            self._order.remove(key)
             raise RecordMissing(key, "not on disk")
         if header is None or xxh3_64_intdigest(into) != header.digest:
             self.drop([key])
             raise RecordDamaged(key, "its bytes on disk are not those that were stored")
-        self._order.move_to_end(key, last=False)
+        self._order.move(key, last=False)
         return header
 
     def drop(self, keys: Iterable[bytes]) -> None:
@@ -216,7 +217,7 @@ class RecordStore:
         with contextlib.suppress(StoreFailed):  # found again after a restart, and checked again
             self._write(work)
         for key in listed:
-            self._order.pop(key, None)
+            self._order.remove(key)
             self._places.forget(key)
             self._used.discard(key)
 
@@ -277,7 +278,7 @@ class RecordStore:
 
     def _read_order(self) -> list[bytes]:
         """Take what the file holds, the longest unused first; gives keys of records that are not ours."""
-        found: list[tuple[int, bytes]] = []
+        found: list[tuple[int, bytes, int]] = []
         strange: list[bytes] = []
         with self._env.begin(db=self._headers) as txn:
             for key, data in txn.cursor():
@@ -285,9 +286,12 @@ class RecordStore:
                 if header is None:
                     strange.append(bytes(key))
                 else:
-                    found.append((header.stamp, header.key))
+                    found.append((header.stamp, header.key, header.tenant))
         found.sort()
-        self._order = OrderedDict.fromkeys(key for _, key in found)
+        for key in list(self._order):
+            self._order.remove(key)
+        for _, key, tenant in found:
+            self._order.add(key, tenant)
         self._stamp = found[-1][0] if found else 0
         return strange
 
@@ -337,8 +341,12 @@ class RecordStore:
         data = txn.get(key, db=self._headers)
         header = None if data is None else read_header(data, key, self._space, self._length)
         if header is not None:
-            renewed = RecordHeader(header.space, key, header.tokens, header.length, header.digest, stamp)
-            txn.put(key, renewed.packed(), db=self._headers)
+            txn.put(key, replace(header, stamp=stamp).packed(), db=self._headers)
+
+    def _header(self, record: Given, stamp: int) -> RecordHeader:
+        return RecordHeader(
+            self._space, record.key, record.tokens, self._length, record.digest, stamp, record.tenant
+        )
 
 
 def hold(folder: Path) -> int:

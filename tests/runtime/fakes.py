@@ -426,10 +426,10 @@ class FakeDisk:
         self._storing[key] = slot
         return True
 
-    def fetch(self, key: bytes, now: float) -> bool:
+    def fetch(self, key: bytes, now: float, tenant: int = 0) -> bool:
         if key in self._fetching:
             return True
-        slot = self._host.reserve(key, 0) if key in self.records else None
+        slot = self._host.reserve(key, 0, tenant) if key in self.records else None
         if slot is None:
             return False
         self._fetching[key] = slot
@@ -440,6 +440,9 @@ class FakeDisk:
 
     def touch(self, key: bytes) -> None:
         """Nothing is ever given up here."""
+
+    def promise(self, holder: int, keys: Iterable[bytes]) -> None:
+        """Leases are of no account here."""
 
     def give_way(self, key: bytes) -> None:
         """Nothing is ever given up here."""

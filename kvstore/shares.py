@@ -1,0 +1,132 @@
+"""Whose records give way: those of the tenant that holds most, so that a flood passes through its own share.
+
+The rule is max-min fairness without a number to set: room is taken from the largest holder, whoever asks, and
+who asks counts as holding what comes. One tenant alone may so fill a tier whole; as soon as a second one comes
+it grows at the cost of the first, until both hold as much; and nobody loses a record while another holds more.
+What a lease covers gives way after all that no lease covers. Inside a tenant the order is `eviction`'s. A
+tenant is a number; 0 is for records of which nobody knows whose they are. Knows no keys, no bytes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import TypeVar
+
+from .eviction import EvictionOrder
+
+T = TypeVar("T")
+
+TENANT_BYTES = 8
+"""Of a tenant's number, where it is written."""
+
+
+def tenant_of(root: bytes) -> int:
+    """Of the tenant whose blocks follow ``root`` (see `BlockHasher.root`); the same after a restart."""
+    return int.from_bytes(root[:TENANT_BYTES], "little")
+
+
+def by_largest(held: Mapping[int, int], queues: Mapping[int, Iterator[T]]) -> Iterator[T]:
+    """What gives way, in order: always the next of the tenant that then holds most; of equals any."""
+    heap = [(-held.get(tenant, 0), tenant) for tenant in queues]
+    heapq.heapify(heap)
+    while heap:
+        count, tenant = heap[0]
+        for given in queues[tenant]:
+            heapq.heapreplace(heap, (count + 1, tenant))
+            yield given
+            break
+        else:
+            heapq.heappop(heap)
+
+
+class FairOrder:
+    """An `EvictionOrder` for each tenant with a slot among ``slots``."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._orders: dict[int, EvictionOrder] = {}
+        self._tenants: dict[int, int] = {}  # by slot, those that are in no order, too
+        self._held: Counter[int] = Counter()
+
+    def __contains__(self, slot: int) -> bool:
+        tenant = self._tenants.get(slot)
+        return tenant is not None and slot in self._orders[tenant]
+
+    def take(self, slot: int, tenant: int) -> None:
+        """The slot holds, or will hold, a record of this tenant."""
+        self._tenants[slot] = tenant
+        self._held[tenant] += 1
+        if tenant not in self._orders:
+            self._orders[tenant] = EvictionOrder(self._slots)
+
+    def free(self, slot: int) -> None:
+        """It holds nothing any more."""
+        tenant = self._tenants.pop(slot)
+        self._orders[tenant].remove(slot)
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant], self._orders[tenant]
+
+    def tenant(self, slot: int) -> int:
+        """Whose record the slot holds."""
+        return self._tenants[slot]
+
+    def held(self) -> dict[int, int]:
+        """Slots by tenant."""
+        return dict(self._held)
+
+    def promise(self, slot: int, returns: float | None) -> None:
+        """As `EvictionOrder.promise`."""
+        self._of(slot).promise(slot, returns)
+
+    def hit(self, slots: Iterable[int]) -> None:
+        """As `EvictionOrder.hit`."""
+        for slot in slots:
+            self._of(slot).hit([slot])
+
+    def forget(self, slot: int) -> None:
+        """As `EvictionOrder.forget`."""
+        self._of(slot).forget([slot])
+
+    def add(self, slots: Iterable[int]) -> None:
+        """As `EvictionOrder.add`."""
+        for slot in slots:
+            self._of(slot).add([slot])
+
+    def put_first(self, slot: int) -> None:
+        """As `EvictionOrder.put_first`, among its tenant's."""
+        self._of(slot).put_first(slot)
+
+    def remove(self, slot: int) -> bool:
+        """As `EvictionOrder.remove`."""
+        return slot in self._tenants and self._of(slot).remove(slot)
+
+    def pop_besides(self, others: Container[int], tenant: int) -> int | None:
+        """Take out what gives way to a record of ``tenant``, none of ``others``; None: there is none."""
+        for slot in self._in_order(self._held + Counter([tenant])):
+            if slot not in others:
+                self.remove(slot)
+                return slot
+        return None
+
+    def slots(self) -> Iterator[int]:
+        """All that can give way, the first of them first."""
+        return self._in_order(self._held)
+
+    def _in_order(self, held: Mapping[int, int]) -> Iterator[int]:
+        unleased = {tenant: order.unleased() for tenant, order in self._orders.items()}
+        yield from by_largest(held, unleased)
+        yield from by_largest(held, {tenant: iter(order.leased()) for tenant, order in self._orders.items()})
+
+    def _of(self, slot: int) -> EvictionOrder:
+        return self._orders[self._tenants[slot]]
+
+
+def numbered(held: Iterable[tuple[int, int]]) -> str:
+    """Records by tenant, for people, the largest first: ``3 tenants: 120, 80, 4``."""
+    counts = sorted((count for _, count in chain(held)), reverse=True)
+    listed = ", ".join(map(str, counts[:8])) + (", …" if len(counts) > 8 else "")
+    return f"{len(counts)} tenant{'s' * (len(counts) != 1)}: {listed}" if counts else "no tenants"
