@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
-from itertools import chain
 from typing import TypeVar
 
 from .eviction import EvictionOrder
@@ -123,10 +122,3 @@ class FairOrder:
 
     def _of(self, slot: int) -> EvictionOrder:
         return self._orders[self._tenants[slot]]
-
-
-def numbered(held: Iterable[tuple[int, int]]) -> str:
-    """Records by tenant, for people, the largest first: ``3 tenants: 120, 80, 4``."""
-    counts = sorted((count for _, count in chain(held)), reverse=True)
-    listed = ", ".join(map(str, counts[:8])) + (", …" if len(counts) > 8 else "")
-    return f"{len(counts)} tenant{'s' * (len(counts) != 1)}: {listed}" if counts else "no tenants"

@@ -90,7 +90,8 @@ class Sequence:
     ``tail``: key and end of the partial last block that was saved last. ``host``: tokens brought up from there
     on the account that the next turn settles, ``disk`` those of them whose records, ``from_disk``, came up from
     disk, for which it waited ``restore_seconds``. ``promise``: its lease. ``place``: of its turn in the order.
-    ``meets``: computed no further for now, as what follows is on its way up.
+    ``meets``: computed no further for now, as what follows is on its way up. ``chosen``: tokens that the next
+    turn computes though a tier below holds them, as that is cheaper.
     """
 
     id: int
@@ -119,6 +120,7 @@ class Sequence:
     promise: Promise | None = None
     place: int = 0
     meets: int | None = None
+    chosen: int = 0
 
     @property
     def tenant(self) -> int:
@@ -237,8 +239,11 @@ class Sequence:
         resident = max(resident, others - host - self.recomputed)
         disk = min(self.disk, host)
         waited = self.restore_seconds
-        work = Work(self.prefilled, self.recomputed, resident, turn.sampled, host - disk, disk, waited)
-        self.prefilled = self.recomputed = self.host = self.disk = 0
+        chosen = min(self.chosen, self.prefilled + self.recomputed)
+        work = Work(
+            self.prefilled, self.recomputed, resident, turn.sampled, host - disk, disk, waited, chosen
+        )
+        self.prefilled = self.recomputed = self.host = self.disk = self.chosen = 0
         self.restore_seconds = 0.0
         self.meets = None
         self.from_disk.clear()

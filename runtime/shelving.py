@@ -121,6 +121,7 @@ class Shelving:
         size = self._paging.block_tokens
         held = Held(first * size, tuple(on_disk), size, tier.memory.block_bytes)
         count = blocks_to_compute(held, costs)
+        sequence.chosen = count * size
         if count == len(
             on_disk
         ):  # all of it is computed; or nothing full is there, and a tail is not worth it

@@ -33,6 +33,9 @@ def tend(act: str, store: Path) -> Iterator[str]:
                 f"{account.name}: {account.records} records, {account.bytes} bytes"
                 f" in a file of {account.file_bytes}{checked}"
             )
+            for tenant, records in sorted(account.tenants.items(), key=lambda held: -held[1]):
+                share = records * account.bytes // max(1, account.records)
+                yield f"  tenant {tenant:016x}: {records} records, {share} bytes"
         if not found:
             yield f"{kv}: no records"
     except (KVStoreError, OSError, ValueError) as error:

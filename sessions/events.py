@@ -51,6 +51,8 @@ class MissReason(StrEnum):
     EVICTED = "evicted"
     INPUT_RETRACTED = "input_retracted"
     """Text was computed while it came, and taken back."""
+    CHEAPER_TO_COMPUTE = "cheaper_to_compute"
+    """A tier below held it; by what was measured here computing it took less time than bringing it up."""
 
 
 @dataclass(frozen=True, slots=True)

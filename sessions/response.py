@@ -296,6 +296,8 @@ class Response:
         reason = self._script.miss or (MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED)
         if reason is MissReason.EVICTED and self._sequence.retracted:
             reason = MissReason.INPUT_RETRACTED
+        elif reason is MissReason.EVICTED and work.chosen:
+            reason = MissReason.CHEAPER_TO_COMPUTE
         self._sequence.retracted = False
         return TurnUsage(
             input_tokens=self._prompt_tokens,

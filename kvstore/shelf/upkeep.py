@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .store import RecordStore, clear, hold
@@ -20,7 +20,10 @@ ABOUT = "about.json"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One namespace's records: how many, their bytes, the file's; ``damaged``, ``ignored`` of them."""
+    """One namespace's records: how many, their bytes, the file's; ``damaged``, ``ignored`` of them.
+
+    ``tenants``: how many are whose, by the tenants' numbers.
+    """
 
     name: str
     records: int
@@ -28,6 +31,7 @@ class Account:
     file_bytes: int
     damaged: int = 0
     ignored: int = 0
+    tenants: Mapping[int, int] = field(default_factory=dict)
 
 
 def write_about(folder: Path, block_bytes: int) -> None:
@@ -88,4 +92,4 @@ def _opened(folder: Path) -> RecordStore:
 def _account(folder: Path, store: RecordStore, damaged: int = 0) -> Account:
     path = folder / "data.mdb"
     size = path.stat().st_blocks * 512 if path.exists() else 0
-    return Account(folder.name, len(store), store.size, size, damaged, store.ignored)
+    return Account(folder.name, len(store), store.size, size, damaged, store.ignored, store.held())

@@ -249,6 +249,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     ``prefilled``: computed for the first time; ``recomputed``: computed again after preemption;
     ``resident``: found computed when the turn began (own KV or a prefix hit); ``decoded``: sampled;
     ``host``, ``disk``: of its prompt, brought up from that tier; ``restore_seconds``: waited for the disk.
+    ``chosen``: of what was computed, tokens that a tier held and that were cheaper to compute.
     """
 
     prefilled: int
@@ -258,6 +259,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     host: int = 0
     disk: int = 0
     restore_seconds: float = 0.0
+    chosen: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
