@@ -289,3 +289,6 @@ def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
     assert not here._roster.fetching and here._roster[0].meets is None
     here.run()
     assert work_of(here, 0).disk == 0 and work_of(here, 0).prefilled == 20
+    assert work_of(here, 0).chosen >= 16, "full blocks that lay on disk"
+    here.reply(0, 2)
+    assert work_of(here, 0).chosen == 0

@@ -79,7 +79,8 @@ class ScriptedLink:
     """Stands in for ``EngineLink``.
 
     ``logprobs``: rows have them, a number made of the token. ``cut_off`` verbs never answer, and no rows
-    come unless ``flowing``; ``stuck`` is set when somebody waits.
+    come unless ``flowing``; ``stuck`` is set when somebody waits. ``chosen``: tokens that each turn computes
+    though they are kept.
     """
 
     model: Model
@@ -91,6 +92,7 @@ class ScriptedLink:
     alive: bool = True
     full: bool = False
     logprobs: bool = False
+    chosen: int = 0
     held: dict[int, Held] = field(default_factory=dict)
     log: list[tuple] = field(default_factory=list)
     cut_off: set[str] = field(default_factory=set)
@@ -247,7 +249,9 @@ class ScriptedLink:
                 finish = Finish.LENGTH
         work = None
         if finish is not None:
-            work = Work(held.work.prefilled, 0, held.work.resident, held.sampled - held.before)
+            prefilled = held.work.prefilled + self.chosen
+            decoded = held.sampled - held.before
+            work = Work(prefilled, 0, held.work.resident, decoded, chosen=self.chosen)
             held.generation = None
         logprobs = (
             [TokenLogprob(-token / 7, [(token, -token / 7)]) for token in tokens] if self.logprobs else None

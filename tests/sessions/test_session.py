@@ -159,6 +159,18 @@ async def test_a_changed_head_renders_anew_and_says_why(preamble: Preamble, reas
 
 
 @run
+async def test_a_turn_that_is_cheaper_to_compute_than_to_bring_up_says_so() -> None:
+    link = reciting("Hello", "Fine", "Ok")
+    session = session_on(link)
+    await ask(session, "Hi")
+    link.chosen = 40
+    done = await ask(session, "How?")
+    assert done.usage.miss_reason is MissReason.CHEAPER_TO_COMPUTE
+    link.chosen = 0
+    assert (await ask(session, "And?")).usage.miss_reason is None
+
+
+@run
 async def test_a_deleted_item_keeps_the_common_prefix() -> None:
     link = reciting("Hello", "Fine", "Ok")
     session = session_on(link)
