@@ -1,6 +1,8 @@
 """One process of the engine, from its start to the account of its death.
 
-Hung is an engine whose heartbeat is overdue for ``PATIENCE`` while this end's own loop was on time. Its stacks
+Hung is an engine whose heartbeat is overdue for ``PATIENCE`` while this end's own loop was on time. Time in
+which its device thread wanted a core and had none does not count, up to ``STARVED``: a crowded machine makes
+engines late, and killing one of those brings its sequences under a suspicion they have not earned. Its stacks
 are asked for, it is killed and waited for. Knows signals and ``/proc``; not what restarts it, nor what crosses
 the link.
 """
@@ -23,8 +25,26 @@ from .wire import Wire
 GRACE = 2.0  # seconds a child has to leave after its socket ended
 TICK = 0.25  # seconds between two looks at its heartbeat
 PATIENCE = 1.0  # seconds an overdue heartbeat may still be on its way
+STARVED = 30.0  # and those that it may in all, where the engine waits for a core
 STACK_SECONDS = 1.0  # for the stacks of a hung engine to be written
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Lateness:
+    """How long a heartbeat has been overdue, looked at every ``TICK``."""
+
+    def __init__(self) -> None:
+        self._own = self._all = self._waited = 0.0
+
+    def tick(self, waited: float, *, overdue: bool) -> None:
+        """``waited``: seconds that the device thread has waited for a core so far."""
+        starved, self._waited = min(TICK, max(0.0, waited - self._waited)), waited
+        self._own, self._all = (self._own + TICK - starved, self._all + TICK) if overdue else (0.0, 0.0)
+
+    @property
+    def over(self) -> bool:
+        """Whether patience is."""
+        return self._own >= PATIENCE or self._all >= STARVED
 
 
 class Incarnation:
@@ -50,13 +70,13 @@ class Incarnation:
         """Until its link has ended; an engine that hangs is examined and killed."""
         lost = asyncio.ensure_future(self.wire.lost.wait())
         try:
-            late = 0.0
+            late = Lateness()
             while not lost.done():
                 began = time.monotonic()
                 await asyncio.wait({lost}, timeout=TICK)
                 punctual = time.monotonic() - began < 2 * TICK  # else it may have been our turn to be late
-                late = late + TICK if self.wire.overdue and punctual else 0.0
-                if late >= PATIENCE and not lost.done():
+                late.tick(waited_of(self.pid), overdue=bool(self.wire.overdue) and punctual)
+                if late.over and not lost.done():
                     await self._give_up()
         finally:
             lost.cancel()
@@ -106,6 +126,14 @@ class Incarnation:
         number = signal.Signals(-code)
         outside = self._stopped or (not self._hung and number in FROM_OUTSIDE)
         return f"signal {number.name}", outside
+
+
+def waited_of(pid: int) -> float:
+    """Seconds that the process's first thread, the device's, could run and had no core; 0 where nobody says."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _state_of(pid: int) -> str:

@@ -76,15 +76,15 @@ class HostMachine(RuleBasedStateMachine):
             self.held[key] = payload
             self.damaged.discard(key)
 
-    @rule(key=KEYS)
-    def read(self, key) -> None:
+    @rule(key=KEYS, used=st.booleans())
+    def read(self, key, used) -> None:
         slot = self.tier.find(key)
         if key in self.damaged:
             assert slot is None
             self._lose(key)
         elif key in self.held:
             assert slot is not None and bytes(self.memory.payload(slot)) == self.held[key]
-            self.tier.hold(slot)
+            self.tier.hold(slot, used=used)
             self.reading.append((slot, self.held[key]))
         else:
             assert slot is None
@@ -311,3 +311,18 @@ def test_what_is_above_gives_way_first_and_says_when_it_leaves() -> None:
 
 
 KEY_A, KEY_B = b"a" * 16, b"b" * 16
+
+
+def test_what_is_stored_below_keeps_its_place_and_is_passed_over_meanwhile() -> None:
+    tier = HostTier(memory_of())
+    for number in range(SLOTS):
+        assert tier.put(Record(bytes([number]) * 16, 4, memoryview(content(bytes([number]) * 16, 1))))
+    first, second = tier.oldest(2)
+    slot = tier.slot_of(first)
+    assert slot is not None
+    tier.hold(slot, used=False)
+    assert tier.reserve(b"n" * 16, 4) is not None
+    assert first in tier and second not in tier
+    tier.let_go(slot)
+    assert tier.oldest(1) == [first], "reading it for the disk was no use of it"
+    tier.audit()

@@ -92,7 +92,7 @@ def test_a_session_longer_than_the_host_tier_comes_up_through_it_piece_by_piece(
     here.open(0, [*PROMPT, *said, 7])
     here.reply(0, 4)
     work = work_of(here, 0)
-    assert work.disk > 16, "more than all slots of the host tier hold"
+    assert work.disk > 30, "all of it, far more than the slots of the host tier hold"
     assert work.disk + work.host + work.resident + work.prefilled == 39
 
 
