@@ -93,6 +93,17 @@ def test_sessions_count_against_the_optimum(tmp_path: Path) -> None:
     assert set(timed["ttft_ms"]) == {"quarter", "unlimited"}
 
 
+def test_fork_copies_at_most_a_tail_and_branches_share(tmp_path: Path) -> None:
+    told = quick("fork", tmp_path)
+    for on in told["fork_us"].values():
+        for times in on.values():
+            assert min(times["idle"]["runs"] + times["generating"]["runs"]) > 0
+            assert times["copied_blocks_per_child"] == 1
+    memory = told["memory"]
+    assert memory["branches"] == 256 + 1 + 16 * 5  # the prefix, its tail, and for each a copy and four blocks
+    assert memory["ratio"] <= 1.2
+
+
 def test_load_has_the_serving_figures_of_each_rate(tmp_path: Path) -> None:
     told = quick("load", tmp_path)
     closed, offered = told["phases"]
