@@ -4,8 +4,8 @@ Tokenizers cut text into words (pre-tokens) and then each word into tokens on it
 but the last ones: those a letter, a mark or a line break could still grow into or be drawn into. Held back are
 trailing white space (it joins what follows, and templates strip it), the last two words (``it'`` and ``s`` are
 one word in some tokenizers), and what could become a control token. Tokenizers without words (SentencePiece's
-merges run over the whole text) settle at a space that no token of theirs has in its middle. Where every token is
-a single character nothing is held back.
+merges run over the whole text) settle at a space that no token of theirs has in its middle. Where every token
+is a single character nothing is held back.
 
 The rule is of what pre-tokenizers in use do, not of what one could: whoever prefills settled tokens still
 compares them with those of the whole text, and what differs costs a recompute, never a wrong token.
