@@ -39,10 +39,13 @@ def main(words: Sequence[str] | None = None) -> int:
     """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("streaming", __doc__, ("toy-50m",), rounds=5)
     parser.add_argument("--share", type=float, default=Sizes().share, help="of the prefill capacity")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=Sizes().lengths, help="of inputs, in tokens"
+    )
     parser.add_argument("--turns", type=int, default=Sizes().turns, help="at each load of the sweep")
     chosen = parser.parse_args(words)
     options = options_of(chosen)
-    sizes = QUICK if options.quick else Sizes(share=chosen.share, turns=chosen.turns)
+    sizes = QUICK if options.quick else Sizes(tuple(chosen.lengths), chosen.share, turns=chosen.turns)
     return run("streaming", lambda: measure(options, sizes))
 
 
@@ -60,7 +63,8 @@ def _on(model: str, options: Options, sizes: Sizes) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         teach(make_toy(model, folder, seed=options.seed, dtype=options.dtype))
-        words = ("--device", "cpu", "--dtype", options.dtype, "--kv-bytes", str(KV_BYTES))
+        store = stack.enter_context(TemporaryDirectory())
+        words = ("--device", "cpu", "--dtype", options.dtype, "--kv-bytes", str(KV_BYTES), "--store", store)
         running = stack.enter_context(server(str(folder), options.threads, *words))
         vocabulary = SHAPES[model]["vocab_size"]
         return asyncio.run(_all(running.url, Words(options.seed, vocabulary), options.rounds, sizes))

@@ -13,7 +13,7 @@ from statistics import median
 
 from holdfast.sdk import Chat, Client
 
-from .dictation import Others, Spoken, Words, at_once, later, session, streamed
+from .dictation import Others, Spoken, Words, later, session, streamed
 
 REPLY = 8  # tokens of a reply that is wanted for its first
 TURN, HISTORY, HEARD = 168, 1024, 12  # tokens of a turn; before it; pieces of a reply before it is cut
@@ -97,31 +97,31 @@ class Listening:
         return found
 
     async def cancelled(self, rounds: int) -> dict[str, list[float]]:
-        """Seconds to the first piece of a turn: after one that ended, after one that was cut, and there from
-        the cut.
+        """Seconds to the first piece of a turn: after one that ended; from the moment at which the one before
+        is cut, or is steered to this one.
         """
-        found: dict[str, list[float]] = {"undisturbed": [], "after a cut": [], "from the cut": []}
+        found: dict[str, list[float]] = {"undisturbed": [], "from the cut": [], "from the steer": []}
         for _ in range(rounds):
-            for cut in (False, True):
+            for way, seconds in found.items():
                 async with session(self._client, 4 * HEARD) as chat:
-                    await self._turn_after(chat, found, cut=cut)
+                    seconds.append(await self._turn_after(chat, way))
         return found
 
-    async def _turn_after(self, chat: Chat, found: dict[str, list[float]], *, cut: bool) -> None:
+    async def _turn_after(self, chat: Chat, way: str) -> float:
         read = 0
-        async for _ in chat.say(self._words.take(HISTORY)):
+        async for _ in (reading := chat.say(self._words.take(HISTORY))):
             read += 1
-            if cut and read == HEARD:
+            if way != "undisturbed" and read == HEARD:
                 break
         text, began = self._words.take(TURN), time.perf_counter()
-        if not cut:
-            found["undisturbed"].append((await at_once(chat, text)).ttft)
-            return
-        await chat.cancel()
-        passed = time.perf_counter() - began
-        ttft = (await at_once(chat, text)).ttft
-        found["after a cut"].append(ttft)
-        found["from the cut"].append(passed + ttft)
+        if way == "from the cut":
+            await chat.cancel()
+        following = chat.steer(text) if way == "from the steer" else chat.say(text)
+        del reading  # nobody reads the one before any more
+        first = 0.0
+        async for _ in following:
+            first = first or time.perf_counter()
+        return first - began
 
     async def _begun(self, way: str, begin: float, rate: float) -> Spoken:
         await asyncio.sleep(begin)

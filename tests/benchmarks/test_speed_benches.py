@@ -117,8 +117,8 @@ def test_streaming_holds_both_ways_of_input_against_each_other(tmp_path: Path) -
     assert [one["load"] for one in on["sweep"]] == [0.5]
     assert {name: len(runs["runs"]) for name, runs in on["after_a_cut"].items()} == {
         "undisturbed": 8,
-        "after a cut": 8,
         "from the cut": 8,
+        "from the steer": 8,
     }
     assert (tmp_path / "streaming-tiny.png").stat().st_size > 0
 
