@@ -159,8 +159,16 @@ def chat(
 
 
 @app.command()
-def demo() -> None:
+def demo(
+    voice: Annotated[
+        bool, typer.Option("--voice", help="A call: speech that is recognised piece by piece, and cut in.")
+    ] = False,
+) -> None:
     """Start a server on a free port and converse over a real WebSocket, counting every token prefilled."""
+    if voice:
+        from .voice import run as call
+
+        raise typer.Exit(call())
     from .demo import run
 
     raise typer.Exit(run())

@@ -19,7 +19,7 @@ import msgspec
 from ..sdk.errors import FrameError
 from ..sdk.frames import client, server
 from ..sdk.frames.session import SessionResource
-from ..sdk.frames.verbs import Fork, ResponseSteer, SessionFork, SessionForked
+from ..sdk.frames.verbs import Fork, ResponseSteer, SessionFork, SessionForked, SessionName, SessionPrune
 from ..sessions.anticipation import Arrival
 from ..sessions.book import Reopened
 from ..sessions.errors import SessionError, SessionUnknown, StorageUnavailable
@@ -45,6 +45,7 @@ from .feed import NEWS, WRITER, Feed
 from .moves import Moves
 from .naming import EventNames, typed_since
 from .outbox import Sink
+from .relatives import TREE_VERBS, Relatives
 from .settings import Limits
 from .translate import preamble_of
 from .verbs import VERBS, Verbs
@@ -60,6 +61,8 @@ CHANGES = (
     *VERBS,
     SessionFork,
     ResponseSteer,
+    SessionName,
+    SessionPrune,
 )
 """Client events whose effects must be kept."""
 HELD = (server.ItemDone, server.ResponseDone)
@@ -103,6 +106,7 @@ class LiveSession:
         )
         self.feed = Feed(limits, replies, lambda: session.handles.current)
         self._verbs = Verbs(session, self.conversation, self._acknowledge)
+        self.relatives = Relatives(session.id, self.conversation, self._acknowledge)
         self._moves = Moves(session, self.conversation, self.feed, limits.moves)
         self.forker: Forker = _no_forks
         self.resumable = False
@@ -205,6 +209,10 @@ class LiveSession:
             self._hear(event)
             await self._fork(event)
             return
+        if isinstance(event, TREE_VERBS):
+            self._hear(event)
+            await self.relatives.serve(event)
+            return
         if isinstance(event, ResponseSteer) and not await self._steered(event):
             return
         for effect in self._serve(event):
@@ -297,6 +305,8 @@ class LiveSession:
             self._moves.begin(event)  # what it did ended with that server
         elif self.reopened and isinstance(event, SessionFork):
             await self._fork(event)  # nobody has the handles of those it made
+        elif self.reopened and isinstance(event, TREE_VERBS):
+            await self.relatives.answer_again(event)
         elif self.reopened and isinstance(event, VERBS):
             self._verbs.answer_again(event)
         elif self.reopened:

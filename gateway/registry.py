@@ -15,6 +15,7 @@ from ..runtime.link.client import EngineLink
 from ..sdk.frames.session import SessionResource
 from ..sessions.book import Reopened, SessionBook
 from ..sessions.errors import StorageUnavailable
+from ..sessions.family import Member
 from ..sessions.items import new_id
 from .live import Birth, LiveSession
 from .settings import Limits
@@ -97,6 +98,26 @@ class Registry:
             made.append(child)
         return made
 
+    async def tree(self, session_id: str) -> list[Member]:
+        """The tree of sessions that this one belongs to. Raises what ``SessionBook.family`` does."""
+        return await self._book.family(session_id)
+
+    async def name(self, session_id: str, name: str) -> None:
+        """Name a session. Raises what ``SessionBook.name`` does."""
+        await self._book.name(session_id, name)
+
+    async def prune(self, session_id: str, target: str) -> None:
+        """End a session of this one's tree and forget it. Raises what ``SessionBook.check_pruned`` does."""
+        await self._book.check_pruned(session_id, target)
+        live, holder = self._live.pop(target, None), self._holders.pop(target, None)
+        if (lease := self._leases.pop(target, None)) is not None:
+            lease.cancel()
+        if holder is not None:
+            holder.moved()
+        if live is not None:
+            await self._book.close(target, settle=live.aclose)
+        await self._book.forget(session_id, target)
+
     def left(self, live: LiveSession, holder: Holder) -> None:
         """The socket is gone. A client that can come back has its lease to do so."""
         if self._holders.get(live.id) is not holder:
@@ -132,6 +153,7 @@ class Registry:
     def _enter(self, live: LiveSession) -> None:
         self._live[live.id] = live
         live.forker = self.fork
+        live.relatives.keeper = self
 
     def _hold(self, live: LiveSession, holder: Holder) -> LiveSession:
         self._enter(live)

@@ -24,6 +24,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
+import numpy as np
+
+from .references import BlockIds, as_places
+
 MOST_HITS = (0, 3)
 """The most hits a block of rank 0 and of rank 1 has; rank 2 is open above."""
 
@@ -39,7 +43,7 @@ class EvictionOrder:
 
     def __init__(self, blocks: int) -> None:
         self._room = max(1, blocks // RANK_SHARE)
-        self._hits: dict[int, int] = {}
+        self._hits = np.zeros(blocks, dtype=np.int32)
         # A queue per rank, the longest let go first. OrderedDict: its first is O(1) even after deletions.
         self._ranks: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(TOP + 1))
         self._returns: dict[int, float] = {}  # of what leases cover, held ones too
@@ -61,16 +65,14 @@ class EvictionOrder:
         if self.remove(block):
             self.add([block])
 
-    def hit(self, blocks: Iterable[int]) -> None:
-        """Each of these was found again by its key."""
-        hits = self._hits
-        for block in blocks:
-            hits[block] = hits.get(block, 0) + 1
+    def hit(self, blocks: BlockIds, times: int = 1) -> None:
+        """Each of these was found again by its key, so many times."""
+        np.add.at(self._hits, as_places(blocks), np.int32(times))
 
     def forget(self, blocks: Iterable[int]) -> None:
         """These lost their key: what they hold next has no past."""
         for block in blocks:
-            self._hits.pop(block, None)
+            self._hits[block] = 0
             self._returns.pop(block, None)
 
     def add(self, blocks: Iterable[int]) -> None:
@@ -79,7 +81,7 @@ class EvictionOrder:
             if block in self._returns:
                 self._leased[block] = None
                 continue
-            hits = self._hits.get(block, 0)
+            hits = self._hits[block]
             rank = 0 if hits <= MOST_HITS[0] else 1 if hits <= MOST_HITS[1] else TOP
             self._ranks[rank][block] = None
         for rank in range(TOP, 0, -1):

@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from .references import Places
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -40,6 +45,7 @@ class PrefixIndex:
         self.block_tokens = block_tokens
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self._named = np.zeros(1024, dtype=np.bool_)  # the keys of `_key_of`, to be asked for many at once
         self._lookups = 0
         self._asked = 0
         self._found = 0
@@ -72,6 +78,8 @@ class PrefixIndex:
             return False
         self._block_of[key] = block
         self._key_of[block] = key
+        self._reserve(block)
+        self._named[block] = True
         return True
 
     def drop(self, blocks: Iterable[int]) -> None:
@@ -80,10 +88,18 @@ class PrefixIndex:
             key = self._key_of.pop(block, None)
             if key is not None:
                 del self._block_of[key]
+                self._named[block] = False
 
     def holds(self, block: int) -> bool:
         """Whether the block can be found by a key."""
         return block in self._key_of
+
+    def holds_each(self, blocks: Places) -> NDArray[np.bool_]:
+        """`holds` of each, bool ``[blocks]``."""
+        if not len(blocks):
+            return np.zeros(0, dtype=np.bool_)
+        self._reserve(int(blocks.max()))
+        return self._named.take(blocks)
 
     def block_of(self, key: bytes) -> int | None:
         """The block the key names; None where there is none."""
@@ -100,3 +116,9 @@ class PrefixIndex:
     def statistics(self) -> IndexStatistics:
         """Counters."""
         return IndexStatistics(len(self), self._lookups, self._asked, self._found)
+
+    def _reserve(self, block: int) -> None:
+        if block >= len(self._named):
+            grown = np.zeros(max(block + 1, 2 * len(self._named)), dtype=np.bool_)
+            grown[: len(self._named)] = self._named
+            self._named = grown

@@ -28,6 +28,7 @@ from .errors import BlockMisused, PoolExhausted, StepOutOfOrder
 from .eviction import EvictionOrder
 from .index import PrefixIndex
 from .owners import Owner, OwnerTags
+from .references import BlockIds, Places, References, as_places
 
 
 class BlockState(StrEnum):
@@ -78,7 +79,7 @@ class BlockPool:
         self.gives_up: Callable[[int, bytes], None] = lambda block, key: None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
-        self._references: dict[int, int] = {}
+        self._references = References(blocks)
         self._fenced: OrderedDict[int, int] = OrderedDict()  # block: the step that must finish; steps rise
         self._cached = EvictionOrder(blocks)
         self._in_flight: deque[int] = deque()
@@ -104,31 +105,37 @@ class BlockPool:
         taken = self._free[split:][::-1]
         del self._free[split:]
         taken += self._evict(count - len(taken))
-        self._references.update(dict.fromkeys(taken, 1))
+        self._references.take(as_places(taken))
         self._leased += count
         if self.owners is not None:
             self.owners.take(taken, owner)
         return taken
 
-    def share(self, blocks: Sequence[int], owner: Owner = None, *, behind: Sequence[int] = ()) -> None:
-        """Take one more reference on each: held blocks (a fork), cached or fenced sealed ones (a prefix hit).
+    def share(self, blocks: BlockIds, *owners: Owner, behind: BlockIds = ()) -> None:
+        """Take one more reference on each for each of ``owners``: held blocks (a fork, the owners its
+        children), cached or fenced sealed ones (a prefix hit). O(blocks) in arrays.
 
         ``behind``: blocks of the same sequence before these, which it holds already; the hit is theirs too.
 
         Raises:
             BlockMisused: one is neither held nor sealed.
         """
-        sealed = self.index.holds
-        for block in blocks:
-            if block not in self._references and not sealed(block):
-                raise BlockMisused(block, self.state(block), "shared")
-        self._hold(blocks, owner)
-        found = [block for block in blocks if sealed(block)]
-        self._found += len(found)
-        self._cached.hit(found)
-        self._cached.hit(block for block in behind if sealed(block))
+        ids, times = as_places(blocks), max(1, len(owners))
+        sealed = self.index.holds_each(ids)
+        loose = self._references.each(ids) == 0
+        if loose.any():
+            self._check_found(ids[loose & ~sealed])
+        for owner in owners or (None,):
+            self._tag(ids, owner)
+        self._hold(ids, times)
+        found = ids if sealed.all() else ids[sealed]
+        self._found += times * len(found)
+        self._cached.hit(found, times)
+        if len(behind):
+            before = as_places(behind)
+            self._cached.hit(before[self.index.holds_each(before)], times)
 
-    def release(self, blocks: Sequence[int], owner: Owner = None, *, keep: bool = True) -> None:
+    def release(self, blocks: BlockIds, owner: Owner = None, *, keep: bool = True) -> None:
         """Give one reference on each back; ``blocks`` in the order of the sequence.
 
         A block that nobody holds any more is cached if it is sealed and ``keep`` is set, else free.
@@ -136,19 +143,13 @@ class BlockPool:
         Raises:
             BlockMisused: one is not held, or comes twice.
         """
-        self._check_held(blocks)
+        ids = as_places(blocks)
+        self._check_held(ids)
         if self.owners is not None:
-            self.owners.check(blocks, owner)
-            self.owners.give(blocks, owner)
-        references = self._references
-        retired: list[int] = []
-        for block in reversed(blocks):
-            count = references[block]
-            if count > 1:
-                references[block] = count - 1
-            else:
-                del references[block]
-                retired.append(block)
+            named = ids.tolist()
+            self.owners.check(named, owner)
+            self.owners.give(named, owner)
+        retired = self._references.give(ids)
         if not keep:
             self._unseal(retired)
         if self._in_flight:
@@ -191,7 +192,9 @@ class BlockPool:
         first = self.index.block_of(key)
         assert first is not None, "a key that refuses a block names another"
         self.release([block], owner)
-        self._hold([first], owner)
+        only = as_places([first])
+        self._tag(only, owner)
+        self._hold(only, 1)
         return first
 
     def give_way(self, blocks: Iterable[int]) -> None:
@@ -250,7 +253,7 @@ class BlockPool:
 
     def references(self, block: int) -> int:
         """How often the block is held; 0 for free, cached and fenced ones."""
-        return self._references.get(block, 0)
+        return self._references.of(block)
 
     def state(self, block: int) -> BlockState:
         """Where the block is."""
@@ -292,7 +295,7 @@ class BlockPool:
         return Books(
             blocks=self.blocks,
             free=self._free,
-            references=self._references,
+            references=self._references.counts(),
             fenced=list(self._fenced),
             cached=self._cached.blocks(),
             sealed=self.index.blocks(),
@@ -300,23 +303,28 @@ class BlockPool:
             owners=self.owners,
         )
 
-    def _check_held(self, blocks: Sequence[int]) -> None:
-        distinct = set(blocks)
-        if len(distinct) < len(blocks):
-            raise BlockMisused(next(b for b in distinct if blocks.count(b) > 1), "named twice", "released")
-        if not distinct <= self._references.keys():
-            block = min(distinct - self._references.keys())
-            raise BlockMisused(block, self.state(block), "released")
+    def _check_found(self, neither: Places) -> None:
+        if len(neither):
+            block = int(neither[0])
+            raise BlockMisused(block, self.state(block), "shared")
 
-    def _hold(self, blocks: Sequence[int], owner: Owner) -> None:
-        references = self._references
-        for block in blocks:
-            count = references.get(block, 0)
-            references[block] = count + 1
-            if not count and self._fenced.pop(block, None) is None:
+    def _check_held(self, ids: Places) -> None:
+        loose = ids[self._references.each(ids) == 0]
+        if len(loose):
+            block = int(loose.min())
+            raise BlockMisused(block, self.state(block), "released")
+        twice = self._references.first_twice(ids)
+        if twice is not None:
+            raise BlockMisused(twice, "named twice", "released")
+
+    def _hold(self, ids: Places, times: int) -> None:
+        for block in self._references.take(ids, times):
+            if self._fenced.pop(block, None) is None:
                 self._cached.remove(block)
+
+    def _tag(self, ids: Places, owner: Owner) -> None:
         if self.owners is not None:
-            self.owners.take(blocks, owner)
+            self.owners.take(ids.tolist(), owner)
 
     def _evict(self, count: int) -> list[int]:
         evicted = self._cached.pop(count)

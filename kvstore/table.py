@@ -55,10 +55,10 @@ class BlockTable:
         self._ids[: self._length][index] = block
         return before
 
-    def truncate(self, length: int) -> list[int]:
+    def truncate(self, length: int) -> NDArray[np.int32]:
         """Keep the first ``length`` blocks; returns the others, in order, for the pool's ``release``."""
         assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} blocks"
-        dropped = self.to_list(length)
+        dropped = self._ids[length : self._length].copy()
         self._length = length
         return dropped
 

@@ -126,6 +126,7 @@ class Engine:
             return Step(plan.step, self._isolate(plan, error))
         self._lost_steps = 0
         self.log.landed(timing)
+        self.scheduler.took(plan, timing.busy)
         rows = self.scheduler.commit(plan, outcomes)
         self.log.committed(timing, plan.step, len(plan.rows))
         return Step(plan.step, rows)

@@ -8,6 +8,7 @@ have blocks is `pressure`'s affair, what is computed is `planning`'s.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class Paging:
         match = self.pool.index.match(sequence.keys[own:most], parent)
         if not match.blocks:
             return 0
-        self.pool.share(match.blocks, sequence.id, behind=sequence.table.to_list()[:own])
+        self.pool.share(match.blocks, sequence.id, behind=sequence.table.view[:own])
         self._drop(sequence, own)
         sequence.table.extend(match.blocks)
         before = sequence.computed
@@ -240,16 +241,21 @@ class Paging:
             self.save_tail(sequence)
             self.moves.touch([sequence.tail[0]] if sequence.tail else [])
 
-    def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Share with ``child``, whose tokens begin ``parent``'s, the committed KV of those tokens."""
-        length = len(child.tokens)
-        child.computed = child.planned = min(parent.computed, length)
-        child.frontier = min(parent.frontier, length)
-        child.table = parent.table.copy(self.blocks_for(child.computed))
-        child.keys = parent.keys[: length // self.block_tokens]
-        child.sealed = min(parent.sealed, child.computed // self.block_tokens)
-        child.shared_tail = child.computed % self.block_tokens != 0
-        self.pool.share(child.table.to_list(), child.id)
+    def fork(self, parent: Sequence, children: Items[Sequence]) -> None:
+        """Share with ``children``, whose tokens begin the parent's and are equally many, the committed KV of
+        those tokens. Tables are copied as arrays, tokens and keys shared; blocks are counted all at once.
+        """
+        length = len(children[0].tokens) if children else 0
+        computed = min(parent.computed, length)
+        held = parent.table.view[: self.blocks_for(computed)]
+        self.pool.share(held, *(child.id for child in children))
+        for child in children:
+            child.computed = child.planned = computed
+            child.frontier = min(parent.frontier, length)
+            child.table = parent.table.copy(len(held))
+            child.keys = parent.keys.copy(length // self.block_tokens)
+            child.sealed = min(parent.sealed, computed // self.block_tokens)
+            child.shared_tail = computed % self.block_tokens != 0
 
     # --- giving back ------------------------------------------------------------------------------------
 
@@ -284,7 +290,7 @@ class Paging:
         """Drop the tokens from ``length`` on, and all that hung on them."""
         self.cut(sequence, length)
         sequence.tokens.truncate(length)
-        del sequence.keys[length // self.block_tokens :]
+        sequence.keys.truncate(length // self.block_tokens)
         sequence.frontier = min(sequence.frontier, length)
 
     def distrust(self, sequence: Sequence, blocks: list[int]) -> bool:
@@ -344,7 +350,7 @@ class Paging:
             self.pool.release(sequence.table.truncate(kept), sequence.id, keep=keep)
 
     def _drop_below(self, sequence: Sequence) -> None:
-        for key in sequence.keys:
+        for key in sequence.keys[:] if self.moves.tier is not None else ():
             if self.pool.index.block_of(key) is None:
                 self.moves.drop(key)
         if sequence.tail is not None:
@@ -356,4 +362,4 @@ class Paging:
         if done < blocks:
             parent = sequence.keys[-1] if done else sequence.root
             tokens = sequence.tokens.span(done * self.block_tokens, blocks * self.block_tokens)
-            sequence.keys += self._hasher.chain(parent, tokens)
+            sequence.keys.extend(self._hasher.chain(parent, tokens))

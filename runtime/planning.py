@@ -1,7 +1,8 @@
 """What the next step computes: rows in order of age within the budgets of tokens and blocks.
 
 Every running turn that decodes keeps its one token of the budget; what is left goes to prompts in chunks, the
-oldest turn first; what is left then goes to idle sequences, but only while no turn waits.
+oldest turn first; what is left then goes to idle sequences, but only while no turn waits, and beside turns no
+more than `courtesy` allows.
 A turn may find no block because those taken for it still lie behind the step fence: it stands still for one
 step, and in the next, where it comes before all younger ones, they are there.
 A turn that is suspected of killing engines comes before all others and shares no step until it has sampled a
@@ -16,6 +17,7 @@ from itertools import islice
 import numpy as np
 
 from .counters import Counters
+from .courtesy import Courtesy
 from .paging import Paging
 from .plan import BlockCopy, Plan, PlanRow
 from .pressure import Pressure
@@ -48,6 +50,7 @@ class Planner:
         roster: Roster,
         paging: Paging,
         pressure: Pressure,
+        courtesy: Courtesy,
         counters: Counters,
     ) -> None:
         self._settings = settings
@@ -55,6 +58,7 @@ class Planner:
         self._paging = paging
         self._pool = paging.pool
         self._pressure = pressure
+        self._courtesy = courtesy
         self._counters = counters
 
     def plan(self) -> Plan | None:
@@ -149,6 +153,8 @@ class Planner:
                     self._roster.rank(sequence)
 
     def _add_idle(self, draft: _Draft) -> None:
+        if self._roster.prefill:
+            draft.chunk = self._courtesy.limit(draft.chunk, draft.rows)
         for sequence in list(islice(self._roster.prefill.values(), self._settings.max_sequences)):
             if draft.chunk <= 0 or len(draft.rows) >= self._settings.max_sequences:
                 return

@@ -26,6 +26,7 @@ from ..kvstore.shelf.client import DiskTier
 from .commit import Committer
 from .costs import CostBook
 from .counters import Counters
+from .courtesy import Courtesy
 from .errands import Errands
 from .errors import SettingsInvalid
 from .leases import Leases
@@ -93,7 +94,8 @@ class Scheduler:
         self._moves = Moves(tier, settings.block_tokens, disk)
         self._paging = Paging(pool, hasher, namespace, self._moves)
         pressure = Pressure(settings, self._roster, self._paging, self.counters)
-        self._planner = Planner(settings, self._roster, self._paging, pressure, self.counters)
+        self._courtesy = Courtesy(settings.idle_stretch)
+        self._planner = Planner(settings, self._roster, self._paging, pressure, self._courtesy, self.counters)
         self.shelving = Shelving(self._roster, self._paging, disk, costs)
         self._leases = Leases(settings, self._roster, self._paging, self.shelving)
         self._errands = Errands(self._roster, self._paging, self.shelving)
@@ -165,6 +167,10 @@ class Scheduler:
     def plan(self) -> Plan | None:
         """The next step; it counts as launched. None: nothing to do before a commit or a verb."""
         return self._planner.plan()
+
+    def took(self, plan: Plan, seconds: float) -> None:
+        """The device was so long busy with a step: what later ones may carry beside turns depends on it."""
+        self._courtesy.took(plan, seconds)
 
     def plan_alone(self, seq: int) -> Plan | None:
         """A step for this sequence alone, to find out whether it is the one that fails."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kvstore.shares import tenant_of
+from ..kvstore.keychain import KeyChain
 from ..kvstore.table import BlockTable
 from .link.messages import Finish, Limits, Sampling, State, Work
 from .tokens import TokenList
@@ -102,7 +103,7 @@ class Sequence:
     computed: int = 0
     planned: int = 0
     table: BlockTable = field(default_factory=BlockTable)
-    keys: list[bytes] = field(default_factory=list)
+    keys: KeyChain = field(default_factory=KeyChain)
     sealed: int = 0
     shared_tail: bool = False
     unmatched: bool = True

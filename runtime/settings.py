@@ -44,6 +44,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     depth: steps in flight; 1 on a CPU and 2 on a GPU by default.
     watermark: share of the blocks a new turn leaves free while others run.
     lease_share: share of the blocks, and of the host tier, that leases may cover in all.
+    idle_stretch: times as long as without it a step may take that prefills idle sequences (input that still
+        comes, above all) beside turns; 1 or less for no limit.
     secret: keys the block hashes, 16 to 64 bytes; drawn anew at each start when empty.
     debug: owner tags and an audit whenever the engine is idle.
     """
@@ -67,6 +69,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     depth: int | None = None
     watermark: float = 0.01
     lease_share: float = 0.5
+    idle_stretch: float = 1.4
     secret: bytes = b""
     debug: bool = False
 
@@ -98,6 +101,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             depth=self.depth or depth,
             watermark_blocks=int(blocks * self.watermark),
             lease_share=self.lease_share,
+            idle_stretch=self.idle_stretch,
         )
 
 
@@ -120,6 +124,7 @@ class SchedulerSettings:
     depth: int = 1
     watermark_blocks: int = 0
     lease_share: float = 0.5
+    idle_stretch: float = 0.0
 
     def __post_init__(self) -> None:
         _check_least(

@@ -38,13 +38,16 @@ class StepRecord(NamedTuple):
 
 
 class Timing:
-    """The moments of one step, by the log's clock, and the counters as they stood before its commit."""
+    """The moments of one step, by the log's clock, and the counters as they stood before its commit.
 
-    __slots__ = ("before", "begun", "gap", "landed", "launched", "planned", "waited")
+    ``busy``: seconds that the device had to itself, from its launch or the end of the step before.
+    """
+
+    __slots__ = ("before", "begun", "busy", "gap", "landed", "launched", "planned", "waited")
 
     def __init__(self, begun: float) -> None:
         self.begun = self.planned = self.launched = self.waited = self.landed = begun
-        self.gap = 0.0
+        self.gap = self.busy = 0.0
         self.before = (0, 0, 0)
 
 
@@ -80,8 +83,10 @@ class StepLog:
         """They are here, and about to be committed."""
         timing.landed = self._clock()
         timing.before = self._tokens()
+        timing.busy = timing.landed - timing.planned
         if self._landed is not None:
             timing.gap = max(0.0, timing.planned - self._landed)
+            timing.busy -= max(0.0, self._landed - timing.planned)
         self._landed = timing.landed
 
     def rest(self) -> None:

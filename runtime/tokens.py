@@ -26,52 +26,75 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
     return ids.astype(np.int32)
 
 
-class TokenList:
-    """Token ids, int32; appending is amortised O(1), a slice is a copy of its own size."""
+class _Store:
+    """An array that several lists read, each to its own length. ``filled``: where none of them ends behind."""
 
-    __slots__ = ("_ids", "_length")
+    __slots__ = ("filled", "ids")
+
+    def __init__(self, ids: NDArray[np.int32]) -> None:
+        self.ids = ids
+        self.filled = len(ids)
+
+
+class TokenList:
+    """Token ids, int32; appending is amortised O(1), a slice is a copy of its own size.
+
+    A copy shares the array: whoever ends where it is filled goes on in place, behind what the others read;
+    whoever would write where another may read takes a copy of the array first.
+    """
+
+    __slots__ = ("_length", "_shared", "_store")
 
     def __init__(self, tokens: NDArray[np.int32] | Sequence[int] = ()) -> None:
-        self._ids: NDArray[np.int32] = np.array(tokens, dtype=np.int32)
-        self._length = len(self._ids)
+        self._store = _Store(np.array(tokens, dtype=np.int32))
+        self._length = len(self._store.ids)
+        self._shared = False
 
     def __len__(self) -> int:
         return self._length
 
     def append(self, token: int) -> None:
         """Put one id behind the last."""
-        self._reserve(self._length + 1)
-        self._ids[self._length] = token
+        self._claim(self._length + 1)[self._length] = token
         self._length += 1
 
     def extend(self, tokens: NDArray[np.int32]) -> None:
         """Put ids behind the last."""
         end = self._length + len(tokens)
-        self._reserve(end)
-        self._ids[self._length : end] = tokens
+        self._claim(end)[self._length : end] = tokens
         self._length = end
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` ids."""
         assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} tokens"
         self._length = length
+        if not self._shared:
+            self._store.filled = length
 
     def span(self, first: int, end: int) -> NDArray[np.int64]:
         """A copy of ids ``[first, end)``, int64."""
         assert 0 <= first <= end <= self._length, f"[{first}, {end}) of {self._length} tokens"
-        return self._ids[first:end].astype(np.int64)
+        return self._store.ids[first:end].astype(np.int64)
 
     def view(self, end: int) -> NDArray[np.int32]:
         """Ids ``[0, end)`` in place, int32: good until the list changes."""
         assert 0 <= end <= self._length, f"{end} of {self._length} tokens"
-        return self._ids[:end]
+        return self._store.ids[:end]
 
     def copy(self, length: int) -> TokenList:
-        """A list of its own with the first ``length`` ids, for a fork."""
-        return TokenList(self._ids[: min(length, self._length)])
+        """A list of its own with the first ``length`` ids, for a fork. O(1)."""
+        twin = TokenList()
+        twin._store, twin._length = self._store, min(length, self._length)
+        twin._shared = self._shared = True
+        return twin
 
-    def _reserve(self, length: int) -> None:
-        if length > len(self._ids):
-            grown = np.empty(max(length, 2 * len(self._ids), 16), dtype=np.int32)
-            grown[: self._length] = self._ids[: self._length]
-            self._ids = grown
+    def _claim(self, end: int) -> NDArray[np.int32]:
+        """An array with room for ids up to ``end``, in which nobody else reads from our length on."""
+        store = self._store
+        if self._length < store.filled or end > len(store.ids):
+            grown = np.empty(max(end, 2 * self._length, 16), dtype=np.int32)
+            grown[: self._length] = store.ids[: self._length]
+            self._store = store = _Store(grown)
+            self._shared = False
+        store.filled = end
+        return store.ids

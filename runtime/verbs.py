@@ -124,11 +124,13 @@ class Verbs:
         length = len(parent.tokens) if verb.at is None else verb.at
         self._check_length(parent, length)
         self._check_new(verb.children)
-        for seq in verb.children:
-            child = Sequence(seq, parent.root, parent.tokens.copy(length))
-            self._paging.fork(parent, child)
+        children = [Sequence(seq, parent.root, parent.tokens.copy(length)) for seq in verb.children]
+        self._paging.fork(parent, children)
+        for child in children:
             self._roster.touch(child)
-            self._roster.prefill.pop(seq, None)  # what the parent computes need not be computed beside it
+            self._roster.prefill.pop(
+                child.id, None
+            )  # what the parent computes need not be computed beside it
         return parent.state
 
     def close(self, verb: Close) -> None:
@@ -178,8 +180,10 @@ class Verbs:
         return sequence
 
     def _check_new(self, seqs: list[int]) -> None:
+        if len(set(seqs)) < len(seqs):
+            raise SequenceExists("one number for two sequences")
         for seq in seqs:
-            if seq in self._roster.sequences or seqs.count(seq) > 1:
+            if seq in self._roster.sequences:
                 raise SequenceExists(f"sequence {seq} is open already")
         if len(self._roster.sequences) + len(seqs) > self._settings.max_open:
             raise EngineOverloaded(f"{len(self._roster.sequences)} sequences are open")

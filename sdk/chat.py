@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from . import keeping
+from . import branches, keeping
 from .errors import ChatBusy, FieldInvalid, FieldUnknown
 from .exchange import Exchange
 from .frames.client import (
@@ -41,7 +41,15 @@ from .frames.server import (
     SessionUpdated,
 )
 from .frames.session import SessionPatch, SessionResource
-from .frames.verbs import Fork, ResponseSteer, SessionFork, SessionForked, SessionRewind, SessionRewound
+from .frames.verbs import (
+    Fork,
+    Relative,
+    ResponseSteer,
+    SessionFork,
+    SessionForked,
+    SessionRewind,
+    SessionRewound,
+)
 from .reply import Finished, Reply, place_in
 from .resume import Return
 from .textinput import TextInput
@@ -230,6 +238,32 @@ class Chat:
             self._children.append(chat)
             chats.append(chat)
         return chats
+
+    async def tree(self) -> list[Relative]:
+        """All sessions that were forked from one another with this one among them, parents before children.
+
+        Raises `ServerError`.
+        """
+        await self._idle()
+        return await branches.tree(self._exchange)
+
+    async def name(self, name: str) -> None:
+        """Name this branch of the tree; `""` takes the name back. Raises `ServerError`: another has it."""
+        await self._idle()
+        await branches.name(self._exchange, name)
+
+    async def prune(self, branch: Chat | Relative | str) -> None:
+        """End another session of the tree for good, by its chat, its place in the tree or its id.
+
+        What others share with it stays theirs. Raises `ServerError`.
+        """
+        await self._idle()
+        if isinstance(branch, Chat):
+            others = [child for child in self._children if child is not branch]
+            self._children, branch._children = others + branch._children, []  # its forks live on
+            await branch.aclose()
+            branch = branch.session.id or ""
+        await branches.prune(self._exchange, branch if isinstance(branch, str) else branch.id)
 
     # --- the conversation ---
 

@@ -52,7 +52,7 @@ class Anticipation:
         """What was prefilled of the history's end as it stands now. Raises ``TemplateFailed``."""
         draft = await self._branch.draft(self._branch.history.script())
         whole = draft.tokens()
-        held = max(0, common_prefix(self._branch.sequence.held, whole) - draft.keep)
+        held = max(0, common_prefix(self._branch.sequence.handed, whole) - draft.keep)
         return Arrival(held, len(whole) - draft.keep - held)
 
     async def aclose(self) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from ..runtime.link.client import EngineLink
 from .errors import HandleUnknown, SessionLimit, SessionUnknown
+from .family import Member, check_name, check_pruned, child_of, members
 from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
@@ -23,7 +24,7 @@ from .journal.journal import Journal
 from .journal.log import EphemeralLog, JournaledLog, SessionLog
 from .journal.records import AnyOperation, SessionRecord
 from .journal.replay import Replayed, condensed, replay
-from .journal.store import Stored
+from .journal.store import Drop, Stored
 from .language import Language
 from .sequence import LiveSequence
 from .session import Session
@@ -95,6 +96,40 @@ class SessionBook:
         children = [self._child(session, history.branch(), operations, config) for config in configs]
         await session.lend([sequence for _, sequence in children], history.tree.head)
         return [child for child, _ in children]
+
+    async def family(self, session_id: str) -> list[Member]:
+        """The session, all it was forked from and all that were forked from these, parents before children.
+
+        Raises ``SessionUnknown``, ``RecordDamaged``, ``StorageUnavailable``.
+        """
+        kept = [record for _, record in await self._kept_family(session_id)]
+        self.get(session_id)  # it may have been closed meanwhile
+        known = [*kept, *self._records.values()]  # those in memory last: they are as they are now
+        return members(self._records[session_id], known, self._sizes())
+
+    async def name(self, session_id: str, name: str) -> None:
+        """Name the branch that a session is; "" takes its name back.
+
+        Raises ``NameInvalid``, and what `family` does.
+        """
+        check_name(name, session_id, await self.family(session_id))
+        session = self.get(session_id)
+        self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
+        session.log.rewrite(self._records[session_id])
+
+    async def check_pruned(self, session_id: str, target: str) -> None:
+        """Raises ``MemberUnknown``, ``PruneInvalid``, and what `family` does."""
+        check_pruned(target, session_id, await self.family(session_id))
+
+    async def forget(self, session_id: str, target: str) -> None:
+        """Forget a session of this one's family that is not open: its handles open nothing any more.
+
+        Of what it shares with others nothing is lost to these. Raises what `family` does.
+        """
+        assert target not in self._sessions, "it is closed first"
+        for number, record in await self._kept_family(session_id):
+            if record.id == target and self.journal is not None:
+                self.journal.put([Drop(number)])
 
     def get(self, session_id: str) -> Session:
         """The open session with this id. Raises ``SessionUnknown``."""
@@ -170,6 +205,19 @@ class SessionBook:
         for session_id in list(self._sessions):
             await self.close(session_id, interrupt=True)
 
+    async def _kept_family(self, session_id: str) -> list[tuple[int, SessionRecord]]:
+        log = self.get(session_id).log
+        if self.journal is None or not isinstance(log, JournaledLog):
+            return []
+        log.sync()
+        number = log.number
+        return await self.journal.read(lambda store: store.family(number))
+
+    def _sizes(self) -> dict[str, tuple[int, int]]:
+        """Items and tokens of the sessions in memory."""
+        told = {session_id: session.statistics() for session_id, session in self._sessions.items()}
+        return {session_id: (int(one["items"]), int(one["tokens"])) for session_id, one in told.items()}
+
     async def _reopen(self, journal: Journal, digest: bytes, owner: bytes) -> Reopened | None:
         known = await journal.read(lambda store: store.handle(digest))
         if known is None or known.owner != owner or known.session in journal.live:
@@ -202,9 +250,8 @@ class SessionBook:
     def _child(
         self, parent: Session, history: History, operations: Iterable[AnyOperation], config: bytes
     ) -> tuple[Session, LiveSequence]:
-        record = msgspec.structs.replace(
-            self._records[parent.id], id=new_id("sess"), config=config, origin=parent.log.position()
-        )
+        record = child_of(self._records[parent.id], new_id("sess"), config)
+        record = msgspec.structs.replace(record, origin=parent.log.position())
         log: SessionLog = EphemeralLog()
         if self.journal is not None:
             log = JournaledLog.begin(self.journal, record)

@@ -7,6 +7,9 @@ SessionError
 │   ├── ItemInvalid           an item's fields are out of bounds
 │   ├── InputInvalid          text on its way is out of bounds, or there is none
 │   ├── CutInvalid            there is no such place to cut a reply, to go back to or to branch off
+│   ├── MemberUnknown         the session's tree has no such session
+│   ├── NameInvalid           a session's name is too long, or another of its tree has it
+│   ├── PruneInvalid          a session asks to be pruned itself
 │   ├── ToolInvalid           a tool's definition is out of bounds
 │   ├── SamplingInvalid       sampling values or limits out of bounds
 │   └── PromptTooLong         the prompt leaves no room for a single token in the model's context
@@ -83,6 +86,24 @@ class CutInvalid(RequestInvalid):
     one."""
 
     code = "cut_invalid"
+
+
+class MemberUnknown(RequestInvalid):
+    """The session's tree has no such session."""
+
+    code = "member_unknown"
+
+
+class NameInvalid(RequestInvalid):
+    """A session's name is too long, or another of its tree has it."""
+
+    code = "name_invalid"
+
+
+class PruneInvalid(RequestInvalid):
+    """A session asks to be pruned itself."""
+
+    code = "prune_invalid"
 
 
 class ToolInvalid(RequestInvalid):

@@ -70,6 +70,11 @@ class LiveSequence:
         """The tokens that the engine holds for it, as far as is known."""
         return NONE if self.lost or not self._certain else self._held
 
+    @property
+    def handed(self) -> Ids:
+        """What the engine was given, as far as it has answered; what is on its way to it does not count."""
+        return NONE if self.lost else self._held
+
     def child(self) -> LiveSequence:
         """Another sequence that begins as a fork of this one."""
         return LiveSequence(self._link, self._salt, self)

@@ -4,7 +4,8 @@ Tokenizers cut text into words (pre-tokens) and then each word into tokens on it
 but the last ones: those a letter, a mark or a line break could still grow into or be drawn into. Held back are
 trailing white space (it joins what follows, and templates strip it), the last two words (``it'`` and ``s`` are
 one word in some tokenizers), and what could become a control token. Tokenizers without words (SentencePiece's
-merges run over the whole text) settle at a space that no token of theirs has in its middle.
+merges run over the whole text) settle at a space that no token of theirs has in its middle. Where every token
+is a single character nothing is held back.
 
 The rule is of what pre-tokenizers in use do, not of what one could: whoever prefills settled tokens still
 compares them with those of the whole text, and what differs costs a recompute, never a wrong token.
@@ -35,6 +36,8 @@ class Settled:
         probe = backend.encode("one two three", add_special_tokens=False).word_ids
         self._words = len(set(probe)) > 1
         inner = re.compile(f"[^{SPACE_PIECE}]{SPACE_PIECE}")
+        vocabulary = backend.get_vocab(with_added_tokens=False)
+        self._single = backend.normalizer is None and max(map(len, vocabulary), default=0) == 1
         self._spaces_settle = not self._words and not any(map(inner.search, backend.get_vocab()))
         added = [known.content for known in backend.get_added_tokens_decoder().values()]
         self._beginnings = frozenset(token[:end] for token in added for end in range(1, len(token)))
@@ -61,6 +64,8 @@ class Settled:
     def _words_of(self, text: str, *, leads: bool) -> list[int]:
         if not text:
             return []
+        if self._single:
+            return self._tokenizer.encode(text, leads=leads)
         if not self._words:
             spaces = [found.start() for found in _WORD_BEGINS.finditer(text)] if self._spaces_settle else []
             return self._tokenizer.encode(text[: spaces[-1]], leads=leads) if spaces else []

@@ -84,7 +84,7 @@ def test_rooms_import_only_lower_floors() -> None:
 
 def test_gateway_takes_only_frames_from_the_sdk_client_side() -> None:
     """The gateway composes clients for its CLI, demo and embedded engine; its server knows frames only."""
-    composing = {"cli.py", "chat.py", "demo.py", "endurance.py", "embedded.py"}
+    composing = {"cli.py", "chat.py", "demo.py", "voice.py", "endurance.py", "embedded.py"}
     wrong = [
         f"{path} imports {name}"
         for path in modules()

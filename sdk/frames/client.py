@@ -11,7 +11,17 @@ from .events import ClientFrame, EventId, Handle
 from .items import AnyItem, Identifier
 from .response import ResponseParams
 from .session import SessionPatch
-from .verbs import ItemTruncate, ResponseSteer, SessionAttach, SessionDetach, SessionFork, SessionRewind
+from .verbs import (
+    ItemTruncate,
+    ResponseSteer,
+    SessionAttach,
+    SessionDetach,
+    SessionFork,
+    SessionName,
+    SessionPrune,
+    SessionRewind,
+    SessionTree,
+)
 
 
 class SessionUpdate(ClientFrame, frozen=True, tag="session.update"):
@@ -132,6 +142,9 @@ ClientEvent: TypeAlias = (
     | ItemTruncate
     | SessionRewind
     | SessionFork
+    | SessionTree
+    | SessionName
+    | SessionPrune
     | ResponseSteer
     | SessionAttach
     | SessionDetach

@@ -12,7 +12,16 @@ from .items import AnyItem
 from .response import Response
 from .sampling import TokenLogprob
 from .session import SessionResource
-from .verbs import ItemTruncated, SessionDetached, SessionForked, SessionRewound, SteerAccepted
+from .verbs import (
+    ItemTruncated,
+    SessionDetached,
+    SessionForked,
+    SessionNamed,
+    SessionPruned,
+    SessionRewound,
+    SessionTreeListed,
+    SteerAccepted,
+)
 
 # --- session and conversation ---
 
@@ -305,6 +314,9 @@ ServerEvent: TypeAlias = (
     | ItemTruncated
     | SessionRewound
     | SessionForked
+    | SessionTreeListed
+    | SessionNamed
+    | SessionPruned
     | SteerAccepted
     | SessionDetached
 )

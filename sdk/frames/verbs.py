@@ -1,4 +1,5 @@
-"""What only a session can do: events that cut a reply where it was heard, go back, branch off and steer.
+"""What only a session can do: events that cut a reply where it was heard, go back, branch off and steer, and
+list, name and prune the branches.
 
 `conversation.item.truncate` is the standard's, with a field of ours; the others are ours.
 """
@@ -52,6 +53,29 @@ class SessionFork(ClientFrame, frozen=True, tag="session.fork"):
 
     at: Identifier | None = None
     children: Annotated[int, Meta(ge=1, le=64)] = 1
+
+
+class SessionTree(ClientFrame, frozen=True, tag="session.tree"):
+    """List the session's tree: all that were forked from one another with this one among them."""
+
+
+class SessionName(ClientFrame, frozen=True, tag="session.name"):
+    """Name this session, as a branch of its tree; an empty name takes the name back.
+
+    No two of one tree have the same name.
+    """
+
+    name: Annotated[str, Meta(max_length=128)]
+
+
+class SessionPrune(ClientFrame, frozen=True, tag="session.prune"):
+    """End another session of this one's tree for good: what runs in it is cancelled, a socket that has it is
+    told as when it goes on elsewhere, its handles open nothing any more.
+
+    What it shares with others, forks of it among them, stays theirs.
+    """
+
+    session: Identifier
 
 
 class ResponseSteer(ClientFrame, frozen=True, tag="response.steer"):
@@ -113,6 +137,38 @@ class SessionForked(OwnFrame, frozen=True, tag="session.forked"):
     """Answers `session.fork`."""
 
     sessions: list[Fork]
+
+
+class Relative(msgspec.Struct, kw_only=True, frozen=True):
+    """A session of a tree. `parent`: whom it was forked from (null: it is the first), who may be pruned by now.
+
+    `open`: the server has it in memory, where it has so many `items` and `tokens`; else these are null.
+    """
+
+    id: str
+    parent: str | None
+    name: str = ""
+    open: bool = False
+    items: int | None = None
+    tokens: int | None = None
+
+
+class SessionTreeListed(OwnFrame, frozen=True, tag="session.tree.listed"):
+    """Answers `session.tree`: parents stand before their children."""
+
+    sessions: list[Relative]
+
+
+class SessionNamed(OwnFrame, frozen=True, tag="session.named"):
+    """Answers `session.name`."""
+
+    name: str
+
+
+class SessionPruned(OwnFrame, frozen=True, tag="session.pruned"):
+    """Answers `session.prune`: `session` is gone."""
+
+    session: str
 
 
 class SteerAccepted(OwnFrame, frozen=True, tag="response.steer.accepted"):

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 from ..errors import RecordDamaged, StorageUnavailable
 from .lock import StoreLock
+from .opening import open_for
 from .settings import JournalSettings
-from .store import Change, Condense, JournalStore, open_for
+from .store import Change, Condense, JournalStore
 
 log = logging.getLogger(__name__)
 

@@ -49,6 +49,34 @@ def forked(transaction: lmdb.Transaction, tables: Tables, number: int) -> bool:
     return bool(forks.set_range(key_of(number)) and bytes(forks.key())[:8] == key_of(number))
 
 
+def children(transaction: lmdb.Transaction, tables: Tables, number: int) -> list[int]:
+    """Sessions that were forked from this one."""
+    cursor = transaction.cursor(tables[Table.FORKS])
+    found: list[int] = []
+    there = cursor.set_range(key_of(number))
+    while there and bytes(cursor.key())[:8] == key_of(number):
+        found.append(struct.unpack(">QQ", cursor.key())[1])
+        there = cursor.next()
+    return found
+
+
+def family(transaction: lmdb.Transaction, tables: Tables, number: int) -> list[tuple[int, SessionRecord]]:
+    """All that were forked from one another with this session among them, by number; forgotten ones not.
+
+    Raises ``RecordDamaged``.
+    """
+    while (origin := _record(transaction, tables, number).origin) is not None:
+        number = origin.session
+    found: list[tuple[int, SessionRecord]] = []
+    waiting = [number]
+    while waiting:
+        number = waiting.pop()
+        if transaction.get(key_of(number), db=tables[Table.TAILS]) is not None:
+            found.append((number, _record(transaction, tables, number)))
+        waiting += children(transaction, tables, number)
+    return sorted(found, key=lambda pair: pair[0])
+
+
 def inherited(
     transaction: lmdb.Transaction, tables: Tables, origin: Origin | None, own: tuple[AnyOperation, ...]
 ) -> tuple[AnyOperation, ...]:

@@ -31,6 +31,9 @@ class SessionLog(Protocol):
     def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
         """These handles are valid from now on, the last of the fresh ones is new, ``dropped`` are no more."""
 
+    def rewrite(self, record: SessionRecord) -> None:
+        """The session's record is this one from now on."""
+
     def sync(self) -> asyncio.Future[None] | None:
         """Done when all so far is durable; None where it never waits."""
 
@@ -55,6 +58,9 @@ class EphemeralLog:
         """Nothing."""
 
     def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
+        """Nothing."""
+
+    def rewrite(self, record: SessionRecord) -> None:
         """Nothing."""
 
     def sync(self) -> asyncio.Future[None] | None:
@@ -110,6 +116,10 @@ class JournaledLog:
         newest = HandleRecord(session=self.number, owner=owner)
         self._queue(Put(Table.HANDLES, keyring.fresh[-1], newest))
         self._queue(Put(Table.KEYRINGS, key_of(self.number), keyring))
+
+    def rewrite(self, record: SessionRecord) -> None:
+        """Write it in the place of the one before."""
+        self._queue(Put(Table.SESSIONS, key_of(self.number), record))
 
     def sync(self) -> asyncio.Future[None]:
         """Done when all so far is durable."""

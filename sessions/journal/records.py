@@ -225,7 +225,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a session is from birth. ``owner`` is whose key made it; ``clock`` the template's today (ISO).
 
-    ``origin``: it was forked, and its own operations follow on those.
+    ``origin``: it was forked, and its own operations follow on those. ``name``: the client's, of the branch
+    that it is. ``parent``: the id of the session it was forked from; ``root``: of the first of these.
     """
 
     id: str
@@ -234,6 +235,9 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     clock: str
     config: bytes = b""
     origin: Origin | None = None
+    name: str = ""
+    parent: str = ""
+    root: str = ""
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):

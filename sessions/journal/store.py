@@ -251,6 +251,13 @@ class JournalStore:
             self.damaged += 1
             raise
 
+    def family(self, number: int) -> list[tuple[int, SessionRecord]]:
+        """The sessions that this one was forked from, and all that were forked from those, but for such as were
+        forgotten. Raises ``RecordDamaged``, ``StorageUnavailable``.
+        """
+        with self._reading() as transaction:
+            return lineage.family(transaction, self._tables, number)
+
     def statistics(self) -> dict[str, float]:
         """Sessions and bytes."""
         with self._reading() as transaction:
@@ -331,7 +338,7 @@ class JournalStore:
                     transaction.put(key, seal(key, record), db=self._tables[table])
                     if isinstance(record, SessionRecord):
                         number = struct.unpack(">Q", key)[0]
-                        tails.setdefault(number, Tail(operations=0, used=0.0))
+                        tails[number] = tail_of(number)
                         lineage.enter(transaction, self._tables, number, record.origin)
                 case Drop(number=number):
                     self._drop(transaction, number)
@@ -430,21 +437,3 @@ class JournalStore:
         oldest = time.time() - self._settings.max_age_seconds
         past = [number for at, (used, number) in enumerate(ages) if at < surplus or used < oldest]
         return [number for number in past if number not in keep]
-
-
-def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
-    """The store of ``model``: in ``folder``, or in one below it where another model's or a later version's is.
-
-    That one is ignored with one line, and left as it is: its sessions come back under what wrote them. Hold
-    the folder's lock. Raises ``StoreUnusable``.
-    """
-    own = folder / f"model-{model.hex()[:16]}"
-    places = [folder, own, own.with_name(f"{own.name}-format-{FORMAT}")]
-    for at, place in enumerate(places):
-        try:
-            return JournalStore.open(place, model, settings)
-        except (StoreForeign, StoreNewer) as other:
-            if at + 1 == len(places):
-                raise
-            log.warning("%s: it is ignored; sessions are kept in %s", other.message, places[at + 1])
-    raise AssertionError("the last place was tried")

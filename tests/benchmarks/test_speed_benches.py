@@ -93,6 +93,36 @@ def test_sessions_count_against_the_optimum(tmp_path: Path) -> None:
     assert set(timed["ttft_ms"]) == {"quarter", "unlimited"}
 
 
+def test_fork_copies_at_most_a_tail_and_branches_share(tmp_path: Path) -> None:
+    told = quick("fork", tmp_path)
+    for on in told["fork_us"].values():
+        for times in on.values():
+            assert min(times["idle"]["runs"] + times["generating"]["runs"]) > 0
+            assert times["copied_blocks_per_child"] == 1
+    memory = told["memory"]
+    assert memory["branches"] == 256 + 1 + 16 * 5  # the prefix, its tail, and for each a copy and four blocks
+    assert memory["ratio"] <= 1.2
+
+
+@pytest.mark.slow
+def test_streaming_holds_both_ways_of_input_against_each_other(tmp_path: Path) -> None:
+    told = quick("streaming", tmp_path)
+    on = told["on"]["tiny"]
+    assert set(on["inputs"]) == {"48", "96"}
+    for heard in on["inputs"].values():
+        for where in ("alone", "beside"):
+            assert len(heard[where]["ratio"]["runs"]) == 2 and min(heard[where]["ratio"]["runs"]) > 0
+        assert len(heard["gap_p90_ratio"]["runs"]) == 2
+        assert heard["wasted_per_new"]["streamed"] == 0, "what was right the first time is computed once"
+    assert [one["load"] for one in on["sweep"]] == [0.5]
+    assert {name: len(runs["runs"]) for name, runs in on["after_a_cut"].items()} == {
+        "undisturbed": 8,
+        "from the cut": 8,
+        "from the steer": 8,
+    }
+    assert (tmp_path / "streaming-tiny.png").stat().st_size > 0
+
+
 def test_load_has_the_serving_figures_of_each_rate(tmp_path: Path) -> None:
     told = quick("load", tmp_path)
     closed, offered = told["phases"]

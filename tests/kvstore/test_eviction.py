@@ -71,7 +71,7 @@ def test_chains_are_given_up_from_their_ends(visits: list[tuple[int, int]]) -> N
     order = EvictionOrder(24)
     for prompt, length in visits:
         chain = [prompt * 6 + at for at in range(length)]
-        order.hit(block for block in chain if order.remove(block))
+        order.hit([block for block in chain if order.remove(block)])
         order.add(reversed(chain))
     given_up = order.pop(len(order))
     for prompt in range(4):

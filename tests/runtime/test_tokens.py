@@ -27,6 +27,42 @@ def test_it_is_a_list(moves: list[tuple[list[int], int]]) -> None:
         del plain[kept:]
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from(["append", "extend", "cut", "fork"]), st.integers(0, 9))
+    )
+)
+def test_copies_share_and_do_not_disturb_each_other(moves: list[tuple[int, str, int]]) -> None:
+    lists, plains, next_id = [TokenList()], [list[int]()], 0
+    for who, what, number in moves:
+        tokens, plain = lists[who % len(lists)], plains[who % len(lists)]
+        new = list(range(next_id, next_id + (1 if what == "append" else number)))
+        if what == "append":
+            tokens.append(next_id)
+            plain += new
+        elif what == "extend":
+            tokens.extend(np.array(new, dtype=np.int32))
+            plain += new
+        elif what == "cut":
+            tokens.truncate(min(number, len(plain)))
+            del plain[number:]
+        else:
+            lists.append(tokens.copy(number))
+            plains.append(plain[:number])
+        next_id += number
+        assert [one.view(len(one)).tolist() for one in lists] == plains
+
+
+def test_a_fork_copies_no_id_and_the_parent_goes_on_in_place() -> None:
+    parent = TokenList(np.arange(100, dtype=np.int32))
+    parent.append(7)
+    child = parent.copy(101)
+    parent.append(8)
+    assert np.shares_memory(parent.view(102), child.view(101))
+    child.append(9)
+    assert not np.shares_memory(parent.view(102), child.view(102))
+
+
 def test_a_span_is_a_copy() -> None:
     tokens = TokenList([1, 2, 3])
     span = tokens.span(0, 2)

@@ -54,6 +54,9 @@ CLIENT_EVENTS: list[client.ClientEvent] = [
     verbs.SessionRewind(to="i"),
     verbs.SessionRewind(to=7),
     verbs.SessionFork(at="i", children=3, session_id="s"),
+    verbs.SessionTree(),
+    verbs.SessionName(name="left"),
+    verbs.SessionPrune(session="s", session_id="t"),
     verbs.SessionAttach(session="h", last_event="e"),
     verbs.SessionDetach(session_id="s"),
     verbs.ResponseSteer(input=[items.MessageItem.of("user", "No")], response=ResponseParams()),
@@ -101,6 +104,15 @@ SERVER_EVENTS: list[server.ServerEvent] = [
     verbs.ItemTruncated(event_id="e", item_id="i", text_end=3),
     verbs.SessionRewound(event_id="e", item_id=None, tokens=7),
     verbs.SessionForked(event_id="e", sessions=[verbs.Fork(id="s", handle="h")]),
+    verbs.SessionTreeListed(
+        event_id="e",
+        sessions=[
+            verbs.Relative(id="s", parent=None, open=True, items=2, tokens=9),
+            verbs.Relative(id="t", parent="s", name="left"),
+        ],
+    ),
+    verbs.SessionNamed(event_id="e", name=""),
+    verbs.SessionPruned(event_id="e", session="s"),
     verbs.SteerAccepted(event_id="e", response_id="r", session_id="s"),
     verbs.SessionDetached(event_id="e", session_id="s"),
 ]

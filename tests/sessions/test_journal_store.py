@@ -25,9 +25,10 @@ from holdfast.sessions.errors import (
 )
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal.lock import StoreLock
+from holdfast.sessions.journal.opening import open_for
 from holdfast.sessions.journal.records import FORMAT, Heard, Inserted, Snapshot, StoreRecord, seal, unseal
 from holdfast.sessions.journal.replay import condensed, replay
-from holdfast.sessions.journal.store import STORE_KEY, Append, Drop, Put, Table, key_of, open_for
+from holdfast.sessions.journal.store import STORE_KEY, Append, Drop, Put, Table, key_of
 
 FIXTURE = Path(__file__).parent / "stores" / "format_1"
 HELLO = Inserted(item=Message(id="item_1", role="user", text="hello"))

@@ -24,7 +24,7 @@ O200K = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPECIALS = ["<|im_start|>", "<|im_end|>"]
-KINDS = ["gpt2", "llama3", "qwen", "o200k", "sentencepiece"]
+KINDS = ["gpt2", "llama3", "qwen", "o200k", "sentencepiece", "letters"]
 
 
 @cache
@@ -32,7 +32,11 @@ def tokenizer(kind: str) -> ChatTokenizer:
     """A few hundred entries, cut as the family cuts."""
     backend = Tokenizer(models.BPE(byte_fallback=kind == "sentencepiece"))
     trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>"], show_progress=False)
-    if kind == "sentencepiece":
+    if kind == "letters":
+        alphabet = sorted(set("".join(CORPUS)))
+        backend = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
+        backend.decoder = decoders.Fuse()
+    elif kind == "sentencepiece":
         backend.normalizer = normalizers.Replace(" ", "▁")
         # its trainer keeps words apart although its encoder does not
         backend.pre_tokenizer = pre_tokenizers.Split("▁", behavior="merged_with_next")

@@ -1,0 +1,199 @@
+"""``holdfast bench fork``: what the engine does to fork a sequence, by its length and the number of children.
+
+The real scheduler, pool and paging on a device that computes nothing, so that 128k tokens cost no time to get
+there: a fork touches no tensor, and is timed as the verb alone, without a link. Idle parents and such that
+generate. What it puts off is timed too: a child's first own tokens, which copy the ids it shares. Copies and
+blocks are counted, not timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from ..kvstore.keys import BlockHasher
+from ..kvstore.pool import BlockPool
+from ..runtime.link.messages import Close, Extend, Fork, Generate, Limits, Open, Sampling
+from ..runtime.plan import Outcome, Plan
+from ..runtime.scheduler import Scheduler, SequenceVerb
+from ..runtime.settings import SchedulerSettings
+from .harness.options import Options, options_of, parser_of, run
+from .report import Goal, show, summary, table
+
+LENGTHS = (64, 1024, 4096, 32768, 131072)
+CHILDREN = (1, 8, 64)
+BLOCK = 16
+VOCAB = 4096
+PART = 9  # tokens in the parent's last block, so that there is a tail to copy
+MOST_US = 200.0
+BRANCHES, PREFIX, OWN = 16, 4096, 64
+MOST_MEMORY = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """A step of the device that computes nothing: each sequence samples a token of its own."""
+
+    plan: Plan
+
+    def tokens(self) -> list[Outcome]:
+        return [None if row.sampling is None else row.seq % VOCAB for row in self.plan.rows]
+
+
+class Stage:
+    """A scheduler, and one parent of ``length`` tokens in it, all computed but the last."""
+
+    def __init__(self, length: int, *, children: int) -> None:
+        blocks = -(-length // BLOCK) + 8 * (children + 1)
+        context = blocks * BLOCK
+        settings = SchedulerSettings(
+            blocks=blocks,
+            vocab_size=VOCAB,
+            max_context=context,
+            block_tokens=BLOCK,
+            max_step_tokens=max(8192, 2 * children),
+            max_sequences=max(64, children + 1),
+        )
+        pool = BlockPool(blocks, BLOCK)
+        self.scheduler = Scheduler(settings, pool, BlockHasher(bytes(16), BLOCK))
+        self._numbers = count(1)
+        self.parent = next(self._numbers)
+        self.apply(Open(0, self.parent, b"", [at % VOCAB for at in range(length)]))
+        self.rest()
+
+    def apply(self, verb: SequenceVerb) -> float:
+        """Seconds that a verb took."""
+        began = time.perf_counter()
+        self.scheduler.apply(verb)
+        return time.perf_counter() - began
+
+    def step(self) -> bool:
+        """One step; whether there was anything to do."""
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.scheduler.commit(plan, _Nothing(plan).tokens())
+        return plan is not None
+
+    def rest(self) -> None:
+        """Until there is nothing to do."""
+        while self.step():
+            continue
+
+    def generate(self, seq: int, tokens: int) -> None:
+        """Begin a turn."""
+        self.apply(Generate(0, seq, Sampling(), Limits(tokens)))
+
+    def fork(self, children: int) -> tuple[list[int], float]:
+        """Children of the parent, and the seconds that took."""
+        made = [next(self._numbers) for _ in range(children)]
+        return made, self.apply(Fork(0, self.parent, made))
+
+    def close(self, seqs: Sequence[int]) -> None:
+        """Forget them."""
+        for seq in seqs:
+            self.apply(Close(0, seq, keep_kv=False))
+
+    @property
+    def held(self) -> int:
+        """Blocks that somebody holds."""
+        return self.scheduler.pool.statistics().held
+
+    @property
+    def copies(self) -> int:
+        """Blocks copied so far."""
+        return self.scheduler.counters.copies
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; 0 if it could measure, 1 if not."""
+    options = options_of(parser_of("fork", __doc__, (), rounds=30).parse_args(words))
+    return run("fork", lambda: measure(options))
+
+
+def measure(options: Options) -> None:
+    """Time, count, print and keep."""
+    lengths = LENGTHS[:2] if options.quick else LENGTHS
+    figures: dict[str, Any] = {}
+    rows: list[list[object]] = []
+    for length in lengths:
+        on = figures[str(length)] = {
+            str(children): _timed(length, children, options) for children in CHILDREN
+        }
+        rows += [_line(length, children, on[str(children)]) for children in CHILDREN]
+    table(
+        "engine time of a fork, median µs",
+        ["tokens, children", "idle parent", "p90", "generating", "p90", "first own tokens", "blocks copied"],
+        rows,
+    )
+    memory = _memory()
+    goals = [
+        *(
+            Goal(
+                f"fork of {length} tokens, {parent} parent", on["1"][parent]["median"], "µs", MOST_US, "lower"
+            )
+            for length, on in figures.items()
+            for parent in ("idle", "generating")
+        ),
+        Goal("blocks copied per child", _most_copies(figures), "blocks", 1, "lower"),
+        Goal("16 branches ÷ one and their own tokens", memory["ratio"], "x", MOST_MEMORY, "lower"),
+    ]
+    show("fork", options.seed, {**options.told(), "fork_us": figures, "memory": memory}, goals, options.out)
+
+
+def _timed(length: int, children: int, options: Options) -> dict[str, Any]:
+    """Microseconds of each fork, from an idle parent and from one that generates, by turns."""
+    stage = Stage(length - length % BLOCK + PART, children=children)
+    seconds: dict[str, list[float]] = {"idle": [], "generating": [], "first_own_tokens": []}
+    copied = 0.0
+    for _ in range(options.rounds):
+        made, took = stage.fork(children)
+        seconds["idle"].append(took)
+        before = stage.copies
+        seconds["first_own_tokens"] += _begin(stage, made)
+        copied = max(copied, (stage.copies - before) / children)
+        stage.close(made)
+    stage.generate(stage.parent, 4 * options.rounds)
+    for _ in range(options.rounds):
+        stage.step()
+        made, took = stage.fork(children)
+        seconds["generating"].append(took)
+        stage.close(made)
+    stage.scheduler.audit()
+    told = {name: summary(1e6 * took for took in runs) for name, runs in seconds.items()}
+    return {**told, "copied_blocks_per_child": copied}
+
+
+def _begin(stage: Stage, children: Sequence[int]) -> list[float]:
+    """Each child goes its own way; seconds of the verb that gives it its first own token."""
+    took = [stage.apply(Extend(0, seq, [2])) for seq in children]
+    for seq in children:
+        stage.generate(seq, 1)
+    stage.rest()
+    return took
+
+
+def _memory() -> dict[str, float]:
+    """Blocks that 16 branches of one prefix hold after their own tokens, against one and these tokens."""
+    stage = Stage(PREFIX + PART, children=BRANCHES)
+    one = stage.held
+    made, _ = stage.fork(BRANCHES)
+    for seq in made:
+        stage.generate(seq, OWN)
+    stage.rest()
+    stage.scheduler.audit()
+    own = BRANCHES * OWN / BLOCK
+    return {"one": one, "branches": stage.held, "own": own, "ratio": stage.held / (one + own)}
+
+
+def _line(length: int, children: int, on: dict[str, Any]) -> list[object]:
+    idle, generating, first = on["idle"], on["generating"], on["first_own_tokens"]
+    times = [idle["median"], idle["p90"], generating["median"], generating["p90"], first["median"]]
+    return [f"{length}, {children}", *(round(one, 1) for one in times), on["copied_blocks_per_child"]]
+
+
+def _most_copies(figures: dict[str, Any]) -> float:
+    most: float = max(one["copied_blocks_per_child"] for on in figures.values() for one in on.values())
+    return most

@@ -1,0 +1,36 @@
+"""A session's tree, of which it is one branch: `chat.tree`, `chat.name`, `chat.prune`."""
+
+from __future__ import annotations
+
+from .exchange import Exchange
+from .frames.verbs import (
+    Relative,
+    SessionName,
+    SessionNamed,
+    SessionPrune,
+    SessionPruned,
+    SessionTree,
+    SessionTreeListed,
+)
+
+
+async def tree(exchange: Exchange) -> list[Relative]:
+    """Ask for it."""
+    sent = await exchange.send(SessionTree())
+    listed = await exchange.answer(sent, lambda event: isinstance(event, SessionTreeListed))
+    assert isinstance(listed, SessionTreeListed)
+    return listed.sessions
+
+
+async def name(exchange: Exchange, name: str) -> None:
+    """Name the session."""
+    sent = await exchange.send(SessionName(name=name))
+    await exchange.answer(sent, lambda event: isinstance(event, SessionNamed))
+
+
+async def prune(exchange: Exchange, session_id: str) -> None:
+    """End another one for good."""
+    sent = await exchange.send(SessionPrune(session=session_id))
+    await exchange.answer(
+        sent, lambda event: isinstance(event, SessionPruned) and event.session == session_id
+    )

@@ -1,0 +1,49 @@
+"""The call of ``demo --voice``, spoken faster than people do, and the recogniser that hears it."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+
+from holdfast.gateway import voice
+
+SPOKEN = "one two three four five six seven eight nine ten"
+
+
+def test_a_call_is_the_same_streamed_and_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert voice.run(speed=20, lines=4) == 0
+    shown = capsys.readouterr().out
+    counts = re.findall(r"TTFT from the end of speech \d+ ms, not streamed \d+ ms", shown)
+    assert len(counts) == 4
+    assert "cut after 40 characters" in shown and "4821" in shown
+    assert re.search(r"\d+ tokens were computed in vain", shown)
+
+
+def test_partials_come_in_time_and_end_with_what_was_said() -> None:
+    heard = list(voice.partials(SPOKEN, Random(0)))
+    assert heard[-1] == voice.Partial(10 / voice.WORDS_PER_SECOND, SPOKEN)
+    times = [partial.at for partial in heard]
+    assert times == sorted(times)
+    assert all(len(one.text.split()) <= one.at * voice.WORDS_PER_SECOND + 1e-9 for one in heard[:-1])
+
+
+def test_one_partial_in_ten_is_wrong_about_its_last_words() -> None:
+    chance = Random(1)
+    heard = [partial.text for _ in range(200) for partial in voice.partials(SPOKEN, chance)][:-1]
+    wrong = [text for text in heard if not SPOKEN.startswith(text)]
+    assert 0.05 < len(wrong) / len(heard) < 0.15
+    kept = [
+        len(text.split()) - sum(a == b for a, b in zip(text.split(), SPOKEN.split(), strict=False))
+        for text in wrong
+    ]
+    assert set(kept) == {1, 2, 3}
+
+
+def test_other_words_or_a_reply_that_forgets_are_faults() -> None:
+    line, right = voice.Line("What is my name?", "Marisol"), voice.Heard("Marisol.", 1.0, 0)
+    assert not voice._faults(line, right, right)
+    assert len(voice._faults(line, right, voice.Heard("Bella.", 1.0, 0))) == 1
+    forgot = voice.Heard("not told", 1.0, 0)
+    assert len(voice._faults(line, forgot, forgot)) == 1

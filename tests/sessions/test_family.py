@@ -1,0 +1,142 @@
+"""Who was forked from whom, under which name: listed, named, pruned, in memory and in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from journal_stage import book_in, folder, store_in
+from session_stage import LANGUAGE, ask, reciting, run
+
+from holdfast.sessions.book import Reopened, SessionBook
+from holdfast.sessions.errors import HandleUnknown, MemberUnknown, NameInvalid, PruneInvalid, SessionUnknown
+from holdfast.sessions.family import MAX_NAME, Member
+from holdfast.sessions.session import Session
+
+
+def shape(family: Sequence[Member]) -> list[tuple[str, str | None, str]]:
+    return [(member.id, member.parent, member.name) for member in family]
+
+
+async def grown(book: SessionBook) -> list[Session]:
+    """A session, two forks of it, and a fork of the first of these."""
+    first = book.create(owner=b"me")
+    await ask(first, "a")
+    left, right = await book.fork(first.id, [b"", b""])
+    await ask(left, "b")
+    (leaf,) = await book.fork(left.id, [b""])
+    return [first, left, right, leaf]
+
+
+async def prune(book: SessionBook, asking: Session, target: str) -> None:
+    """As the registry does it."""
+    await book.check_pruned(asking.id, target)
+    if any(member.id == target and member.open for member in await book.family(asking.id)):
+        await book.close(target)
+    await book.forget(asking.id, target)
+
+
+@run
+async def test_a_tree_is_listed_parents_first_with_names_and_sizes() -> None:
+    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    first, left, right, leaf = await grown(book)
+    stranger = book.create(owner=b"me")
+    await book.name(left.id, "left")
+    for asked in (first, leaf):
+        family = await book.family(asked.id)
+        assert shape(family) == [
+            (first.id, None, ""),
+            (left.id, first.id, "left"),
+            (leaf.id, left.id, ""),
+            (right.id, first.id, ""),
+        ]
+        assert [member.items for member in family] == [2, 4, 4, 2]
+        assert all(member.open and member.tokens for member in family)
+    assert [member.id for member in await book.family(stranger.id)] == [stranger.id]
+
+
+@run
+async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
+    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    first, left, right, _ = await grown(book)
+    stranger = book.create(owner=b"me")
+    await book.name(left.id, "left")
+    before = shape(await book.family(first.id))
+    for name in ("left", "x" * (MAX_NAME + 1)):
+        with pytest.raises(NameInvalid):
+            await book.name(right.id, name)
+    for target in (stranger.id, "sess_none"):
+        with pytest.raises(MemberUnknown):
+            await book.check_pruned(first.id, target)
+    with pytest.raises(PruneInvalid):
+        await book.check_pruned(first.id, first.id)
+    assert shape(await book.family(first.id)) == before
+    await book.name(left.id, "left")
+    await book.name(left.id, "")
+    await book.name(right.id, "left")
+    with pytest.raises(SessionUnknown):
+        await book.family("sess_none")
+
+
+@run
+async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
+    book = SessionBook(reciting("one", "two", "three"), LANGUAGE)
+    first, left, right, leaf = await grown(book)
+    await prune(book, first, left.id)
+    assert shape(await book.family(first.id)) == [
+        (first.id, None, ""),
+        (right.id, first.id, ""),
+        (leaf.id, left.id, ""),
+    ] or {member.id for member in await book.family(first.id)} == {first.id, right.id, leaf.id}
+    await ask(leaf, "c")
+    assert [item.text for item in leaf.history.items()] == ["a", "one", "b", "two", "c", "three"]
+
+
+@run
+async def test_names_and_prunings_outlive_the_server() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, right, leaf = await grown(book)
+            await book.name(left.id, "left")
+            await book.name(leaf.id, "leaf")
+            await prune(book, first, right.id)
+            handles = {one.id: one.handles.current for one in (first, left, right, leaf)}
+        async with book_in(path, reciting("three")) as book:
+            with pytest.raises(HandleUnknown):
+                await book.resume(handles[right.id], b"me")
+            again = await book.resume(handles[leaf.id], b"me")
+            assert isinstance(again, Reopened)
+            family = await book.family(leaf.id)
+            assert shape(family) == [
+                (first.id, None, ""),
+                (left.id, first.id, "left"),
+                (leaf.id, left.id, "leaf"),
+            ]
+            assert [member.open for member in family] == [False, False, True]
+            await prune(book, again.session, left.id)
+            await prune(book, again.session, first.id)
+            assert shape(await book.family(leaf.id)) == [(leaf.id, left.id, "leaf")]
+            await ask(again.session, "c")
+            assert [item.text for item in again.session.history.items()][-2:] == ["c", "three"]
+            kept = again.session.handles.current
+        with store_in(path) as store:
+            assert len(store.family(4)) == 1
+        async with book_in(path, reciting()) as book:
+            again = await book.resume(kept, b"me")
+            assert isinstance(again, Reopened)
+            assert [item.text for item in again.session.history.items()][:4] == ["a", "one", "b", "two"]
+
+
+@run
+async def test_a_name_does_not_disturb_what_the_journal_counts() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            session = book.create(owner=b"me")
+            await ask(session, "a")
+            await book.name(session.id, "mine")
+            await ask(session, "b")
+            handle = session.handles.current
+        async with book_in(path, reciting()) as book:
+            again = await book.resume(handle, b"me")
+            assert isinstance(again, Reopened)
+            assert [item.text for item in again.session.history.items()] == ["a", "one", "b", "two"]
