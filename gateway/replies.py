@@ -1,6 +1,7 @@
 """One response on the wire: reply events of a session in, server events out, in the order of the standard.
 
     response.created
+      response.reasoning_text.delta*                                                  (ours; of no item)
       output_item.added, conversation.item.added
         content_part.added, output_text.delta*, output_text.done, content_part.done      (a message)
         function_call_arguments.delta*, function_call_arguments.done                     (a call)
@@ -29,6 +30,7 @@ from ..sessions.events import (
     CallDone,
     CallStarted,
     EndReason,
+    ReasoningDelta,
     ReplyDone,
     ReplyEvent,
     ReplyStarted,
@@ -70,7 +72,7 @@ class LiveResponse:
     """A response from `response.create` to `response.done`.
 
     `conversation_id` is None out of band. `predecessor` tells the item before the reply's first one when that
-    begins. `item_ids` are those of the items it has begun.
+    begins. `item_ids` are those of the items it has begun, `call_ids` those of its calls.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class LiveResponse:
         self.asked_by = asked_by
         self.cancelling = False
         self.item_ids: list[str] = []
+        self.call_ids: set[str] = set()
         self.started = False
         self.done = False
         self._event_ids = event_ids
@@ -115,6 +118,8 @@ class LiveResponse:
         match event:
             case ReplyStarted():
                 return
+            case ReasoningDelta(text=text):
+                yield server.ReasoningDelta(event_id=self._event_ids(), response_id=self.id, delta=text)
             case TextDelta(item_id=item_id, text=text, scores=scores):
                 if self._open is None or self._open.item.id != item_id:
                     yield from self._begin(Message(id=item_id, role="assistant", text=""))
@@ -137,6 +142,8 @@ class LiveResponse:
         before = self.item_ids[-1] if self.item_ids else self._predecessor()
         opened = self._open = _Open(len(self._output), item, before)
         self.item_ids.append(item.id)
+        if isinstance(item, FunctionCall):
+            self.call_ids.add(item.call_id)
         yield from self._shown(server.OutputItemAdded, server.ItemAdded, opened, item, "in_progress")
         if isinstance(item, Message):
             yield server.ContentPartAdded(**self._part(opened), part=server.ContentPart(text=""))

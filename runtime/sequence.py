@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kvstore.shares import tenant_of
 from ..kvstore.keychain import KeyChain
+from ..kvstore.shares import tenant_of
 from ..kvstore.table import BlockTable
 from .link.messages import Finish, Limits, Sampling, State, Work
 from .tokens import TokenList
