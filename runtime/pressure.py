@@ -2,8 +2,9 @@
 
 KV is held by promise, never locked. For a running turn the order of taking is: blocks nobody holds; idle
 sequences without a lease, the longest unused first; of leased ones what their lease does not cover, then the
-rest, the latest expected return first; turns that wait, the last first; running turns behind it, the last
-first. Prefill of an idle sequence takes from those that go before itself in this order, and from nobody else.
+rest, the latest expected return first; turns whose grammar is being compiled; turns that wait, the last first;
+running turns behind it, the last first. Prefill of an idle sequence takes from those that go before itself in
+this order, and from nobody else.
 What is given back while a step runs lies behind the step fence: it counts as on its way, and nobody is robbed
 twice.
 """
@@ -64,7 +65,8 @@ class Pressure:
             needed += self._settings.watermark_blocks + sum(map(self._missing, self._roster.running.values()))
         found = self._pool.available
         others = (waiting for waiting in self._roster.waiting if waiting is not head)
-        holders = chain(self._roster.holders.values(), self._roster.leased.values(), others)
+        compiling = self._roster.compiling.values()
+        holders = chain(self._roster.holders.values(), self._roster.leased.values(), compiling, others)
         while found < needed:
             holder = next(holders, None)
             if holder is None:
@@ -83,7 +85,8 @@ class Pressure:
         if sequence.turn is None:
             self._take(blocks, self._before(sequence))
         else:
-            self._take(blocks, chain(self._idle(), map(_Victim, reversed(self._roster.waiting))))
+            later = chain(self._roster.compiling.values(), reversed(self._roster.waiting))
+            self._take(blocks, chain(self._idle(), map(_Victim, later)))
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
         """The same at the cost of running turns behind ``sequence``, the last first."""
