@@ -20,7 +20,7 @@ from ..kernels.batch import upload
 from ..kernels.interface import Kernels
 from ..kernels.penalties import NO_TOKEN, NOTHING, Said
 from ..kernels.sampling import Typical
-from .errors import GrammarStuck
+from .errors import GrammarInvalid, GrammarStuck
 from .link.messages import Sampling, TokenLogprob
 from .plan import Outcome, PlanRow, RowFault, Scored
 
@@ -74,11 +74,11 @@ def outcome(row: PlanRow, drawn: Sequence[int]) -> Outcome:
 
 
 def _fault(row: PlanRow, verdict: int) -> RowFault:
-    message = f"sequence {row.seq}: {_FAULTS[verdict]}"
     if row.matcher is None or verdict != _FORBIDDEN:
-        return RowFault(message)
-    why = row.matcher.fault or "what it allows is forbidden otherwise"
-    return RowFault(f"{message} by its grammar: {why}", GrammarStuck.code)
+        return RowFault(f"sequence {row.seq}: {_FAULTS[verdict]}")
+    if row.matcher.fault:
+        return RowFault(f"grammar: {row.matcher.fault}", GrammarInvalid.code)
+    return RowFault("every token that the grammar allows is forbidden otherwise", GrammarStuck.code)
 
 
 def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:

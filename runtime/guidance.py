@@ -24,6 +24,7 @@ from .link.messages import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 KEPT = 256
 """Compiled grammars that are kept, the last used ones."""
@@ -44,7 +45,7 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as templates write it; free space would let a model write nothing else for ever."""
 
 
