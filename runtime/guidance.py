@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -32,7 +34,10 @@ KEPT = 256
 KEPT_BYTES = 8 << 20
 """Of the texts of those."""
 
-WORKERS = 2
+WORKERS = 4
+NICENESS = 10
+"""Of the threads that compile, where the system has one for each: a step goes first."""
+
 AT_ONCE = 64
 """Tokens said before that are taken without a thread, where the grammar is known."""
 
@@ -63,7 +68,7 @@ class Guidance:
         self._eos_ids = eos_ids
         self._tokenizer: LLTokenizer | None = None
         self._loading = threading.Lock()
-        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="holdfast-grammar")
+        self._workers = ThreadPoolExecutor(WORKERS, "holdfast-grammar", _step_back)
         self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._bytes = 0
         self._books = threading.Lock()
@@ -111,10 +116,11 @@ class Guidance:
         tokens = said.tolist()
         if tokens and not matcher.consume_tokens(tokens):
             raise GrammarInvalid(f"what was said does not follow it: {_shortened(matcher.get_error())}")
-        ends = frozenset(
-            token for token in stop_ids if token in self._eos_ids or tokenizer.is_special_token(token)
-        )
-        return GuidedReply(matcher, ends, frozenset(self._eos_ids) - ends)
+        own = frozenset(self._eos_ids).union(
+            tokenizer.eos_tokens
+        )  # the library takes one where none is named
+        ends = frozenset(token for token in stop_ids if token in own or tokenizer.is_special_token(token))
+        return GuidedReply(matcher, ends, own - ends)
 
     def _loaded(self) -> LLTokenizer:
         with self._loading:
@@ -207,6 +213,11 @@ class GuidedReply:
                 octets[token // 8] |= bit
             else:
                 octets[token // 8] &= ~bit
+
+
+def _step_back() -> None:
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _source(grammar: Grammar) -> str:

@@ -18,6 +18,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 TOLD = (
     (("Marisol",), ("7", "cloudy"), ("Marisol",)),
     (("4821",), ("1357",), ("Marisol",)),
+    (("['city', 'days']",), ("True",), ("['city', 'days']",)),
 )
 """For each snippet, what its lines of output must have."""
 
