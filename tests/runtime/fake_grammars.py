@@ -1,7 +1,8 @@
 """A grammar compiler without a library: what it compiles is done when it is told so.
 
-The text of a grammar is two numbers: "STEP COUNT" allows multiples of STEP, and is complete after COUNT of
-them; "STEP" alone goes on for ever and accepts from the first on. Anything else cannot be compiled.
+The text of a grammar is two numbers: in "STEP COUNT" the n-th token leaves what n leaves when divided by STEP,
+and it is complete after COUNT of them; "STEP" alone goes on for ever and accepts from the first on. Anything
+else cannot be compiled.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class FakeMatcher:
         return len(self.taken) == self.count
 
     def take(self, token: int) -> None:
-        assert not token % self.step and not self.complete, f"{token} after {self.taken}"
+        assert not (token - len(self.taken)) % self.step and not self.complete, f"{token} after {self.taken}"
         self.taken.append(token)
 
     def fill(self, mask: np.ndarray) -> None:
         allowed = np.zeros(64 * len(mask), dtype=np.uint8)
-        allowed[:: self.step] = not self.complete
+        allowed[len(self.taken) % self.step :: self.step] = not self.complete
         accepts = self.complete or (self.count is None and bool(self.taken))
         allowed[list(self.ends)] = accepts
         mask[:] = np.packbits(allowed, bitorder="little").view(np.int64)
