@@ -149,13 +149,14 @@ class CallWriter:
         opening = re.escape(self.form.opening).replace("/", "\\/")
         words = f"WORDS: /(.|\\n)*/ & ~/(.|\\n)*{opening}(.|\\n)*/"
         others = self._others()
-        marks = f"mark: <[{','.join(map(str, others))}]>" if others else ""
-        text = "text: WORDS (mark WORDS)*" if others else "text: WORDS"
+        mark = f"mark: <[{','.join(map(str, others))}]>" if others else ""
+        marked = "| WORDS mark" if others else ""
         if self._is_token(self.form.opening):
-            return self._grammar("start: text (call text)*", text, words, marks, self._call(tools))
+            start = f"start: (WORDS call {marked})* WORDS"
+            return self._grammar(start, words, mark, self._call(tools))
+        start = f"start: (opened body {marked})* WORDS"
         opened = f"opened[lazy]: /(.|\\n)*/ {_quoted(self.form.opening)}"
-        start = "start: (opened body)* text"
-        return self._grammar(start, text, words, marks, opened, self._call(tools))
+        return self._grammar(start, words, mark, opened, self._call(tools))
 
     def _grammar(self, *rules: str) -> Grammar:
         return Grammar(GrammarKind.LARK, "\n".join(rule for rule in rules if rule) + "\n")
@@ -170,7 +171,7 @@ class CallWriter:
         return f"call: {self._tag(form.opening)} body\n{body}"
 
     def _between(self) -> str:
-        return f"between: {_quoted(self.form.between)}"
+        return f"between: {json.dumps(self.form.between)}"
 
     def _tag(self, tag: str) -> str:
         return tag if self._is_token(tag) else _quoted(tag)
@@ -232,7 +233,8 @@ def _json(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """As a literal of Lark; of nothing, nothing."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _utf8(text: str, param: str) -> bytes:
