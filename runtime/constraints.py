@@ -15,7 +15,7 @@ from .grammars import Compiler, Matcher
 from .link.messages import Grammar, Row
 from .plan import RowFault
 from .roster import Roster
-from .sequence import Sequence
+from .sequence import Sequence, Turn
 from .shelving import FETCH_POLL_SECONDS, Shelving
 
 COMPILE_SECONDS = 0.75
@@ -28,6 +28,7 @@ MOST_WAITING = 64
 @dataclass(slots=True)
 class _Awaited:
     sequence: Sequence
+    turn: Turn
     job: Future[Matcher]
     since: float
 
@@ -64,7 +65,7 @@ class Constraints:
         else:
             said = sequence.tokens.view(turn.prompt)[turn.output_from :].copy()
             job = compiler.compile(grammar, turn.limits.stop_ids, said)
-            self._awaited.append(_Awaited(sequence, job, self._shelving.now))
+            self._awaited.append(_Awaited(sequence, turn, job, self._shelving.now))
             self.tick(self._shelving.now)
 
     def tick(self, now: float) -> None:
@@ -94,9 +95,9 @@ class Constraints:
         return {"compiling": len(self._awaited), **compiler}
 
     def _settled(self, awaited: _Awaited, now: float) -> bool:
-        sequence, job, turn = awaited.sequence, awaited.job, awaited.sequence.turn
-        if self._roster.compiling.get(sequence.id) is not sequence or turn is None:
-            job.cancel()  # it was stopped or closed
+        sequence, job, turn = awaited.sequence, awaited.job, awaited.turn
+        if sequence.turn is not turn:
+            job.cancel()  # it was stopped or closed, and may have begun another
             return True
         if not job.done():
             if now - awaited.since <= COMPILE_SECONDS:

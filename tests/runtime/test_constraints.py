@@ -207,6 +207,16 @@ def test_a_turn_that_is_given_up_while_it_waits_leaves_nothing(verb: AnyVerb) ->
         assert here.end(0).finish is Finish.LENGTH
 
 
+def test_the_grammar_of_a_turn_that_was_stopped_is_not_the_next_ones() -> None:
+    here = Stage(slow=True)
+    here.begin(0, "5 4")
+    here.apply(Stop(0, 0))
+    here.begin(0, "3 2")
+    here.compiler.finish()
+    here.run()
+    assert [token % 3 for token in here.said(0)] == [0, 1] and here.end(0).finish is Finish.STOP
+
+
 @DEPTHS
 def test_a_preempted_reply_says_what_it_would_have_said(depth: int) -> None:
     def talk(blocks: int) -> tuple[Stage, list[list[int]]]:

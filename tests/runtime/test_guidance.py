@@ -259,6 +259,19 @@ def test_a_bomb_ends_its_own_turn_and_nobody_elses(talker: Talker, bomb: Grammar
     assert len(calm[0]) == 40 and calm[0] == talker.say((Sampling(), Limits(40)))[0][0]
 
 
+def test_an_engine_without_the_library_starts_and_says_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guidance, "available", lambda: False)
+    asked = EngineSettings(model=str(folder), dtype="float32", blocks=64, max_context=256, host_bytes=0)
+    engine = load_engine(asked, lambda fraction, detail: None, Pulse()).engine
+    engine.apply(Open(0, 1, b"", [1528, 5]))
+    refused = engine.apply(Generate(0, 1, Sampling(grammar=WALK), Limits(9)))
+    assert isinstance(refused, Refusal) and refused.code == "grammar_unavailable"
+    assert "holdfast[engine]" in refused.message
+    assert not isinstance(engine.apply(Generate(0, 1, Sampling(), Limits(1))), Refusal)
+
+
 def test_compiled_grammars_are_kept_up_to_a_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guidance, "KEPT", 3)
     compiler = Guidance(folder / "tokenizer.json", 1536, (END,))
