@@ -96,7 +96,7 @@ class Constraints:
 
     def _settled(self, awaited: _Awaited, now: float) -> bool:
         sequence, job, turn = awaited.sequence, awaited.job, awaited.turn
-        if sequence.turn is not turn:
+        if sequence.turn is not turn or self._roster.compiling.get(sequence.id) is not sequence:
             job.cancel()  # it was stopped or closed, and may have begun another
             return True
         if not job.done():
