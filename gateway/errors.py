@@ -148,6 +148,7 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.PruneInvalid: _invalid("invalid_value"),
     sessions.ToolInvalid: _invalid("invalid_value"),
     sessions.SamplingInvalid: _invalid("invalid_value"),
+    sessions.GrammarInvalid: _invalid("invalid_grammar"),
     sessions.PromptTooLong: _invalid("context_length_exceeded"),
     sessions.ConversationBusy: _invalid("conversation_already_has_active_response", 409),
     sessions.TemplateFailed: _invalid("template_failed"),
@@ -166,6 +167,9 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.TurnFailed: _server("turn_failed"),
     sessions.EngineUnavailable: _server("engine_unavailable", 503),
     sessions.SequencePoisoned: _server("sequence_poisoned", 500),
+    sessions.GrammarRefused: _invalid("invalid_grammar"),
+    sessions.GrammarStuck: _invalid("grammar_stuck", 422),
+    sessions.GrammarUnavailable: _invalid("grammar_unavailable", 501),
     sessions.EngineFull: _busy("engine_overloaded", 503),
     # what the engine or its link refuses
     runtime.RuntimeFault: INTERNAL,
@@ -174,6 +178,9 @@ TABLE: dict[type[Exception], WireError] = {
     runtime.VerbRefused: INTERNAL,
     runtime.ContextExceeded: _invalid("context_length_exceeded"),
     runtime.SamplingInvalid: _invalid("invalid_value"),
+    runtime.GrammarUnavailable: _invalid("grammar_unavailable", 501),
+    runtime.GrammarFault: _invalid("invalid_grammar"),
+    runtime.GrammarStuck: _invalid("grammar_stuck", 422),
     runtime.EngineOverloaded: _busy("engine_overloaded", 503),
     runtime.EngineGone: _server("engine_unavailable", 503),
     # the gateway's own

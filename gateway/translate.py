@@ -13,10 +13,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ..runtime.link.messages import Moved, Receipt
+from ..runtime.link.messages import Grammar, GrammarKind, Moved, Receipt
 from ..sdk.errors import FieldInvalid
-from ..sdk.frames import client, server
+from ..sdk.frames import client, formats, server
 from ..sdk.frames import items as frames
+from ..sdk.frames.formats import TextConfig
 from ..sdk.frames.response import (
     CachedTokensDetails,
     InputTokenDetails,
@@ -26,9 +27,10 @@ from ..sdk.frames.response import (
     Usage,
 )
 from ..sdk.frames.sampling import SamplingFields, TokenLogprob, TopLogprob
-from ..sdk.frames.session import FunctionTool, SessionPatch, SessionResource
-from ..sessions.errors import SamplingInvalid
+from ..sdk.frames.session import FunctionTool, NamedFunction, SessionPatch, SessionResource
+from ..sessions.errors import GrammarInvalid, SamplingInvalid
 from ..sessions.events import TokenScore, TurnUsage
+from ..sessions.grammars import checked_grammar, json_format
 from ..sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
 from ..sessions.requests import TurnRequest
 
@@ -85,7 +87,12 @@ def _status(complete: bool) -> frames.ItemStatus:
 def tools_of(tools: list[FunctionTool]) -> tuple[Tool, ...]:
     """The session's tools."""
     return tuple(
-        Tool(name=tool.name, description=tool.description or "", parameters=tool.parameters or {})
+        Tool(
+            name=tool.name,
+            description=tool.description or "",
+            parameters=tool.parameters or {},
+            strict=bool(tool.strict),
+        )
         for tool in tools
     )
 
@@ -115,7 +122,7 @@ def under(section: str) -> Iterator[None]:
     """What is refused of sampling is named as the client wrote it: with the object that holds the field."""
     try:
         yield
-    except SamplingInvalid as error:
+    except (SamplingInvalid, GrammarInvalid) as error:
         if error.param is not None:
             error.param = f"{section}.{error.param}"
         raise
@@ -141,6 +148,8 @@ def request_of(
                 return value
         return None
 
+    choice = chosen("tool_choice") or "auto"
+    named = choice.name if isinstance(choice, NamedFunction) else None
     sampling = {name: value for name in SAMPLING if (value := chosen(name)) not in (None, "inf")}
     return TurnRequest.checked(
         **{"seed": seed, **sampling},
@@ -149,8 +158,40 @@ def request_of(
         input=[resolve(item) for item in params.input] if isinstance(params.input, list) else None,
         instructions=_given(params.instructions),
         tools=tools_of(params.tools) if isinstance(params.tools, list) else None,
-        tool_choice=chosen("tool_choice") or "auto",
+        tool_choice=choice if isinstance(choice, str) else "required",
+        tool=named,
+        format=format_of(params),
+        offered=tools_of(session.tools),
     )
+
+
+def format_of(params: ResponseParams) -> Grammar | None:
+    """What the reply's text must be; None: anything. Raises `GrammarInvalid`."""
+    text = params.text.format if isinstance(params.text, TextConfig) else None
+    asked = {"text.format": text, "response_format": params.response_format, "grammar": params.grammar}
+    given = {name: wish for name, wish in asked.items() if wish is not None and wish is not UNSET}
+    if len(given) > 1:
+        raise GrammarInvalid(f"One of {' and '.join(given)} can be followed", param=list(given)[-1])
+    return next((_grammar_of(wish, name) for name, wish in given.items()), None)
+
+
+def _grammar_of(wish: Any, name: str) -> Grammar | None:
+    match wish:
+        case formats.JsonObject():
+            return json_format({"type": "object"}, strict=True, param=name)
+        case formats.JsonSchema(schema=schema, strict=strict):
+            return json_format(schema, strict=strict is not False, param=f"{name}.schema")
+        case formats.ChatJsonSchema(json_schema=named):
+            param = f"{name}.json_schema.schema"
+            return json_format(named.schema, strict=named.strict is not False, param=param)
+        case formats.RegexGrammar(pattern=pattern):
+            return checked_grammar(Grammar(GrammarKind.REGEX, pattern), f"{name}.pattern")
+        case formats.ChoiceGrammar(choices=choices):
+            listed = msgspec.json.encode(choices).decode()
+            return checked_grammar(Grammar(GrammarKind.CHOICE, listed), f"{name}.choices")
+        case formats.LarkGrammar(definition=definition):
+            return checked_grammar(Grammar(GrammarKind.LARK, definition), f"{name}.definition")
+    return None
 
 
 def seed_of(response_id: str) -> int:

@@ -124,6 +124,10 @@ class Kernels(Protocol):
         """Make likelier or less likely, in place, what was said: see `penalties.penalize`."""
         ...
 
+    def allow(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+        """Set to -inf, in place, what a grammar does not allow: see `penalties.allow`."""
+        ...
+
     def log_probabilities(self, logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
         """Of ``ids``, and ids and those of the ``most`` likeliest: see `scoring.log_probabilities`."""
         ...

@@ -1,7 +1,7 @@
 """What is done to logits before temperature: bias, penalties for what was said, tokens that may not come.
 
 All work in place on fp32 ``[rows, vocab]`` and wait for no device. The order in which to use them is that of
-transformers' processors: `add`, `penalize`, `forbid`. Knows nothing of sequences.
+transformers' processors: `add`, `penalize`, `forbid`; `allow` at the end. Knows nothing of sequences.
 """
 
 from __future__ import annotations
@@ -66,6 +66,18 @@ def forbid(logits: Tensor, rows: Tensor, tokens: Tensor, wanted: Tensor | None =
     if wanted is not None:
         values = values.masked_fill(~wanted, 0.0)
     logits.index_put_((rows, tokens), values, accumulate=True)
+
+
+def allow(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """Set all logits of ``rows``, int64 ``[n]``, to -inf but those whose bit is set.
+
+    ``masks``: int64 ``[n, ceil(vocab / 64)]``, little-endian: the bit of token t is bit ``t % 8`` of byte
+    ``t // 8``.
+    """
+    octets = masks.view(torch.uint8)  # [n, 8 * words]
+    bits = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=logits.device)
+    allowed = ((octets[:, :, None] & bits) != 0).flatten(1)[:, : logits.shape[-1]]
+    logits.index_copy_(0, rows, logits[rows].masked_fill_(~allowed, float("-inf")))
 
 
 def completes(beginnings: Tensor, ends: Tensor) -> Tensor:

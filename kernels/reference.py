@@ -15,12 +15,13 @@ from torch import Tensor
 from .batch import Gather, PagedBatch, gathers_of, lay_out
 from .interface import Attention, HeadNorm
 from .narrow import as_bytes, narrowed
-from .penalties import penalize
+from .penalties import allow, penalize
 from .sampling import sample
 from .scoring import log_probabilities
 
 __all__ = [
     "add_norm",
+    "allow",
     "copy_blocks",
     "gated",
     "lay_out",

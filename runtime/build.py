@@ -19,6 +19,7 @@ from ..kvstore.host import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.moves import BlockMover
 from ..kvstore.pool import BlockPool
+from . import guidance
 from .costs import CostBook, measure
 from .engine import Engine
 from .errors import SettingsInvalid
@@ -114,7 +115,11 @@ def _engine(
     if settings.debug:
         for arena in arenas:
             arena.poison(range(blocks))
-    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs)
+    compiler = None
+    if guidance.available():
+        tokenizer = model.folder / "tokenizer.json"
+        compiler = guidance.Guidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
+    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler)
     return Engine(scheduler, runner, debug=settings.debug), numbers, groups
 
 

@@ -73,6 +73,21 @@ class Committer:
         self._counters.turns += 1
         return work
 
+    def fail(self, sequence: Sequence, fault: RowFault) -> Row | None:
+        """A turn ends with the error; an idle sequence waits for its turn to meet it again."""
+        self._counters.faults += 1
+        if sequence.turn is None:
+            sequence.recall()
+            self._paging.trim(sequence)
+            self._roster.prefill.pop(sequence.id, None)
+            return None
+        work = self.end(sequence)
+        self._roster.prefill.pop(sequence.id, None)
+        length = len(sequence.tokens)
+        return Row(
+            sequence.id, sequence.epoch, [], length, Finish.ERROR, work, fault.message, code=fault.code
+        )
+
     def _distrust(self, plan: Plan) -> None:
         """Whoever holds a block that ``plan`` was to fill by a copy or a load drops it, and all behind it."""
         self._paging.moves.revoke(plan)
@@ -95,7 +110,7 @@ class Committer:
 
     def _land(self, sequence: Sequence, flight: Flight, outcome: Outcome) -> Row | None:
         if isinstance(outcome, RowFault):
-            return self._fail(sequence, outcome)
+            return self.fail(sequence, outcome)
         prefilled, recomputed = sequence.land(flight)
         self._counters.computed += flight.end - flight.first
         self._counters.prefilled += prefilled
@@ -117,29 +132,9 @@ class Committer:
         length = len(sequence.tokens)
         return Row(sequence.id, sequence.epoch, [token], length, finish, work, logprobs=logprobs)
 
-    def _fail(self, sequence: Sequence, fault: RowFault) -> Row | None:
-        """A turn ends with the error; an idle sequence waits for its turn to meet it again."""
-        self._counters.faults += 1
-        if sequence.turn is None:
-            sequence.recall()
-            self._paging.trim(sequence)
-            self._roster.prefill.pop(sequence.id, None)
-            return None
-        work = self.end(sequence)
-        self._roster.prefill.pop(sequence.id, None)
-        return Row(
-            sequence.id,
-            sequence.epoch,
-            [],
-            len(sequence.tokens),
-            Finish.ERROR,
-            work,
-            fault.message,
-        )
-
 
 def _finish(turn: Turn, token: int) -> Finish | None:
-    if token in turn.limits.stop_ids:
+    if token in turn.limits.stop_ids or (turn.matcher is not None and turn.matcher.complete):
         return Finish.STOP
     if turn.sampled < turn.allowed:
         return None

@@ -8,6 +8,7 @@ that ask for nothing cost an argmax. Knows no sequences.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from ..kernels.batch import upload
 from ..kernels.interface import Kernels
 from ..kernels.penalties import NO_TOKEN, NOTHING, Said
 from ..kernels.sampling import Typical
+from .errors import GrammarInvalid, GrammarStuck
 from .link.messages import Sampling, TokenLogprob
 from .plan import Outcome, PlanRow, RowFault, Scored
 
@@ -62,13 +64,21 @@ def outcome(row: PlanRow, drawn: Sequence[int]) -> Outcome:
         return None
     token, verdict, *scores = drawn
     if verdict != _SOUND:
-        return RowFault(f"sequence {row.seq}: {_FAULTS[verdict]}")
+        return _fault(row, verdict)
     if row.sampling.logprobs is None:
         return token
     most = len(scores) // 2
     values = np.array(scores, dtype=np.int64).view(np.float64)[[0, *range(most + 1, 2 * most + 1)]].tolist()
     top = list(zip(scores[1 : most + 1], values[1:], strict=True))[: row.sampling.logprobs]
     return Scored(token, TokenLogprob(values[0], top))
+
+
+def _fault(row: PlanRow, verdict: int) -> RowFault:
+    if row.matcher is None or verdict != _FORBIDDEN:
+        return RowFault(f"sequence {row.seq}: {_FAULTS[verdict]}")
+    if row.matcher.fault:
+        return RowFault(f"grammar: {row.matcher.fault}", GrammarInvalid.code)
+    return RowFault("every token that the grammar allows is forbidden otherwise", GrammarStuck.code)
 
 
 def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
@@ -82,9 +92,10 @@ def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
 
 def _edit(asked: _Asked, logits: Tensor, last: Tensor, kernels: Kernels) -> bool:
     """Do to the logits, in place, what rows ask for; whether any asks."""
-    if not any(one.logit_bias or one.reads_past or row.forbidden for row, one in asked):
+    if not any(one.logit_bias or one.reads_past or row.forbidden or row.matcher for row, one in asked):
         return False
-    edits = [edit for make in (_bias, _penalties, _bad_words, _forbidden) if (edit := make(asked, kernels))]
+    makers = (_bias, _penalties, _bad_words, _forbidden, partial(_grammars, logits.shape[-1]))
+    edits = [edit for make in makers if (edit := make(asked, kernels))]
     sizes = [len(arrays) for arrays, _ in edits]
     tensors = iter(upload([array for arrays, _ in edits for array in arrays], logits.device))
     for size, (_, act) in zip(sizes, edits, strict=True):
@@ -180,6 +191,20 @@ def _forbidden(asked: _Asked, kernels: Kernels) -> _Edit | None:
 
     rows, tokens = zip(*cells, strict=True)
     return [_ints(rows), _ints(tokens)], act
+
+
+def _grammars(vocab: int, asked: _Asked, kernels: Kernels) -> _Edit | None:
+    some = [(at, row.matcher) for at, (row, _) in enumerate(asked) if row.matcher is not None]
+    if not some:
+        return None
+    masks = np.zeros((len(some), -(-vocab // 64)), dtype=np.int64)
+    for mask, (_, matcher) in zip(masks, some, strict=True):
+        matcher.fill(mask)
+
+    def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
+        kernels.allow(logits, *up)
+
+    return [_ints([at for at, _ in some]), masks], act
 
 
 def _past(row: PlanRow) -> NDArray[np.int32]:

@@ -16,7 +16,11 @@ RuntimeFault
 │   ├── LengthInvalid         a length or token id out of range
 │   ├── ContextExceeded       more tokens than the model's context holds
 │   ├── SamplingInvalid       sampling values or limits out of bounds
+│   ├── GrammarUnavailable    the library that grammars need is not installed
 │   └── EngineOverloaded      too many sequences; come back later
+├── GrammarFault              a reply cannot follow its grammar
+│   ├── GrammarInvalid        it cannot be compiled, or not within the limits
+│   └── GrammarStuck          with all else that is asked, it leaves no token
 └── EngineGone                the engine cannot answer any more
     ├── EngineDied            it ended or raised; its sequences are lost with it
     ├── FrameInvalid          what came over the link is no message of it; the link is given up
@@ -132,10 +136,34 @@ class SamplingInvalid(VerbRefused):
     code = "sampling_invalid"
 
 
+class GrammarUnavailable(VerbRefused):
+    """The engine was installed without what grammars need; the message names the extra."""
+
+    code = "grammar_unavailable"
+
+
 class EngineOverloaded(VerbRefused):
     """The engine holds as many sequences as it may."""
 
     code = "engine_overloaded"
+
+
+class GrammarFault(RuntimeFault):
+    """A reply cannot follow its grammar: the turn ends, the sequence stays."""
+
+    code = "grammar_fault"
+
+
+class GrammarInvalid(GrammarFault):
+    """The grammar cannot be compiled, or not within the limits of size and time."""
+
+    code = "grammar_invalid"
+
+
+class GrammarStuck(GrammarFault):
+    """The grammar, with bad words, biases and limits, leaves no token that may come next."""
+
+    code = "grammar_stuck"
 
 
 class EngineGone(RuntimeFault):

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .grammars import Matcher
 from .link.messages import Sampling, TokenLogprob
 
 NOBODY = -1
@@ -27,7 +28,8 @@ class PlanRow:
     ``sampling``: how to draw the token at position ``first + count``; None for a chunk that needs no draw.
     ``past``, where ``sampling.reads_past``: ids of all tokens before the row's last one, int32
     ``[first + count - 1]``, valid until ``launch`` returns; from ``output_from`` on they were generated.
-    ``forbidden``: ids that may not be drawn now.
+    ``forbidden``: ids that may not be drawn now. ``matcher``: tells those that the row's grammar allows, asked
+    before ``launch`` returns, so that it can be while the device computes.
     """
 
     seq: int
@@ -41,6 +43,7 @@ class PlanRow:
     past: NDArray[np.int32] | None = None
     output_from: int = 0
     forbidden: tuple[int, ...] = ()
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +103,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """This row alone failed (not-a-number logits, an exception); the other rows are good."""
+    """This row alone failed (not-a-number logits, an exception); the other rows are good.
+
+    ``code`` names a class of ``runtime.errors``, if one says it.
+    """
 
     message: str
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,4 +228,5 @@ class Planner:
             past=past,
             output_from=turn.output_from if turn is not None else 0,
             forbidden=forbidden,
+            matcher=turn.matcher if turn is not None and samples else None,
         )

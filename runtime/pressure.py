@@ -3,9 +3,9 @@
 KV is held by promise, never locked. For a running turn the order of taking is: blocks nobody holds; turns
 whose KV still comes up from disk, the last first, each from its end; idle sequences without a lease, the
 longest unused first; of leased ones what their lease does not cover, then the rest, the latest expected return
-first; turns that wait, the last first; running turns behind it, the last first. A turn that comes up from
-disk takes from those behind it that do, and from idle sequences; prefill of an idle sequence takes from those
-that go before itself in this order; neither takes from anybody else.
+first; turns whose grammar is being compiled; turns that wait, the last first; running turns behind it, the
+last first. A turn that comes up from disk takes from those behind it that do, and from idle sequences; prefill
+of an idle sequence takes from those that go before itself in this order; neither takes from anybody else.
 What is given back while a step runs lies behind the step fence: it counts as on its way, and nobody is robbed
 twice.
 """
@@ -67,7 +67,13 @@ class Pressure:
         found = self._pool.available
         others = (waiting for waiting in self._roster.waiting if waiting is not head)
         roster = self._roster
-        holders = chain(roster.fetching.values(), roster.holders.values(), roster.leased.values(), others)
+        holders = chain(
+            roster.fetching.values(),
+            roster.holders.values(),
+            roster.leased.values(),
+            roster.compiling.values(),
+            others,
+        )
         while found < needed:
             holder = next(holders, None)
             if holder is None:
@@ -89,8 +95,8 @@ class Pressure:
         if sequence.id in self._roster.fetching:
             behind = takewhile(lambda other: other is not sequence, coming_up)
             return self._take(blocks, chain(self._ends(blocks, behind), self._idle()))
-        waiting = map(_Victim, reversed(self._roster.waiting))
-        return self._take(blocks, chain(self._ends(blocks, coming_up), self._idle(), waiting))
+        later = chain(self._roster.compiling.values(), reversed(self._roster.waiting))
+        return self._take(blocks, chain(self._ends(blocks, coming_up), self._idle(), map(_Victim, later)))
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
         """The same at the cost of running turns behind ``sequence``, the last first."""

@@ -33,7 +33,8 @@ class Roster:
     ``holders``: idle ones without a lease that may hold blocks, the longest unused first; ``leased``: those
     with one. ``prefill``: idle ones with tokens to compute, in the order of their verbs, leased ones before
     others. ``fetching``: turns whose KV comes up from disk, in the order in which they began; they have no
-    place among the others yet. ``staged``: idle ones for which the same is done.
+    place among the others yet. ``staged``: idle ones for which the same is done. ``compiling``: turns whose
+    grammar is being compiled; they have no place yet either, and keep what they hold unless others need it.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class Roster:
         self.prefill: OrderedDict[int, Sequence] = OrderedDict()
         self.fetching: dict[int, Sequence] = {}
         self.staged: dict[int, Sequence] = {}
+        self.compiling: dict[int, Sequence] = {}
         self._turns = 0
 
     def __getitem__(self, seq: int) -> Sequence:
@@ -112,7 +114,10 @@ class Roster:
 
     def rest(self, sequence: Sequence) -> None:
         """The turn is over."""
-        if self.fetching.pop(sequence.id, None) is None and self.running.pop(sequence.id, None) is None:
+        for away in (self.fetching, self.compiling, self.running):
+            if away.pop(sequence.id, None) is not None:
+                break
+        else:
             self.waiting.remove(sequence)
         self.touch(sequence)
 

@@ -24,11 +24,13 @@ from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..kvstore.shelf.client import DiskTier
 from .commit import Committer
+from .constraints import Constraints
 from .costs import CostBook
 from .counters import Counters
 from .courtesy import Courtesy
 from .errands import Errands
 from .errors import SettingsInvalid
+from .grammars import Compiler
 from .leases import Leases
 from .link.messages import (
     Close,
@@ -70,6 +72,7 @@ class Scheduler:
         tier: keeps blocks below the device, under the same names; None without one.
         disk: keeps records of ``tier`` below it.
         costs: of restoring and computing, as measured; without any all is restored.
+        compiler: of grammars; without one they are refused.
 
     Raises:
         SettingsInvalid: pool or hasher are made for other numbers.
@@ -84,6 +87,7 @@ class Scheduler:
         tier: HostTier | None = None,
         disk: DiskTier | None = None,
         costs: CostBook | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         if pool.blocks != settings.blocks or hasher.block_tokens != settings.block_tokens:
             raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
@@ -100,6 +104,7 @@ class Scheduler:
         self._leases = Leases(settings, self._roster, self._paging, self.shelving)
         self._errands = Errands(self._roster, self._paging, self.shelving)
         self._committer = Committer(self._roster, self._paging, self.shelving, self._leases, self.counters)
+        self._constraints = Constraints(compiler, self._roster, self._committer, self.shelving)
         self._verbs = Verbs(
             settings,
             self._roster,
@@ -108,6 +113,7 @@ class Scheduler:
             self.shelving,
             self._leases,
             self.counters,
+            self._constraints,
         )
 
     def apply(self, verb: SequenceVerb) -> State | None:
@@ -146,13 +152,18 @@ class Scheduler:
             self._errands.settle(verb.request, self._roster[verb.seq], now, disk=verb.disk)
 
     def tick(self, now: float) -> None:
-        """So late it is: what the disk says, leases that end, KV that is expected back."""
+        """So late it is: what the disk says, leases that end, KV that is expected back, grammars."""
         self._leases.tick(now)
         self.shelving.tick(now)
+        self._constraints.tick(now)
 
     def look(self, now: float, *, idle: bool) -> None:
         """See who has what he waits for; ``idle``: there was nothing to plan."""
         self._errands.tick(now, idle=idle)
+
+    def ended(self) -> list[Row]:
+        """Of turns that ended without a step, since this was asked last."""
+        return self._constraints.ended()
 
     def answers(self) -> list[Reply]:
         """To verbs that were followed, and are done since this was asked last."""
@@ -161,7 +172,7 @@ class Scheduler:
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do if nothing else happens; None: never."""
         errands = POLL_SECONDS if self._errands.busy else None
-        dues = (self.shelving.due(), self._leases.due(now), errands)
+        dues = (self.shelving.due(), self._leases.due(now), errands, self._constraints.due())
         return min((due for due in dues if due is not None), default=None)
 
     def plan(self) -> Plan | None:
@@ -219,6 +230,7 @@ class Scheduler:
             **self._moves.statistics(),
             **self.shelving.statistics(),
             **self._leases.statistics(),
+            **self._constraints.statistics(),
             **asdict(self.counters),
         }
 

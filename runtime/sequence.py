@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ..kvstore.keychain import KeyChain
 from ..kvstore.shares import tenant_of
 from ..kvstore.table import BlockTable
+from .grammars import Matcher
 from .link.messages import Finish, Limits, Sampling, State, Work
 from .tokens import TokenList
 
@@ -31,7 +32,7 @@ class Turn:
 
     ``allowed``: tokens it may sample in all, ``exhausted``: why no more. ``resident``: computed tokens that
     its first admission found. ``generated_from``: tokens at the prompt's end that this generation had sampled
-    before it was begun again.
+    before it was begun again. ``matcher``: where it stands in its grammar, once that is compiled.
     """
 
     sampling: Sampling
@@ -42,6 +43,7 @@ class Turn:
     sampled: int = 0
     resident: int | None = None
     generated_from: int = 0
+    matcher: Matcher | None = None
 
     @property
     def output_from(self) -> int:
@@ -143,13 +145,14 @@ class Sequence:
         """Position up to which KV is wanted now.
 
         A turn wants the last token's logits. Without one the last token stays pending, so that a turn has
-        something to compute. With every allowed token promised there is nothing left to ask for.
+        something to compute. With every allowed token promised there is nothing left to ask for; nor, for now,
+        with any promised where a grammar says what may follow it.
         """
         turn = self.turn
         if turn is None:
             return max(self.total - 1, self.planned)
-        if turn.sampled + self.promised >= turn.allowed:
-            return self.planned
+        if turn.sampled + self.promised >= turn.allowed or (self.promised and turn.matcher is not None):
+            return self.planned  # nothing is left to ask for, or a grammar has to hear the last token first
         return self.total if self.meets is None else max(self.planned, min(self.total, self.meets))
 
     @property
@@ -201,6 +204,8 @@ class Sequence:
         self.alone = False
         self.tokens.append(token)
         self.turn.sampled += 1
+        if self.turn.matcher is not None and token not in self.turn.limits.stop_ids:
+            self.turn.matcher.take(token)
 
     def recall(self) -> None:
         """Take back what is planned: rows in flight are discarded when their step ends."""

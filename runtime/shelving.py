@@ -112,6 +112,14 @@ class Shelving:
             sequence.meets = meets
         return not meets
 
+    def line_up(self, sequence: Sequence) -> None:
+        """A turn takes its place among the others, or does so when its KV has come up."""
+        if self.fetch(sequence):
+            self._roster.taken(sequence)
+            self._roster.fetching[sequence.id] = sequence
+        else:
+            self._roster.enqueue(sequence)
+
     def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
         """Up to which position a turn is computed meanwhile, 0 for none; and records on disk before it."""
         costs, tier = self.costs.costs(), self._paging.moves.tier

@@ -8,6 +8,7 @@ arrays.
 from __future__ import annotations
 
 from .commit import Committer
+from .constraints import Constraints
 from .counters import Counters
 from .errors import (
     ContextExceeded,
@@ -55,7 +56,9 @@ class Verbs:
         shelving: Shelving,
         leases: Leases,
         counters: Counters,
+        constraints: Constraints,
     ) -> None:
+        self._constraints = constraints
         self._shelving = shelving
         self._leases = leases
         self._settings = settings
@@ -105,11 +108,10 @@ class Verbs:
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
             self._paging.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
-        if self._shelving.fetch(sequence):
-            self._roster.taken(sequence)
-            self._roster.fetching[sequence.id] = sequence
+        if verb.sampling.grammar is None:
+            self._shelving.line_up(sequence)
         else:
-            self._roster.enqueue(sequence)
+            self._constraints.begin(sequence, verb.sampling.grammar)
         return sequence.state
 
     def stop(self, verb: Stop) -> State:
@@ -200,6 +202,8 @@ class Verbs:
         if not sequence.total:
             raise LengthInvalid(f"sequence {sequence.id} has no tokens to go on from")
         check_sampling(verb.sampling, verb.limits, self._settings.vocab_size)
+        if verb.sampling.grammar is not None:
+            self._constraints.check(verb.sampling.grammar)
         left = verb.limits.max_tokens - verb.generated_from
         if verb.generated_from < 0 or left < 1:
             raise SamplingInvalid(f"{verb.generated_from} of {verb.limits.max_tokens} tokens are generated")

@@ -135,7 +135,7 @@ class Chat:
         """The responses of the last turn: more than one where tools were run."""
         return list(self._turns[-1])
 
-    def say(self, text: str | None = None, **overrides: Any) -> Turn:
+    def say(self, text: str | None = None, /, **overrides: Any) -> Turn:
         """Say `text` (None: let the model speak) and iterate over the pieces of its reply.
 
         Tools given as callables are run and the reply goes on with what they answer. `overrides` are fields

@@ -14,6 +14,7 @@ SessionError
 │   ├── PruneInvalid          a session asks to be pruned itself
 │   ├── ToolInvalid           a tool's definition is out of bounds
 │   ├── SamplingInvalid       sampling values or limits out of bounds
+│   ├── GrammarInvalid        a schema or grammar is out of bounds, or goes with nothing else that is asked
 │   └── PromptTooLong         the prompt leaves no room for a single token in the model's context
 ├── ConversationBusy          a response already writes this conversation
 ├── TemplateFailed            the model's chat template refused the conversation
@@ -32,6 +33,9 @@ SessionError
 └── TurnFailed                a turn that had begun could not end; it was rolled back
     ├── EngineUnavailable     because the engine died or does not answer
     ├── EngineFull            because the engine holds as many sequences as it may
+    ├── GrammarRefused        because its grammar cannot be compiled, or not in time
+    ├── GrammarStuck          because its grammar, with all else that was asked, leaves no next token
+    ├── GrammarUnavailable    because the engine was installed without what grammars need
     └── SequencePoisoned      because engines die of it
 
 Knows nothing of wire errors or close codes: the gateway has that table.
@@ -130,6 +134,12 @@ class SamplingInvalid(RequestInvalid):
     """Sampling values, limits or stop strings are out of bounds."""
 
     code = "sampling_invalid"
+
+
+class GrammarInvalid(RequestInvalid):
+    """A schema or a grammar is out of bounds, or cannot go with what else is asked."""
+
+    code = "grammar_invalid"
 
 
 class PromptTooLong(RequestInvalid):
@@ -238,6 +248,24 @@ class EngineFull(TurnFailed):
     """The engine holds as many sequences as it may; come back later."""
 
     code = "engine_full"
+
+
+class GrammarRefused(TurnFailed):
+    """The reply's grammar cannot be compiled, or not within the limits of size and time."""
+
+    code = "grammar_refused"
+
+
+class GrammarStuck(TurnFailed):
+    """The reply's grammar, with bad words, biases and limits, leaves no token that may come next."""
+
+    code = "grammar_stuck"
+
+
+class GrammarUnavailable(TurnFailed):
+    """The engine was installed without what grammars need; the message names the extra."""
+
+    code = "grammar_unavailable"
 
 
 class SequencePoisoned(TurnFailed):

@@ -50,11 +50,12 @@ Item: TypeAlias = Message | FunctionCall | FunctionCallOutput
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function the model may call; ``parameters`` is a JSON Schema."""
+    """A function the model may call; ``parameters`` is a JSON Schema. ``strict``: its calls always fit that."""
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    strict: bool = False
 
 
 class Preamble(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,15 +7,18 @@ Knows nothing of conversations or of the engine.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
-from .errors import TemplateFailed
+from ..runtime.link.messages import Grammar
+from .errors import GrammarInvalid, TemplateFailed
 from .forms import HERMES, CallForm, Forms, ReasoningForm, found_forms
+from .grammars import SYNTAXES, CallWriter
+from .items import Tool
 from .probe import TemplateReport, probe
 from .rendering import Renderer
 from .requests import TurnRequest
@@ -79,3 +82,33 @@ class Language:
         banned = (*request.sampling.bad_words, *sorted(words))
         sampling = msgspec.structs.replace(request.sampling, bad_words=banned)
         return msgspec.structs.replace(request, sampling=sampling, banned=())
+
+    def constrained(self, request: TurnRequest, tools: Sequence[Tool]) -> TurnRequest:
+        """The request with the grammar that its reply has to follow, if any; ``tools``: those of the turn."""
+        grammar = self._grammar(request, tools)
+        if grammar is None:
+            return request
+        return msgspec.structs.replace(
+            request, sampling=msgspec.structs.replace(request.sampling, grammar=grammar)
+        )
+
+    def _grammar(self, request: TurnRequest, tools: Sequence[Tool]) -> Grammar | None:
+        if request.tool_choice == "required":
+            named = [tool for tool in tools if request.tool in (None, tool.name)]
+            return self.calls.forced(named, one=request.tool is not None)
+        if request.format is not None:
+            joined = request.parse_calls and tools
+            return self.calls.answered(request.format, tools) if joined else request.format
+        if request.tool_choice == "auto" and any(tool.strict for tool in tools):
+            return self.calls.strict(tools)
+        return None
+
+    @property
+    def calls(self) -> CallWriter:
+        """Writes grammars of calls as this model makes them. Raises ``GrammarInvalid`` where there are none."""
+        syntax = SYNTAXES.get(self.forms.calls)
+        if syntax is None:
+            raise GrammarInvalid(
+                f"Calls in the {self.forms.calls} form can be neither forced nor strict", param="tool_choice"
+            )
+        return CallWriter(syntax, self.tokenizer)

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from ..runtime.link.messages import Sampling
-from .errors import SamplingInvalid
+from ..runtime.link.messages import Grammar, GrammarKind, Sampling
+from .errors import GrammarInvalid, SamplingInvalid
+from .grammars import check_tool
 from .items import Item, Preamble, Tool, checked_item, checked_preamble
 from .sampling import (
     MAX_BAD_WORDS,
@@ -35,7 +36,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     that are text still; `Language.spelled` makes token ids of them. ``input``, ``instructions`` and ``tools``
     override the conversation's for this turn alone when they are not None. An ``out_of_band`` turn leaves
     the conversation as it was and may run beside others. Without ``parse_calls`` a call is delivered as
-    text.
+    text. ``format``: what its text must be. ``tool_choice`` is auto, none or required: then the reply is
+    calls, of ``tool`` alone where it is named.
     """
 
     sampling: Sampling = Sampling()
@@ -49,6 +51,9 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_output_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
     banned: tuple[str, ...] = ()
+    format: Grammar | None = None
+    tool_choice: str = "auto"
+    tool: str | None = None
 
     @classmethod
     def checked(
@@ -65,11 +70,16 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         instructions: str | None = None,
         tools: Sequence[Tool] | None = None,
         tool_choice: str = "auto",
+        tool: str | None = None,
+        format: Grammar | None = None,  # noqa: A002 - the standard's word
+        offered: Sequence[Tool] = (),
         **draw: Any,
     ) -> TurnRequest:
         """A request within bounds. ``draw`` is what `checked_sampling` takes: temperature, seed, penalties…
 
-        Raises ``SamplingInvalid``, ``ItemInvalid`` or ``ToolInvalid``; ``param`` names the field.
+        ``offered``: the conversation's tools, where ``tools`` does not override them.
+        Raises ``SamplingInvalid``, ``ItemInvalid``, ``ToolInvalid`` or ``GrammarInvalid``; ``param`` names the
+        field.
         """
         if max_output_tokens is not None:
             integer("max_output_tokens", max_output_tokens, 1, MAX_INTEGER)
@@ -79,9 +89,9 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
                 f"`min_output_tokens` {min_output_tokens} is above `max_output_tokens` {max_output_tokens}",
                 param="min_output_tokens",
             )
-        if tool_choice not in ("auto", "none"):
-            raise SamplingInvalid("`tool_choice` must be auto or none", param="tool_choice")
         preamble = checked_preamble(Preamble(instructions=instructions or "", tools=tuple(tools or ())))
+        callable_tools = tuple(offered) if tools is None else preamble.tools
+        _check_choice(tool_choice, tool, format, callable_tools)
         texts, words = _words(bad_words)
         return cls(
             sampling=checked_sampling(bad_words=words, vocab_size=vocab_size, **draw),
@@ -91,16 +101,43 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             input=None if input is None else tuple(checked_item(item) for item in input),
             instructions=instructions,
             tools=None if tools is None else preamble.tools,
-            parse_calls=tool_choice == "auto",
+            parse_calls=tool_choice != "none" and (format is None or _joins(format, callable_tools)),
             min_output_tokens=min_output_tokens,
             stop_ids=_stop_ids(stop_token_ids, vocab_size),
             banned=texts,
+            format=format,
+            tool_choice=tool_choice,
+            tool=tool,
         )
 
     def preamble(self, default: Preamble) -> Preamble:
         """The session's preamble with this turn's overrides."""
         instructions = default.instructions if self.instructions is None else self.instructions
         return Preamble(instructions=instructions, tools=default.tools if self.tools is None else self.tools)
+
+
+def _joins(format: Grammar, tools: Sequence[Tool]) -> bool:  # noqa: A002 - the standard's word
+    """Whether calls may come in place of text in this format."""
+    return bool(tools) and format.kind is GrammarKind.JSON
+
+
+def _check_choice(
+    choice: str,
+    tool: str | None,
+    format: Grammar | None,  # noqa: A002 - the standard's word
+    tools: Sequence[Tool],
+) -> None:
+    if choice not in ("auto", "none", "required"):
+        raise SamplingInvalid("`tool_choice` must be auto, none, required or a function", param="tool_choice")
+    if choice == "required" and format is not None:
+        raise GrammarInvalid("A call is required, and a text format asked for", param="tool_choice")
+    if choice == "required" and not tools:
+        raise SamplingInvalid("A call is required, and there are no tools", param="tool_choice")
+    if tool is not None and (choice != "required" or all(known.name != tool for known in tools)):
+        raise SamplingInvalid(f"There is no tool {tool!r} to be called", param="tool_choice")
+    for known in tools:
+        if choice == "required" or (choice == "auto" and (known.strict or format is not None)):
+            check_tool(known, "tools")
 
 
 def _stops(stop: Sequence[str]) -> tuple[str, ...]:

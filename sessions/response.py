@@ -78,9 +78,10 @@ class Response:
         self.id = response_id or new_id("resp")
         self._branch = branch
         self._ended = ended
-        self._request = branch.language.spelled(request)
         placed = placed or branch.history.place(request)
         self._turn, self._script, self._aside = placed.turn, placed.script, placed.aside
+        tools = placed.script.preamble.tools
+        self._request = branch.language.constrained(branch.language.spelled(request), tools)
         self._sequence = branch.sequence.child() if self._aside else branch.sequence
         self._said, self._logprobs = said, logprobs
         self._cut = cut  # the message that it ends with, and after how many characters

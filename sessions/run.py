@@ -17,10 +17,19 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from ..runtime.errors import EngineGone, EngineOverloaded, RuntimeFault
+from ..runtime import errors as runtime
+from ..runtime.errors import EngineGone, EngineOverloaded, RuntimeFault, fault_of
 from ..runtime.link.generation import Generation
 from ..runtime.link.messages import Finish, Limits, Row, TokenLogprob, Work
-from .errors import EngineFull, EngineUnavailable, SequencePoisoned, TurnFailed
+from .errors import (
+    EngineFull,
+    EngineUnavailable,
+    GrammarRefused,
+    GrammarStuck,
+    GrammarUnavailable,
+    SequencePoisoned,
+    TurnFailed,
+)
 from .events import EndReason, ReplyEvent, ReplyStatus
 from .ids import NONE, Ids, frozen, ids_of
 from .reply import ReplyReader
@@ -155,7 +164,8 @@ class Run:
         if row is None or self._cancelled:
             return await self._cut(_STATUS[self._cut_for], self._cut_for)
         if row.finish is Finish.ERROR:
-            return await self._fail(TurnFailed(row.error or "the engine gave up this sequence"))
+            why = row.error or "the engine gave up this sequence"
+            return await self._fail(_failure(fault_of(row.code, why)) if row.code else TurnFailed(why))
         if row.tokens:
             self._sequence.suspicion.progressed()
         events = self.reader.feed(row.tokens, row.logprobs)
@@ -184,8 +194,15 @@ class Run:
         return self.reader.finish(cut=status is not ReplyStatus.COMPLETED)
 
     async def _fail(self, error: TurnFailed) -> list[ReplyEvent]:
-        """Give the sequence up: what it holds is in doubt, and the tree's tokens can open another."""
-        await self._sequence.close(keep_kv=False)
+        """Give the sequence up: what it holds is in doubt, and the tree's tokens can open another.
+
+        Not so where the request was the fault.
+        """
+        if isinstance(error, _REQUESTED):
+            with suppress(RuntimeFault):
+                await self._sequence.stop(self._all())
+        else:
+            await self._sequence.close(keep_kv=False)
         self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)
         return self.reader.finish(cut=True)
 
@@ -230,12 +247,21 @@ _STATUS = {
 }
 
 
+_REQUESTED = (GrammarRefused, GrammarStuck, GrammarUnavailable)
+
+
 def _failure(fault: RuntimeFault) -> TurnFailed:
     error: TurnFailed
     if isinstance(fault, EngineOverloaded):
         error = EngineFull(fault.message)
     elif isinstance(fault, EngineGone):
         error = EngineUnavailable(fault.message)
+    elif isinstance(fault, runtime.GrammarUnavailable):
+        error = GrammarUnavailable(fault.message)
+    elif isinstance(fault, runtime.GrammarStuck):
+        error = GrammarStuck(fault.message)
+    elif isinstance(fault, runtime.GrammarFault):
+        error = GrammarRefused(fault.message)
     else:
         error = TurnFailed(fault.message)
     error.__cause__ = fault

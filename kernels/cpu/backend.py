@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import reference
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
-from ..penalties import penalize
+from ..penalties import allow, penalize
 from ..reference import copy_blocks
 from ..sampling import sample
 from ..scoring import log_probabilities
@@ -25,6 +25,7 @@ from .linear import linear as _linear
 
 __all__ = [
     "add_norm",
+    "allow",
     "copy_blocks",
     "gated",
     "lay_out",

@@ -15,13 +15,14 @@ from ..interface import Attention, HeadNorm
 from ..sampling import Typical
 from . import draw, ops, rowwise, store
 from .decode import decode_attention
-from .edits import log_probabilities, penalize
+from .edits import allow, log_probabilities, penalize
 from .extend import extend_attention
 from .store import copy_blocks
 from .support import check_supported
 
 __all__ = [
     "add_norm",
+    "allow",
     "check_supported",
     "copy_blocks",
     "gated",

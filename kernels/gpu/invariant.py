@@ -13,13 +13,14 @@ from .. import reference
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention
 from . import rowwise
-from .backend import add_norm, gated, log_probabilities, penalize, rotate_and_store, sample
+from .backend import add_norm, allow, gated, log_probabilities, penalize, rotate_and_store, sample
 from .products import linear
 from .store import copy_blocks
 from .stretches import extend_attention
 
 __all__ = [
     "add_norm",
+    "allow",
     "copy_blocks",
     "gated",
     "lay_out",

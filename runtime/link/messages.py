@@ -12,6 +12,23 @@ from typing import TypeAlias
 import msgspec
 
 
+class GrammarKind(StrEnum):
+    """What a grammar is written in: JSON Schema, a regular expression, a JSON array of strings, or llguidance's
+    Lark."""
+
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    LARK = "lark"
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What a reply may say, from its first token on. The end tokens may come exactly where ``text`` accepts."""
+
+    kind: GrammarKind
+    text: str
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How a sequence's next token is drawn. ``temperature`` 0 is greedy.
 
@@ -22,7 +39,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     ``frequency_penalty`` (0: none) what this generation has sampled, before ``generated_from`` too.
     ``logit_bias``: (id, addend). ``bad_words``: token sequences that are never completed, wherever they
     began. ``logprobs``: how many alternatives are told with each token's log probability, which is that of
-    the model, before all of this; None: none is told.
+    the model, before all of this; None: none is told. ``grammar``: no token comes that it does not allow; where
+    nothing but an end may follow, the reply has ended.
     """
 
     temperature: float = 0.0
@@ -37,6 +55,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     @property
     def penalizes(self) -> bool:
@@ -272,8 +291,9 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """What one step did for one generating sequence. Rows of an older epoch are dropped by the reader.
 
-    ``finish`` ends the generation; then ``length`` is the sequence's length, ``work`` is set, and ``error``
-    says what went wrong if ``finish`` is ``ERROR``. ``logprobs``, where asked for, has one for each token.
+    ``finish`` ends the generation; then ``length`` is the sequence's length, ``work`` is set, and if it is
+    ``ERROR``, ``error`` says what went wrong and ``code`` names a class of ``runtime.errors``, if one does.
+    ``logprobs``, where asked for, has one for each token.
     """
 
     seq: int
@@ -284,6 +304,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     work: Work | None = None
     error: str | None = None
     logprobs: list[TokenLogprob] | None = None
+    code: str = ""
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from .formats import AnyGrammar, ResponseFormat, TextConfig
 from .items import AnyItem, InputItem
 from .sampling import MaxOutputTokens, SamplingFields
 from .session import MAX_DEPTH, Modalities, ToolChoice, Tools, too_deep
@@ -27,7 +28,8 @@ class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_f
     The `SamplingFields` are among them.
 
     `conversation` "none" leaves the history alone and may run beside others; `input` replaces the context.
-    The last three fields have no effect (`unserved`).
+    What the reply's text must be: `text.format` as in the Responses interface, `response_format` as in Chat
+    Completions, or `grammar` (ours): one of them. The last three fields have no effect (`unserved`).
     """
 
     conversation: Literal["auto", "none"] | UnsetType | None = UNSET
@@ -37,6 +39,9 @@ class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_f
     tools: Tools | UnsetType | None = UNSET
     tool_choice: ToolChoice | UnsetType | None = UNSET
     metadata: Metadata | UnsetType | None = UNSET
+    text: TextConfig | UnsetType | None = UNSET
+    response_format: ResponseFormat | UnsetType | None = UNSET
+    grammar: AnyGrammar | UnsetType | None = UNSET
     audio: Any = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
     reasoning: Any = UNSET

@@ -15,7 +15,16 @@ from .sampling import SamplingFields, SamplingResource
 MAX_DEPTH = 64
 MAX_TOOLS = 128
 
-ToolChoice: TypeAlias = Literal["auto", "none"]
+
+class NamedFunction(
+    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"
+):
+    """The one function that has to be called."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedFunction
 Modalities: TypeAlias = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
 
 
@@ -44,11 +53,15 @@ class FunctionTool(
     tag_field="type",
     tag="function",
 ):
-    """A function the model may call. `parameters` is JSON Schema; ValueError when it nests too deep."""
+    """A function the model may call. `parameters` is JSON Schema; ValueError when it nests too deep.
+
+    `strict`: whenever it is called, the arguments fit `parameters` (of the Responses interface; ours here).
+    """
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
     def __post_init__(self) -> None:
         if too_deep(self.parameters):

@@ -28,6 +28,7 @@ REFUSED_FIELDS = frozenset(
     {
         "session.prompt",
         "response.prompt",
+        "response.text.verbosity",
         "item.content[].audio",
         "item.content[].detail",
         "item.content[].image_url",
@@ -40,11 +41,11 @@ REFUSED_VALUES = {
     "session.type": frozenset({"transcription"}),
     "session.output_modalities[]": frozenset({"audio"}),
     "session.tools[].type": frozenset({"mcp"}),
-    "session.tool_choice": frozenset({"required", "function", "mcp"}),
+    "session.tool_choice.type": frozenset({"mcp", "allowed_tools", "custom"}),
     "session.truncation": frozenset({"auto", "retention_ratio"}),
     "response.output_modalities[]": frozenset({"audio"}),
     "response.tools[].type": frozenset({"mcp"}),
-    "response.tool_choice": frozenset({"required", "function", "mcp"}),
+    "response.tool_choice.type": frozenset({"mcp", "allowed_tools", "custom"}),
     "item.type": frozenset(
         {"mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "mcp_tool_call"}
     ),

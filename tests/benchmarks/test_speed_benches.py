@@ -157,3 +157,14 @@ def test_what_it_cannot_measure_is_exit_1(
     assert module.main(["--quick", "--out", str(tmp_path)]) == 1
     assert f"holdfast bench {name}: " in capsys.readouterr().err
     assert not (tmp_path / f"{name}.json").exists()
+
+
+@pytest.mark.slow
+def test_grammar_tells_what_masks_cost_and_what_is_refused(tmp_path: Path) -> None:
+    on = quick("grammar", tmp_path)["on"]["tiny"]
+    assert {name: len(rate["runs"]) for name, rate in on["tokens_per_second"].items()} == {
+        "free": 2,
+        "bound": 2,
+    }
+    assert len(on["cost_percent"]["runs"]) == 2 and min(on["refused_ms"].values()) > 0
+    assert all(set(times) == {"new", "known", "none"} for times in on["first_token_ms"].values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -67,6 +68,25 @@ async def test_a_reply_outlives_its_engine_and_every_session_is_told_once(server
         assert "4821" in text_of(await idle.say("What is my locker code?"))
         again = await one.say("My name is Pablo.")
         assert again["kv"]["prefilled"] == again["kv"]["new"]
+
+
+async def test_a_reply_goes_on_by_its_grammar_with_the_next_engine(server: Serving) -> None:
+    bound = {"temperature": 1.0, "seed": 6, "grammar": {"type": "regex", "pattern": "([a-z]{3,5}, ){14}end"}}
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": STORY}]}
+
+    async def begun(connection: Wire) -> None:
+        await connection.send({"type": "conversation.item.create", "item": item})
+        await connection.send({"type": "response.create", "response": bound})
+        await connection.until("response.output_text.delta")
+
+    async with wire(server.url) as calm, wire(server.url) as struck:
+        await begun(calm)
+        undisturbed = (await calm.until("response.done"))[-1]["response"]
+        assert re.fullmatch("([a-z]{3,5}, ){14}end", text_of(undisturbed)) and len(text_of(undisturbed)) > 60
+        await begun(struck)
+        server.engine.kill()
+        done = (await struck.until("response.done"))[-1]["response"]
+        assert done["status"] == "completed" and text_of(done) == text_of(undisturbed)
 
 
 async def test_a_turn_asked_for_while_there_is_no_engine_waits_for_the_next(server: Serving) -> None:

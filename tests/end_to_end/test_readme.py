@@ -19,6 +19,7 @@ TOLD = (
     (("Marisol",), ("7", "cloudy"), ("Marisol",)),
     (("get_weather", "Oslo"), ("It is 7 degrees and cloudy in Oslo.", "completed")),
     (("4821",), ("1357",), ("Marisol",)),
+    (("['city', 'days']",), ("True",), ("['city', 'days']",)),
 )
 """For each snippet, what its lines of output must have."""
 

@@ -342,13 +342,27 @@ async def served(store: Path) -> AsyncIterator[tuple[Server, str]]:
         await server.kill()
 
 
+BOUND = {"grammar": {"type": "regex", "pattern": "(The [a-z]{1,6}[.] ){12}"}}
+
+
 @pytest.mark.parametrize(
-    "fields", [SAMPLED, pytest.param({}, marks=pytest.mark.slow)], ids=["sampled", "greedy"]
+    ("fields", "bound"),
+    [
+        (SAMPLED, {}),
+        pytest.param({}, {}, marks=pytest.mark.slow),
+        pytest.param(SAMPLED, BOUND, marks=pytest.mark.slow),
+    ],
+    ids=["sampled", "greedy", "bound"],
 )
-async def test_a_killed_servers_sessions_go_on_in_the_next(tmp_path: Path, fields: dict[str, Any]) -> None:
+async def test_a_killed_servers_sessions_go_on_in_the_next(
+    tmp_path: Path, fields: dict[str, Any], bound: dict[str, Any]
+) -> None:
     lines = ("My name is Marisol.", STORY, "What is my name?")
     async with served(tmp_path) as (server, url):
-        wanted = await undisturbed(url, *lines, **fields)
+        async with connect(url) as client, client.session(**fields) as chat:
+            wanted = [
+                await chat.say(line, **more).text() for line, more in zip(lines, ({}, bound, {}), strict=True)
+            ]
         async with (
             proxy(url) as network,
             connect(network.url, patience=QUICK) as client,
@@ -358,7 +372,7 @@ async def test_a_killed_servers_sessions_go_on_in_the_next(tmp_path: Path, field
             await server.kill()
             network.retarget(await server.start())
             pieces = []
-            async for piece in chat.say(lines[1]):
+            async for piece in chat.say(lines[1], **bound):
                 pieces.append(piece)
                 if len(pieces) == 9:
                     await server.kill()

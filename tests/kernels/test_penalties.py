@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -95,3 +96,21 @@ def test_forbidding_the_end_is_transformers() -> None:
     theirs = MinNewTokensLengthLogitsProcessor(3, 2, [4, 6])(torch.tensor([[1, 2, 3, 9]]), logits.clone())
     penalties.forbid(logits, torch.tensor([0, 0]), torch.tensor([4, 6]))
     assert torch.equal(logits, theirs)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 8, 63, 64, 65, 200])
+def test_only_what_a_mask_allows_is_left(vocab: int) -> None:
+    chance = np.random.default_rng(vocab)
+    logits = torch.from_numpy(chance.normal(size=(5, vocab))).float()
+    allowed = chance.random((3, vocab)) < 0.4
+    padded = np.zeros((3, 64 * (-(-vocab // 64))), dtype=bool)
+    padded[:, :vocab] = allowed
+    masks = torch.from_numpy(np.packbits(padded, axis=-1, bitorder="little").view(np.int64))
+    rows = torch.tensor([4, 0, 2])
+    expected = logits.clone()
+    for row, mask in zip(rows.tolist(), allowed, strict=True):
+        for token in range(vocab):
+            if not mask[token]:
+                expected[row, token] = float("-inf")
+    penalties.allow(logits, rows, masks)
+    assert torch.equal(logits, expected)

@@ -28,6 +28,8 @@ from holdfast.kvstore.pool import BlockPool
 from holdfast.kvstore.shelf.client import ShelfStatistics
 from holdfast.kvstore.slots import SlotMemory, make_memory
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.errors import GrammarStuck
+from holdfast.runtime.grammars import Compiler, Matcher
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Outcome, Plan, RowFault
 from holdfast.runtime.scheduler import Scheduler
@@ -118,6 +120,7 @@ class _Launched:
     ends_at: float
     previous: _Launched | None
     tables: list[np.ndarray] = field(default_factory=list)
+    masks: list[np.ndarray | None] = field(default_factory=list)
     tasks: list[_Task] = field(default_factory=list)
     row_tasks: list[_Task] = field(default_factory=list)
 
@@ -231,6 +234,7 @@ class FakeRunner:
             own.append(_Task(lambda copy=copy: self._copy(copy), after, moves=True))
         for number, row in enumerate(plan.rows):
             step.tables.append(row.table.copy())  # the plan's is valid until launch returns
+            step.masks.append(self._mask(row.matcher))
             after = own + [task for task in earlier if task.seq == row.seq]
             after += self._pending(self._loads, row.table.tolist())
             after += self._pending(self._saves, row.table[row.first // self.block_tokens :].tolist())
@@ -331,7 +335,25 @@ class FakeRunner:
             self._digests[block, slot] = digest
         if row.sampling is not None:
             position = row.first + row.count
-            step.outcomes[number] = draw(context, position, row.sampling, self.vocab_size)
+            drawn = draw(context, position, row.sampling, self.vocab_size)
+            step.outcomes[number] = followed(drawn, step.masks[number])
+
+    def _mask(self, matcher: Matcher | None) -> np.ndarray | None:
+        if matcher is None:
+            return None
+        words = np.zeros(-(-self.vocab_size // 64), dtype=np.int64)
+        matcher.fill(words)
+        return np.unpackbits(words.view(np.uint8), bitorder="little")[: self.vocab_size]
+
+
+def followed(drawn: int, mask: np.ndarray | None) -> Outcome:
+    """The first allowed token from ``drawn`` on, in a ring; `RowFault` where there is none."""
+    if mask is None:
+        return drawn
+    allowed = np.flatnonzero(np.roll(mask, -drawn))
+    if not len(allowed):
+        return RowFault("no token is left", GrammarStuck.code)
+    return int((drawn + allowed[0]) % len(mask))
 
 
 @dataclass(frozen=True)
@@ -356,6 +378,7 @@ def fake_engine(
     memory: SlotMemory | None = None,
     disk: FakeDisk | None = None,
     clock: Callable[[], float] = time.monotonic,
+    compiler: Compiler | None = None,
     **runner: object,
 ) -> tuple[Engine, FakeRunner]:
     """An engine in debug on a fake device of the same size; ``runner``: arguments of `FakeRunner`.
@@ -369,7 +392,7 @@ def fake_engine(
     device = FakeRunner(settings.blocks, settings.block_tokens, chance=chance, memory=memory, **runner)  # type: ignore[arg-type]
     tier = HostTier(memory) if memory is not None else None
     if disk is None or tier is None:
-        scheduler = Scheduler(settings, pool, hasher, b"fake", tier)
+        scheduler = Scheduler(settings, pool, hasher, b"fake", tier, compiler=compiler)
         return Engine(scheduler, device, debug=True, clock=clock), device
     disk.begin(tier)
     scheduler = Scheduler(settings, pool, hasher, b"fake", tier, disk)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from journal_stage import MODEL, SMALL, book_in, folder
 from scripted_link import ScriptedLink
 from session_stage import END, ask, prompts, read, reciting, run, say, toks
 
-from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
 from holdfast.sessions.book import Reopened, SessionBook
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
 from holdfast.sessions.events import ReplyStatus, TextDelta
@@ -355,7 +355,14 @@ async def test_a_resume_during_a_close_waits_for_its_end() -> None:
 
 
 def test_requests_are_kept_by_name() -> None:
-    request = TurnRequest.checked(temperature=0.5, top_k=3, seed=9, stop=["x"], max_output_tokens=7)
+    request = TurnRequest.checked(
+        temperature=0.5,
+        top_k=3,
+        seed=9,
+        stop=["x"],
+        max_output_tokens=7,
+        format=Grammar(GrammarKind.REGEX, "[a-f]+"),
+    )
     form = request_form(request)
     assert request_from(form) == request
     assert form["sampling"]["seed"] == 9

@@ -1,0 +1,274 @@
+"""Turns with a grammar through the scheduler, on the fake device: waiting, following, ending, coming back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from holdfast.runtime.constraints import COMPILE_SECONDS, MOST_WAITING
+from holdfast.runtime.link.messages import (
+    AnyVerb,
+    Close,
+    Extend,
+    Finish,
+    Fork,
+    Generate,
+    Limits,
+    Open,
+    Refusal,
+    Reply,
+    Row,
+    Sampling,
+    State,
+    Statistics,
+    Stop,
+)
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.tests.runtime.fake_grammars import FakeCompiler, grammar
+from holdfast.tests.runtime.fakes import fake_engine
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+PROMPT = list(range(30, 41))
+END = 7
+
+
+@dataclass
+class Stage:
+    """An engine, its compiler, its clock; ``rows`` of each sequence."""
+
+    depth: int = 2
+    blocks: int = 32
+    slow: bool = False
+    compiled: bool = True
+    now: float = 0.0
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.compiler = FakeCompiler(slow=self.slow)
+        settings = SchedulerSettings(
+            blocks=self.blocks, vocab_size=256, max_context=48, block_tokens=4, max_step_tokens=8,
+            max_sequences=4, depth=self.depth,
+        )  # fmt: skip
+        self.engine, self.device = fake_engine(
+            settings, clock=lambda: self.now, compiler=self.compiler if self.compiled else None
+        )
+
+    def apply(self, verb: AnyVerb) -> State:
+        answer = self.engine.apply(verb)
+        assert isinstance(answer, Reply), answer
+        return answer.state or State(0, 0, 0, 0)
+
+    def begin(self, seq: int, text: str | None, most: int = 12, said: tuple[int, ...] = (), least: int = 0):
+        if seq not in self.engine.scheduler._roster.sequences:
+            self.apply(Open(0, seq, b"", [*PROMPT, seq, *said]))
+        sampling = Sampling(grammar=None if text is None else grammar(text))
+        return self.engine.apply(Generate(0, seq, sampling, Limits(most, (END,), least), len(said)))
+
+    def run(self, steps: int = 200) -> None:
+        for _ in range(steps):
+            step = self.engine.step()
+            for row in step.rows if step else ():
+                self.rows.setdefault(row.seq, []).append(row)
+            if step is None:
+                return
+
+    def said(self, seq: int) -> list[int]:
+        return [token for row in self.rows.get(seq, ()) for token in row.tokens]
+
+    def end(self, seq: int) -> Row:
+        return self.rows[seq][-1]
+
+
+@DEPTHS
+def test_a_reply_follows_its_grammar_and_ends_where_nothing_may_follow(depth: int) -> None:
+    here = Stage(depth)
+    here.begin(0, "5 4")
+    here.begin(1, None)
+    here.run()
+    assert [token % 5 for token in here.said(0)] == [0, 1, 2, 3]
+    assert here.end(0).finish is Finish.STOP and here.end(1).finish is Finish.LENGTH
+    assert here.compiler.matchers[0].taken == here.said(0)
+    assert len(here.said(1)) == 12 and [token % 5 for token in here.said(1)][:4] != [0, 1, 2, 3], (
+        "nobody else is bound"
+    )
+
+
+@DEPTHS
+def test_an_end_token_comes_only_where_the_grammar_accepts(depth: int) -> None:
+    here = Stage(depth)
+    here.begin(0, "1", most=40)  # everything but the end, at first
+    here.run()
+    assert here.end(0).finish in (Finish.STOP, Finish.CONTEXT) and END not in here.said(0)[:-1]
+    matcher = here.compiler.matchers[0]
+    assert matcher.taken == [token for token in here.said(0) if token != END], "an end is none of its words"
+
+
+@DEPTHS
+def test_a_grammar_that_ends_first_goes_before_the_least_number_of_tokens(depth: int) -> None:
+    here = Stage(depth)
+    here.begin(0, "3 2", least=9)
+    here.run()
+    assert len(here.said(0)) == 2 and here.end(0).finish is Finish.STOP
+
+
+def test_the_last_of_all_allowed_tokens_may_complete_it() -> None:
+    here = Stage()
+    here.begin(0, "3 6", most=6)
+    here.begin(1, "3 7", most=6)
+    here.run()
+    assert (here.end(0).finish, here.end(1).finish) == (Finish.STOP, Finish.LENGTH)
+
+
+@DEPTHS
+def test_a_turn_waits_for_its_grammar_without_a_step_and_others_go_on(depth: int) -> None:
+    here = Stage(depth, slow=True)
+    here.begin(0, "5 4")
+    here.begin(1, None, most=6)
+    here.device.keep_plans = True
+    here.run()
+    assert here.end(1).finish is Finish.LENGTH and not here.said(0)
+    assert all(row.seq == 1 for plan in here.device.plans for row in plan.rows)
+    assert here.engine.due() is not None and here.engine.statistics()["compiling"] == 1
+    here.compiler.finish()
+    here.run()
+    assert here.end(0).finish is Finish.STOP and here.engine.statistics()["compiling"] == 0
+
+
+def test_what_is_not_compiled_in_time_ends_its_turn_with_an_error_and_its_sequence_stays() -> None:
+    here = Stage(slow=True)
+    here.begin(0, "5 4")
+    here.run()
+    here.now = COMPILE_SECONDS + 0.01
+    here.run()
+    assert (here.end(0).finish, here.end(0).code) == (Finish.ERROR, "grammar_invalid")
+    assert here.end(0).work is not None and here.end(0).length == len(PROMPT) + 1
+    here.compiler.finish()
+    here.run()
+    here.begin(0, None, most=3)
+    here.run()
+    assert here.end(0).finish is Finish.LENGTH, "and speaks again"
+
+
+def test_loading_what_is_loaded_once_is_not_held_against_a_grammar() -> None:
+    here = Stage(slow=True)
+    here.compiler.warm = False
+    here.begin(0, "5 4")
+    here.now = 10 * COMPILE_SECONDS
+    here.run()
+    here.compiler.warm = True
+    here.run()
+    here.compiler.finish()
+    here.run()
+    assert here.end(0).finish is Finish.STOP
+
+
+def test_what_cannot_be_compiled_is_told_as_that() -> None:
+    here = Stage()
+    here.begin(0, "nonsense")
+    here.begin(1, "2 " + "0" * (256 << 10) + "1")
+    here.run()
+    for seq in (0, 1):
+        assert (here.end(seq).finish, here.end(seq).code) == (Finish.ERROR, "grammar_invalid")
+    assert [text for text, _ in here.compiler.asked] == ["nonsense"], "the other is too long to be looked at"
+
+
+def test_only_so_many_wait() -> None:
+    here = Stage(slow=True)
+    for seq in range(MOST_WAITING + 1):
+        here.apply(Open(0, seq, b"", [*PROMPT, seq]))
+        here.begin(seq, "5 4")
+    here.run()
+    assert list(here.rows) == [MOST_WAITING] and here.end(MOST_WAITING).code == "grammar_invalid"
+
+
+def test_without_a_compiler_a_grammar_is_refused_and_changes_nothing() -> None:
+    here = Stage(compiled=False)
+    answer = here.begin(0, "5 4")
+    assert isinstance(answer, Refusal) and answer.code == "grammar_unavailable"
+    assert "holdfast[engine]" in answer.message
+    assert isinstance(here.begin(0, None, most=2), Reply)
+    here.run()
+    assert here.end(0).finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize("verb", [Stop(0, 0), Close(0, 0)])
+def test_a_turn_that_is_given_up_while_it_waits_leaves_nothing(verb: AnyVerb) -> None:
+    here = Stage(slow=True)
+    here.begin(0, "5 4")
+    here.apply(verb)
+    here.compiler.finish()
+    here.run()
+    assert not here.rows and here.engine.statistics()["compiling"] == 0
+    if isinstance(verb, Stop):
+        here.apply(Extend(0, 0, [1, 2]))
+        here.begin(0, None, most=2)
+        here.run()
+        assert here.end(0).finish is Finish.LENGTH
+
+
+def test_the_grammar_of_a_turn_that_was_stopped_is_not_the_next_ones() -> None:
+    here = Stage(slow=True)
+    here.begin(0, "5 4")
+    here.apply(Stop(0, 0))
+    here.begin(0, "3 2")
+    here.compiler.finish()
+    here.run()
+    assert [token % 3 for token in here.said(0)] == [0, 1] and here.end(0).finish is Finish.STOP
+
+
+@DEPTHS
+def test_a_preempted_reply_says_what_it_would_have_said(depth: int) -> None:
+    def talk(blocks: int) -> tuple[Stage, list[list[int]]]:
+        here = Stage(depth, blocks=blocks)
+        for seq in range(4):
+            here.begin(seq, f"{seq + 2} 20", most=30)
+        here.run()
+        return here, [here.said(seq) for seq in range(4)]
+
+    roomy, calm = talk(80)
+    tight, pressed = talk(16)
+    assert roomy.engine.scheduler.counters.preempted == 0 < tight.engine.scheduler.counters.preempted
+    assert calm == pressed and all(len(said) == 20 for said in calm)
+
+
+@DEPTHS
+def test_a_reply_begun_again_goes_on_from_what_was_said(depth: int) -> None:
+    first = Stage(depth)
+    first.begin(0, "5 9")
+    first.run()
+    whole = first.said(0)
+    again = Stage(depth)
+    again.begin(0, "5 9", said=tuple(whole[:4]))
+    again.run()
+    assert again.compiler.asked == [("5 9", whole[:4])]
+    assert again.said(0) == whole[4:] and again.end(0).finish is Finish.STOP
+
+
+def test_a_fork_in_mid_reply_goes_on_by_the_same_grammar() -> None:
+    here = Stage(1)
+    here.begin(0, "5 9")
+    here.run(7)
+    said = here.said(0)
+    assert 0 < len(said) < 9
+    here.apply(Fork(0, 0, [1]))
+    sampling = Sampling(grammar=grammar("5 9"))
+    here.apply(Generate(0, 1, sampling, Limits(12, (END,)), len(said)))
+    here.run()
+    assert here.said(0) == said + here.said(1) and here.end(1).finish is Finish.STOP
+
+
+def test_where_the_grammar_leaves_nothing_the_turn_ends_with_that_error() -> None:
+    here = Stage()
+    here.apply(Open(0, 0, b"", PROMPT))
+    here.apply(
+        Generate(0, 0, Sampling(grammar=grammar("3 0")), Limits(12, ()))
+    )  # complete, and no end to say
+    here.run()
+    assert (here.end(0).finish, here.end(0).code) == (Finish.ERROR, "grammar_stuck")
+
+
+def test_statistics_tell_of_grammars() -> None:
+    answer = Stage().engine.apply(Statistics(0))
+    assert isinstance(answer, Reply) and answer.statistics is not None
+    assert {"compiling", "grammars_kept"} <= set(answer.statistics)
