@@ -1,4 +1,4 @@
-"""A session's tree, of which it is one branch: `chat.tree`, `chat.name`, `chat.prune`."""
+"""A session's tree, of which it is one branch: `chat.tree`, `name`, `prune`; and going back on it: `rewind`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from .frames.verbs import (
     SessionNamed,
     SessionPrune,
     SessionPruned,
+    SessionRewind,
+    SessionRewound,
     SessionTree,
     SessionTreeListed,
 )
+
+
+async def rewind(exchange: Exchange, to: str | int) -> SessionRewound:
+    """Go back to an item, a number of tokens, or the root."""
+    sent = await exchange.send(SessionRewind(to=to))
+    rewound = await exchange.answer(sent, lambda event: isinstance(event, SessionRewound))
+    assert isinstance(rewound, SessionRewound)
+    return rewound
 
 
 async def tree(exchange: Exchange) -> list[Relative]:

@@ -48,10 +48,9 @@ from .frames.verbs import (
     ResponseSteer,
     SessionFork,
     SessionForked,
-    SessionRewind,
     SessionRewound,
 )
-from .reply import Finished, Reply, place_in
+from .reply import Finished, Reply, characters_heard, place_in, said_in
 from .resume import Return
 from .textinput import TextInput
 from .tools import Tool, ToolLike, tools_of
@@ -212,8 +211,8 @@ class Chat:
         if isinstance(reading, Turn | Run):
             reading.stop()
         reply = reading.reply if isinstance(reading, Turn | Run) else reading
-        said = reply.said if reply is not None else _said(self.last)
-        end = _heard("".join(said.values()), heard)
+        said = reply.said if reply is not None else said_in(self.last)
+        end = characters_heard("".join(said.values()), heard)
         witness = None if reply is None else reply.witness
         place = place_in(said, end)
         if place is None:  # not a word came
@@ -231,10 +230,7 @@ class Chat:
         """
         await self._idle()
         target = to if isinstance(to, str | int) else to.id or ""
-        sent = await self._exchange.send(SessionRewind(to=target))
-        rewound = await self._exchange.answer(sent, lambda event: isinstance(event, SessionRewound))
-        assert isinstance(rewound, SessionRewound)
-        return rewound
+        return await branches.rewind(self._exchange, target)
 
     def steer(self, text: str, **overrides: Any) -> Turn:
         """Say `text` while a turn is being read: that ends in order, and the reply to this one follows.
@@ -447,22 +443,3 @@ class Chat:
             calls.cancel()
             for item, output in calls.take():
                 await self._exchange.send(output_of(item, output))
-
-
-def _said(finished: Finished) -> dict[str, str]:
-    """The messages of a response, by id."""
-    output = finished.response.output
-    return {item.id or "": item.text for item in output if isinstance(item, MessageItem)}
-
-
-def _heard(said: str, heard: int | str | None) -> int:
-    """How many characters were heard. Raises `ValueError`."""
-    if heard is None:
-        return len(said)
-    if isinstance(heard, str):
-        if not said.startswith(heard):
-            raise ValueError("The reply does not begin with this text")
-        return len(heard)
-    if not 0 <= heard <= len(said):
-        raise ValueError(f"{len(said)} characters of the reply have come, not {heard}")
-    return heard

@@ -234,3 +234,22 @@ def _is_output(event: OutputFrame) -> bool:
     if isinstance(event, OutputItemAdded):
         return isinstance(event.item, FunctionCallItem)
     return isinstance(event, TextDelta | ArgumentsDelta)
+
+
+def said_in(finished: Finished) -> dict[str, str]:
+    """The messages of a response, by id."""
+    output = finished.response.output
+    return {item.id or "": item.text for item in output if isinstance(item, MessageItem)}
+
+
+def characters_heard(said: str, heard: int | str | None) -> int:
+    """How many characters were heard. Raises `ValueError`."""
+    if heard is None:
+        return len(said)
+    if isinstance(heard, str):
+        if not said.startswith(heard):
+            raise ValueError("The reply does not begin with this text")
+        return len(heard)
+    if not 0 <= heard <= len(said):
+        raise ValueError(f"{len(said)} characters of the reply have come, not {heard}")
+    return heard

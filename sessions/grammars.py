@@ -143,7 +143,11 @@ class CallWriter:
         return self._grammar(f"start: {calls}", self._call(tools), self._between())
 
     def answered(self, answer: Grammar, tools: Sequence[Tool]) -> Grammar:
-        """JSON as in ``answer``, or calls."""
+        """JSON as in ``answer``, or calls. Raises ``GrammarInvalid`` where a call begins as any JSON does."""
+        if self.form.opening.startswith("{"):
+            raise GrammarInvalid(
+                "A format cannot go with tools whose calls are bare JSON, too", param="tools"
+            )
         calls = f"call (between call){{0,{MAX_CALLS - 1}}}"
         start = f"start: answer | {calls}\nanswer: %json {_styled(json.loads(answer.text))}"
         return self._grammar(start, self._call(tools), self._between())

@@ -11,8 +11,13 @@ import pytest
 from holdfast.runtime.guidance import Guidance
 from holdfast.runtime.link.messages import Grammar
 from holdfast.runtime.model.folder import find_model
-from holdfast.sessions.grammars import FORMS, CallForm, CallWriter, json_format
+from holdfast.sessions.errors import GrammarInvalid
+from holdfast.sessions.forms import CallForm, Forms
+from holdfast.sessions.grammars import SYNTAXES, CallSyntax, CallWriter, json_format
 from holdfast.sessions.items import Tool
+from holdfast.sessions.language import Language
+from holdfast.sessions.probe import probe
+from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.tokenizer import ChatTokenizer
 
 END, VOCAB = 1529, 1536
@@ -24,7 +29,7 @@ ADD = Tool(
     strict=True,
 )
 LOOK = Tool(name="look.up")
-PLAIN = CallForm("[TOOL_CALLS]", '{"name": ', ', "arguments": ', "}", "", "")
+PLAIN = CallSyntax("[TOOL_CALLS]", '{"name": ', ', "arguments": ', "}", "", "")
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +62,9 @@ class Reading:
         return not self.refused and self.may_end
 
 
-@pytest.fixture(params=["hermes", "plain"])
+@pytest.fixture(params=["hermes", "llama3-json", "plain"])
 def writer(request: pytest.FixtureRequest) -> CallWriter:
-    return CallWriter({**FORMS, "plain": PLAIN}[request.param], TOKENIZER)
+    return CallWriter({**SYNTAXES, "plain": PLAIN}[request.param], TOKENIZER)
 
 
 def call(writer: CallWriter, arguments: str, name: str = "add") -> str:
@@ -96,7 +101,17 @@ def test_forced_calls_are_all_there_is(compiler: Guidance, writer: CallWriter) -
 
 def test_an_answer_or_calls(compiler: Guidance, writer: CallWriter) -> None:
     answer = json_format({"enum": ["x", {"y": 1}]}, strict=True, param="here")
+    if writer.form.opening.startswith("{"):
+        with pytest.raises(GrammarInvalid, match="bare JSON"):
+            writer.answered(answer, [ADD])
+        return
     grammar = writer.answered(answer, [ADD])
     assert Reading(compiler, grammar, '"x"').complete and Reading(compiler, grammar, '{"y": 1}').complete
     assert Reading(compiler, grammar, call(writer, '{"a": 12}')).whole
     assert Reading(compiler, grammar, '"z"').refused and Reading(compiler, grammar, "x").refused
+
+
+def test_forms_whose_arguments_are_no_json_are_refused_by_name() -> None:
+    language = Language(TOKENIZER, probe(TOKENIZER), Forms(CallForm.PYTHONIC))
+    with pytest.raises(GrammarInvalid, match="pythonic form"):
+        language.constrained(TurnRequest(tool_choice="required"), [ADD])
