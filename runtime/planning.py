@@ -130,7 +130,8 @@ class Planner:
         most = self._at_once(len(keys))
         self._counters.restored += self._paging.restore(sequence, keys[: min(room, most)])
         sequence.unmatched |= most < len(keys)
-        return most >= min(room, len(keys))
+        # The rest comes in the next step, if this one is made for what it carries: damaged records carry nothing.
+        return most >= min(room, len(keys)) or not self._paging.moves.waiting
 
     def _at_once(self, blocks: int) -> int:
         """Blocks to bring up in this step, of so many.

@@ -55,8 +55,9 @@ class Places:
             if offset is None or self._fd is None:
                 continue
             for at in range(offset // PAGE * PAGE, offset + length, MOST_AHEAD):
-                size = min(MOST_AHEAD, offset + length - at)
-                os.posix_fadvise(self._fd, at, size, os.POSIX_FADV_WILLNEED)
+                with contextlib.suppress(OSError):
+                    size = min(MOST_AHEAD, offset + length - at)
+                    os.posix_fadvise(self._fd, at, size, os.POSIX_FADV_WILLNEED)
 
     @contextlib.contextmanager
     def searching(self, key: bytes) -> Iterator[None]:

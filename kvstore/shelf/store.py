@@ -1,4 +1,4 @@
-"""Records in an LMDB environment: headers and payloads by key, within a budget, the longest unused out first.
+"""Records in an LMDB environment: headers and payloads by key, within a budget; `order` says who goes first.
 
 Never ``writemap`` (a full disk would kill the process), never a transaction that outlives a call, payloads
 straight from and into the caller's buffers, every byte checked when it is read. What was read is above again
