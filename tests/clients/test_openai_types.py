@@ -174,5 +174,7 @@ def holding(path: str, value: str) -> dict[str, Any]:
         name, given = name.removesuffix("[].type"), [{"type": value, "name": "f"}]
     elif name.endswith("[]"):
         name, given = name.removesuffix("[]"), [value]
+    elif name.endswith(".type"):
+        name, given = name.removesuffix(".type"), {"type": value, "name": "f"}
     kind = "session.update" if section == "session" else "response.create"
     return {"type": kind, section: {name: given}}

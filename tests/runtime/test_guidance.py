@@ -195,6 +195,19 @@ def test_company_changes_nothing_and_log_probabilities_are_the_models(talker: Ta
     assert end.logprobs is not None and end.logprobs[0].logprob < end.logprobs[0].top[0][1] < 0
 
 
+def test_overlapped_steps_say_the_same(talker: Talker, folder: Path) -> None:
+    bound = Sampling(temperature=1.0, seed=3, grammar=WALK), Limits(99, (END,))
+    free = Sampling(temperature=1.0, seed=3), Limits(30, (END,))
+    asked = EngineSettings(
+        model=str(folder), dtype="float32", blocks=64, max_context=256, host_bytes=0, depth=2
+    )
+    loaded = load_engine(asked, lambda fraction, detail: None, Pulse())
+    overlapped = Talker(loaded.engine)  # type: ignore[arg-type]
+    said = [tokens for tokens, _ in overlapped.say(bound, free, bound)]
+    assert said == [tokens for tokens, _ in talker.say(bound, free, bound)]
+    loaded.leave()
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "form"),
     [
