@@ -9,6 +9,20 @@ May import msgspec, websockets, anyio and the standard library; no other room.
                 print(piece, end="")
 """
 
+from .agent.events import (
+    CallFinished,
+    CallProgress,
+    CallStarted,
+    RunDone,
+    RunEvent,
+    RunUsage,
+    StepFinished,
+    TextPiece,
+    WaitFinished,
+)
+from .agent.limits import RunLimits
+from .agent.run import Run
+from .agent.tracing import TraceFile
 from .chat import Chat
 from .client import Client, connect
 from .errors import (
@@ -17,6 +31,7 @@ from .errors import (
     ConnectionLost,
     FrameError,
     InputClosed,
+    LimitInvalid,
     ProtocolBroken,
     ResponseFailed,
     SDKError,
@@ -24,12 +39,18 @@ from .errors import (
     SessionLost,
     ToolInvalid,
     ToolRoundsExceeded,
+    ToolTypeUnsupported,
 )
 from .reply import Finished, Reply
 from .textinput import TextInput
+from .toolcontext import ToolContext
+from .tools import Tool, tool
 from .turn import Turn
 
 __all__ = [
+    "CallFinished",
+    "CallProgress",
+    "CallStarted",
     "Chat",
     "ChatBusy",
     "Client",
@@ -38,15 +59,29 @@ __all__ = [
     "Finished",
     "FrameError",
     "InputClosed",
+    "LimitInvalid",
     "ProtocolBroken",
     "Reply",
     "ResponseFailed",
+    "Run",
+    "RunDone",
+    "RunEvent",
+    "RunLimits",
+    "RunUsage",
     "SDKError",
     "ServerError",
     "SessionLost",
+    "StepFinished",
     "TextInput",
+    "TextPiece",
+    "Tool",
+    "ToolContext",
     "ToolInvalid",
     "ToolRoundsExceeded",
+    "ToolTypeUnsupported",
+    "TraceFile",
     "Turn",
+    "WaitFinished",
     "connect",
+    "tool",
 ]

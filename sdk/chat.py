@@ -12,24 +12,25 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
-from typing import Any, Literal, TypeVar
-
-import msgspec
+from typing import Any, Literal, TypeAlias
 
 from . import keeping
-from .errors import ChatBusy, FieldInvalid, FieldUnknown
+from .agent.calls import Calls
+from .agent.limits import RunLimits
+from .agent.run import HINT_SECONDS, Run
+from .agent.tracing import Tracer, Tracers
+from .asking import converted, create_of
+from .errors import ChatBusy
 from .exchange import Exchange
 from .frames.client import (
     ClientEvent,
     ItemCreate,
     ItemRetrieve,
     ResponseCancel,
-    ResponseCreate,
     SessionUpdate,
     TypedRole,
 )
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
-from .frames.response import ResponseParams
 from .frames.server import (
     ItemDone,
     ItemRetrieved,
@@ -50,7 +51,7 @@ from .transport import Transport
 from .turn import Turn, named, output_of
 
 MAX_TOOL_ROUNDS = 8
-_Params = TypeVar("_Params", SessionPatch, ResponseParams)
+_Reading: TypeAlias = Turn | Run | Reply
 
 
 class Chat:
@@ -66,7 +67,9 @@ class Chat:
         self._exchange = exchange
         self._max_tool_rounds = max_tool_rounds
         self._tools: dict[str, Tool] = {}
-        self._current: weakref.ref[Turn | Reply] | None = None
+        self._current: weakref.ref[_Reading] | None = None
+        self._calls: Calls | None = None  # tools of the last run
+        self._leased = False
         self._turns: list[list[Finished]] = [[]]  # rounds of the last turns; one that is steered ends late
         self._children: list[Chat] = []
         self.session = session
@@ -133,12 +136,44 @@ class Chat:
         """
         first = [] if text is None else [ItemCreate(item=named(MessageItem.of("user", text)))]
         return Turn(
-            self._exchange, _create(overrides), first, self._tools, self._max_tool_rounds, self._claim
+            self._exchange, create_of(overrides), first, self._tools, self._max_tool_rounds, self._claim
         )
 
     def respond(self, **overrides: Any) -> Reply:
         """Ask for one response and iterate over its typed events. Tools are not run: see `last.calls`."""
-        return Reply(self._exchange, _create(overrides), claim=self._claim)
+        return Reply(self._exchange, create_of(overrides), claim=self._claim)
+
+    def run(
+        self,
+        prompt: str | None = None,
+        tools: Iterable[ToolLike] | None = None,
+        *,
+        limits: RunLimits | None = None,
+        trace: Iterable[Tracer] = (),
+        hint_seconds: float | None = HINT_SECONDS,
+        **overrides: Any,
+    ) -> Run:
+        """Let the model work on `prompt` with tools, until it is done or a limit is reached; iterate over
+        typed events (`agent.events`), the last is `RunDone`.
+
+        `tools` become the session's; None: those it has. A tool starts the moment its call is whole. `trace`
+        are callables that are told of each event. A wait of at least `hint_seconds` is told to the server, so
+        that KV is back in time (None, or a lease of your own: never). `overrides` as for `say`. Nothing is
+        sent before the first event is asked for. Raises `ToolInvalid`; what `say` raises.
+        """
+        table = self._tools if tools is None else tools_of(tools)
+        first = [] if prompt is None else [ItemCreate(item=named(MessageItem.of("user", prompt)))]
+
+        async def claim(run: Run) -> None:
+            await self._idle()
+            if [tool.definition for tool in table.values()] != self.session.tools:
+                await self.update(tools=table.values())
+            self._tools, self._calls = table, run.calls
+            self._follow(run)
+
+        hints = None if self._leased else hint_seconds
+        limits = limits or RunLimits()
+        return Run(self._exchange, create_of(overrides), first, table, limits, claim, Tracers(trace), hints)
 
     def input(self, role: TypedRole = "user") -> TextInput:
         """A message sent while it is typed or spoken, and computed meanwhile: see `TextInput`.
@@ -151,7 +186,7 @@ class Chat:
     async def cancel(self) -> None:
         """Cut the running reply short; what was said stays. Harmless when nothing runs."""
         current = self._reader()
-        if isinstance(current, Turn):
+        if isinstance(current, Turn | Run):
             current.stop()
         self._current = None
         if self._exchange.busy:
@@ -166,9 +201,9 @@ class Chat:
         none, `ServerError`.
         """
         reading = self._reader()
-        if isinstance(reading, Turn):
+        if isinstance(reading, Turn | Run):
             reading.stop()
-        reply = reading.reply if isinstance(reading, Turn) else reading
+        reply = reading.reply if isinstance(reading, Turn | Run) else reading
         said = reply.said if reply is not None else _said(self.last)
         end = _heard("".join(said.values()), heard)
         witness = None if reply is None else reply.witness
@@ -199,7 +234,7 @@ class Chat:
         Iterate over what is returned, and no more over the other; or let the other task that reads it read on:
         it comes to an end. `overrides` as for `say`.
         """
-        create = _create(overrides)
+        create = create_of(overrides)
         steer = ResponseSteer(input=[named(MessageItem.of("user", text))], response=create.response)
         return Turn(
             self._exchange, create, [], self._tools, self._max_tool_rounds, self._take_over, steer=steer
@@ -272,7 +307,7 @@ class Chat:
         table = self._tools if tools is None else tools_of(tools)
         if tools is not None:
             fields["tools"] = [tool.definition for tool in table.values()]
-        patch = _converted(fields, SessionPatch, "session")
+        patch = converted(fields, SessionPatch, "session")
         sent = await self._exchange.send(SessionUpdate(session=patch))
         updated = await self._exchange.answer(sent, lambda event: isinstance(event, SessionUpdated))
         assert isinstance(updated, SessionUpdated)
@@ -288,6 +323,7 @@ class Chat:
         is really promised. `ttl=0` gives the lease back. Raises `ServerError`.
         """
         await self._idle()
+        self._leased = ttl != 0
         return await keeping.lease(self._exchange, priority, ttl, returns_in)
 
     async def stage(self) -> SessionStaged:
@@ -314,6 +350,8 @@ class Chat:
     async def aclose(self) -> None:
         """End the session's connection, and those of the sessions forked from it."""
         children, self._children = self._children, []
+        if self._calls is not None:
+            self._calls.cancel()
         for child in children:
             await child.aclose()
         await self._exchange.aclose()
@@ -336,22 +374,22 @@ class Chat:
 
     # --- one turn at a time ---
 
-    def _reader(self) -> Turn | Reply | None:
+    def _reader(self) -> _Reading | None:
         return None if self._current is None else self._current()
 
-    async def _claim(self, reading: Turn | Reply) -> None:
+    async def _claim(self, reading: _Reading) -> None:
         """Let this turn, and no other, read from now on."""
         await self._idle()
         self._follow(reading)
 
-    async def _take_over(self, reading: Turn | Reply) -> None:
+    async def _take_over(self, reading: _Reading) -> None:
         """Let this turn read from now on: the one that is read now ends for it."""
         current = self._reader()
-        if isinstance(current, Turn):
+        if isinstance(current, Turn | Run):
             current.stop()
         self._follow(reading)
 
-    def _follow(self, reading: Turn | Reply) -> None:
+    def _follow(self, reading: _Reading) -> None:
         self._current = weakref.ref(reading)
         ended = [rounds for rounds in self._turns if rounds][-1:]
         self._turns = [*ended, self._turns[-1], reading.rounds]
@@ -362,10 +400,19 @@ class Chat:
         if current is not None and current.running:
             if not current.given_up:
                 raise ChatBusy("A turn is being read on this chat: read it to its end or cancel it first")
-            if isinstance(current, Turn):
+            if isinstance(current, Turn | Run):
                 current.close()
         self._current = None
         await self._exchange.quiet()
+        await self._settle_calls()
+
+    async def _settle_calls(self) -> None:
+        """Answer what a run that was left has called: the conversation owes no answers."""
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.cancel()
+            for item, output in calls.take():
+                await self._exchange.send(output_of(item, output))
 
 
 def _said(finished: Finished) -> dict[str, str]:
@@ -385,22 +432,3 @@ def _heard(said: str, heard: int | str | None) -> int:
     if not 0 <= heard <= len(said):
         raise ValueError(f"{len(said)} characters of the reply have come, not {heard}")
     return heard
-
-
-def _create(overrides: dict[str, Any]) -> ResponseCreate:
-    if not overrides:
-        return ResponseCreate()
-    if overrides.get("tools") is not None:
-        overrides["tools"] = [tool.definition for tool in tools_of(overrides["tools"]).values()]
-    return ResponseCreate(response=_converted(overrides, ResponseParams, "response"))
-
-
-def _converted(fields: dict[str, Any], kind: type[_Params], name: str) -> _Params:
-    """Keyword arguments as a frame's object, checked as the server will. Raises `FrameError`."""
-    unknown = set(fields) - set(kind.__struct_fields__)
-    if unknown:
-        raise FieldUnknown(f"Unknown parameter: '{name}.{min(unknown)}'", f"{name}.{min(unknown)}")
-    try:
-        return msgspec.convert(msgspec.to_builtins(fields), kind)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise FieldInvalid(f"{name}: {error}", name) from None

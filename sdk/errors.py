@@ -18,6 +18,8 @@ SDKError
 ├── ChatBusy                  a second turn was begun while one runs on this chat
 ├── InputClosed               text was sent for an input that was committed or taken back
 ├── ToolInvalid               a callable or dict that cannot be offered as a tool
+│   └── ToolTypeUnsupported   a parameter has a type that no JSON is
+├── LimitInvalid              a limit that no run could keep
 └── ToolRoundsExceeded        the model went on calling tools beyond the limit
 
 Knows nothing of how the gateway answers: `gateway.errors` has that table.
@@ -165,6 +167,23 @@ class ToolInvalid(SDKError):
     """A callable or dict that cannot be offered to the model as a tool."""
 
     code = "tool_invalid"
+
+
+class ToolTypeUnsupported(ToolInvalid):
+    """A parameter of a callable has a type that no JSON is; ``parameter`` and ``type_name`` tell which."""
+
+    code = "tool_type_unsupported"
+
+    def __init__(self, message: str, *, parameter: str, type_name: str) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.type_name = type_name
+
+
+class LimitInvalid(SDKError):
+    """A limit of a run that no run could keep."""
+
+    code = "limit_invalid"
 
 
 class ToolRoundsExceeded(SDKError):

@@ -111,6 +111,11 @@ class Reply:
         self.finished: Finished | None = None
         self.rounds: list[Finished] = [] if rounds is None else rounds
 
+    def asks(self, create: ResponseCreate) -> None:
+        """Ask for this instead; before it is read."""
+        assert self._create_id is None, "it has been asked for"
+        self._create = create
+
     @property
     def running(self) -> bool:
         """Whether there is more to read."""

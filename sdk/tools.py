@@ -1,48 +1,151 @@
-"""Python callables as tools: their schema from type hints and docstring, and running them.
+"""Python callables as tools: what the model is told of them, and running them.
 
-A sync callable runs in a thread, an async one is awaited; what it raises becomes an output the model reads.
-Knows nothing of the conversation.
+    @tool(timeout=5.0)
+    async def get_weather(city: str) -> dict[str, Any]:
+        \"\"\"The weather in a city.\"\"\"
+
+A sync callable runs in a thread, an async one is awaited; what it raises, and its hanging, becomes an output
+the model reads. Knows nothing of the conversation.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
-import re
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal, TypeAlias, overload
 
+import anyio
 import anyio.to_thread
 import msgspec
 
 from .errors import ToolInvalid
 from .frames.session import FunctionTool
+from .schemas import takes_of
+from .toolcontext import ToolContext
 
-ToolLike: TypeAlias = Callable[..., Any] | Mapping[str, Any] | FunctionTool
+Invoke: TypeAlias = Callable[[str, ToolContext], Awaitable[str]]
+"""Takes a call's arguments as JSON text; gives the output, or raises."""
+OutcomeKind: TypeAlias = Literal["completed", "failed", "invalid_arguments", "timed_out"]
 
-_ARGUMENTS = "Arguments"
-_ARGUMENT = re.compile(r"^\s*(?P<name>\w+)(?:\s*\([^)]*\))?\s*:\s*(?P<text>.+)$")
-_SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$")
+LEARNT_FROM = 16
+
+
+class Durations:
+    """How long a tool's last calls took, in seconds."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=LEARNT_FROM)
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self._seconds.append(seconds)
+
+    def usual(self) -> float | None:
+        """The median; None before the first."""
+        return median(self._seconds) if self._seconds else None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a call: text for the model, whatever happened, and how long it took."""
+
+    output: str
+    kind: OutcomeKind
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What the model is told of a tool, and how to run it; without `run` its caller answers the calls."""
+    """What the model is told of a tool, and how to run it; without `invoke` its caller answers the calls.
+
+    ``timeout``: seconds, after which a call is cancelled. ``expected``: seconds that a call usually takes,
+    where its author knows; otherwise it is learnt from those that ran.
+    """
 
     definition: FunctionTool
-    run: Callable[[str], Awaitable[str]] | None = None
+    invoke: Invoke | None = None
+    timeout: float | None = None
+    expected: float | None = None
+    durations: Durations = field(default_factory=Durations, compare=False, repr=False)
 
     @property
     def name(self) -> str:
         """The name the model calls it by."""
         return self.definition.name
 
+    @property
+    def run(self) -> Callable[[str], Awaitable[str]] | None:
+        """Takes a call's arguments, gives its output; None where its caller answers."""
+        return None if self.invoke is None else self._run
+
+    def expects(self) -> float | None:
+        """Seconds that a call is expected to take: as declared, else as learnt."""
+        return self.durations.usual() if self.expected is None else self.expected
+
+    async def call(self, arguments: str, context: ToolContext | None = None) -> Outcome:
+        """Run it; nothing it does is raised, but for being cancelled from outside."""
+        assert self.invoke is not None, "a tool without a callable is its caller's to answer"
+        context = context or ToolContext()
+        began = time.perf_counter()
+        output = ""
+        kind: OutcomeKind = "timed_out"
+        try:
+            with anyio.move_on_after(self.timeout):
+                output, kind = await _told(self.invoke, arguments, context)
+        finally:
+            context.cancelled = True
+        seconds = time.perf_counter() - began
+        if kind == "timed_out":
+            output = failure(f"The tool gave no answer within {self.timeout:g} seconds")
+        self.durations.add(seconds)
+        return Outcome(output, kind, seconds)
+
+    async def _run(self, arguments: str) -> str:
+        return (await self.call(arguments)).output
+
+
+ToolLike: TypeAlias = Callable[..., Any] | Mapping[str, Any] | FunctionTool | Tool
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    expected: float | None = None,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    expected: float | None = None,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """A tool from a callable, as a decorator with or without arguments; `timeout` and `expected` in seconds.
+
+    Raises `ToolInvalid`, or `ToolTypeUnsupported` where no JSON can be a parameter's type.
+    """
+
+    def made(function: Callable[..., Any]) -> Tool:
+        return _from_callable(function, name, description, timeout, expected)
+
+    return made if function is None else made(function)
+
 
 def tool_of(given: ToolLike) -> Tool:
     """A tool from a callable, a dict in the Realtime form, or a `FunctionTool`. Raises `ToolInvalid`."""
+    if isinstance(given, Tool):
+        return given
     if isinstance(given, FunctionTool):
         return Tool(given)
     if isinstance(given, Mapping):
@@ -56,90 +159,62 @@ def tool_of(given: ToolLike) -> Tool:
 def tools_of(given: Iterable[ToolLike]) -> dict[str, Tool]:
     """Tools by name. Raises `ToolInvalid`, also for two of one name."""
     tools: dict[str, Tool] = {}
-    for tool in map(tool_of, given):
-        if tool.name in tools:
-            raise ToolInvalid(f"Two tools are named `{tool.name}`")
-        tools[tool.name] = tool
+    for one in map(tool_of, given):
+        if one.name in tools:
+            raise ToolInvalid(f"Two tools are named `{one.name}`")
+        tools[one.name] = one
     return tools
 
 
-def _from_callable(function: Callable[..., Any]) -> Tool:
-    name = getattr(function, "__name__", type(function).__name__)
+def failure(message: str) -> str:
+    """An output that tells the model what went wrong."""
+    return output_text({"error": message})
+
+
+def output_text(result: Any) -> str:
+    """Text as it is, anything else as JSON, spaced as models have mostly read it."""
+    if isinstance(result, str):
+        return result
+    return json.dumps(msgspec.to_builtins(result, enc_hook=str), ensure_ascii=False)
+
+
+def _from_callable(
+    function: Callable[..., Any],
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    expected: float | None = None,
+) -> Tool:
+    called = name or str(getattr(function, "__name__", type(function).__name__))
+    takes = takes_of(function, called)
     try:
-        arguments = _arguments_struct(function)
-        description, documented = _documentation(inspect.getdoc(function) or "")
         definition = FunctionTool(
-            name=name, description=description or None, parameters=_schema(arguments, documented)
+            name=called, description=description or takes.description or None, parameters=takes.parameters
         )
         msgspec.convert(msgspec.to_builtins(definition), FunctionTool)
-    except (TypeError, ValueError, NameError) as error:
-        raise ToolInvalid(f"`{name}` cannot be a tool: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ToolInvalid(f"`{called}` cannot be a tool: {error}") from error
 
-    async def run(text: str) -> str:
-        try:
-            return _output(await _call(function, msgspec.json.decode(text or "{}", type=arguments)))
-        except Exception as error:  # whatever a tool raises is the model's to read
-            return _output({"error": f"{type(error).__name__}: {error}"})
+    async def invoke(arguments: str, context: ToolContext) -> str:
+        return output_text(await _call(function, takes.given(arguments, context)))
 
-    return Tool(definition, run)
+    return Tool(definition, invoke, timeout, expected)
 
 
-def _arguments_struct(function: Callable[..., Any]) -> type[msgspec.Struct]:
-    """A struct with the callable's parameters: it gives the schema, and decodes and checks each call."""
-    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for parameter in inspect.signature(function, eval_str=True).parameters.values():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"parameter `{parameter.name}` cannot be given by name")
-        hint = Any if parameter.annotation is parameter.empty else parameter.annotation
-        if parameter.default is parameter.empty:
-            fields.append((parameter.name, hint))
-        elif isinstance(parameter.default, str | int | float | None):
-            fields.append((parameter.name, hint, parameter.default))
-        else:
-            default = partial(copy.deepcopy, parameter.default)
-            fields.append((parameter.name, hint, msgspec.field(default_factory=default)))
-    return msgspec.defstruct(_ARGUMENTS, fields, kw_only=True, forbid_unknown_fields=True)
+async def _told(invoke: Invoke, arguments: str, context: ToolContext) -> tuple[str, OutcomeKind]:
+    """The output; whatever is raised is the model's to read."""
+    try:
+        return await invoke(arguments, context), "completed"
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        return failure(f"{type(error).__name__}: {error}"), "invalid_arguments"
+    except Exception as error:
+        return failure(f"{type(error).__name__}: {error}"), "failed"
 
 
-def _schema(arguments: type[msgspec.Struct], documented: Mapping[str, str]) -> dict[str, Any]:
-    (_,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
-    own = components.pop(_ARGUMENTS)
-    properties = own["properties"]
-    for name, text in documented.items():
-        if name in properties:
-            properties[name].setdefault("description", text)
-    schema = {"type": "object", "properties": properties, "required": own["required"]}
-    return {**schema, "$defs": components} if components else schema
-
-
-def _documentation(text: str) -> tuple[str, dict[str, str]]:
-    """The docstring's text above its first section, and what its `Args:` say of each parameter."""
-    above: list[str] = []
-    arguments: dict[str, str] = {}
-    section = ""
-    for line in text.splitlines():
-        heading = _SECTION.match(line)
-        if heading:
-            section = heading[1]
-        elif not section:
-            above.append(line.strip())
-        elif section in ("Args", "Arguments", "Parameters") and (found := _ARGUMENT.match(line)):
-            arguments[found["name"]] = found["text"].strip()
-    return " ".join(" ".join(above).split()), arguments
-
-
-async def _call(function: Callable[..., Any], arguments: msgspec.Struct) -> Any:
-    given = {name: getattr(arguments, name) for name in arguments.__struct_fields__}
+async def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
     ):
         return await function(**given)
     result = await anyio.to_thread.run_sync(lambda: function(**given), abandon_on_cancel=True)
     return await result if inspect.isawaitable(result) else result
-
-
-def _output(result: Any) -> str:
-    """Text as it is, anything else as JSON, spaced as models have mostly read it."""
-    if isinstance(result, str):
-        return result
-    return json.dumps(msgspec.to_builtins(result, enc_hook=str), ensure_ascii=False)

@@ -99,6 +99,16 @@ class Script:
                 yield from self.respond()
             case client.ResponseCancel():
                 yield from self.cancel(event)
+            case client.SessionLease():
+                yield server.SessionLeased(
+                    event_id=self.id(),
+                    status="granted",
+                    priority=0,
+                    ttl=1.0,
+                    returns_in=1.0,
+                    tokens=0,
+                    host_tokens=0,
+                )
 
     def respond(self) -> Iterable[server.ServerEvent]:
         response_id = self.id()

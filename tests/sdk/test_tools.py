@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Annotated, Any, Literal
 
+import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 
-from holdfast.sdk.errors import ToolInvalid
-from holdfast.sdk.tools import tool_of, tools_of
+from holdfast.sdk.errors import ToolInvalid, ToolTypeUnsupported
+from holdfast.sdk.toolcontext import ToolContext
+from holdfast.sdk.tools import tool, tool_of, tools_of
 
 pytestmark = pytest.mark.anyio
 
@@ -146,3 +149,56 @@ def test_what_cannot_be_a_tool(given: Any) -> None:
 def test_two_of_one_name() -> None:
     with pytest.raises(ToolInvalid):
         tools_of([forecast, {"name": "forecast"}])
+
+
+def test_a_type_that_no_json_is_is_named_when_decorated() -> None:
+    class Socket:
+        pass
+
+    def send(text: str, socket: Socket) -> None: ...
+
+    send.__annotations__["socket"] = Socket
+    with pytest.raises(ToolTypeUnsupported, match="`socket`") as refused:
+        tool(send)
+    assert (refused.value.parameter, refused.value.type_name) == ("socket", "Socket")
+
+
+def test_what_the_author_says_counts() -> None:
+    @tool(name="where_is", description="Says where.", timeout=2.0, expected=1.5)
+    def locate(thing: str) -> str:
+        """Finds things."""
+        return thing
+
+    assert (locate.name, locate.definition.description) == ("where_is", "Says where.")
+    assert (locate.timeout, locate.expects()) == (2.0, 1.5)
+    assert tool_of(locate) is locate
+
+
+async def test_a_tool_that_hangs_is_cancelled() -> None:
+    ended: list[bool] = []
+
+    @tool(timeout=0.01)
+    async def hangs(context: ToolContext) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(context.cancelled)
+
+    outcome = await hangs.call("{}")
+    assert outcome.kind == "timed_out" and "0.01 seconds" in outcome.output
+    assert ended == [False]
+    assert hangs.expects() == outcome.seconds
+
+
+async def test_a_thread_can_see_that_nobody_waits() -> None:
+    seen = threading.Event()
+
+    @tool(timeout=0.01)
+    def spins(context: ToolContext) -> None:
+        while not context.cancelled:
+            threading.Event().wait(0.001)
+        context.progress("too late")
+        seen.set()
+
+    assert (await spins.call("{}")).kind == "timed_out"
+    assert await anyio.to_thread.run_sync(seen.wait, 5.0)

@@ -1,0 +1,112 @@
+"""Who is told of a run besides its reader: plain or async callables, which can do it no harm.
+
+`TraceFile` keeps runs in the format that `benchmarks` replay: what was computed, and how long tools took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+from .events import RunDone, RunEvent, StepFinished, WaitFinished
+
+Tracer: TypeAlias = Callable[[RunEvent], Awaitable[object] | object]
+
+log = logging.getLogger(__name__)
+LAST_SECONDS = 1.0  # async tracers that still run at the end of a run have so long
+
+COLUMNS = (
+    "session_id", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms",
+    "tool_wait_expected_ms",
+)  # fmt: skip
+
+
+class Tracers:
+    """Those of one run, told of each event in order; what they raise is logged and no more."""
+
+    def __init__(self, tracers: Iterable[Tracer]) -> None:
+        self._tracers = tuple(tracers)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def tell(self, event: RunEvent) -> None:
+        """Call all of them; async ones go on beside the run."""
+        for tracer in self._tracers:
+            try:
+                told = tracer(event)
+            except Exception:
+                log.exception("a tracer failed on %s", type(event).__name__)
+                continue
+            if inspect.isawaitable(told):
+                task = asyncio.ensure_future(_settled(told, event))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Let async ones end, for a while."""
+        if self._tasks:
+            _, late = await asyncio.wait(set(self._tasks), timeout=LAST_SECONDS)
+            for task in late:
+                task.cancel()
+
+
+async def _settled(told: Awaitable[object], event: RunEvent) -> None:
+    try:
+        await told
+    except Exception:
+        log.exception("a tracer failed on %s", type(event).__name__)
+
+
+class TraceFile:
+    """A tracer that appends a CSV row for each response; ``session_id`` is for the rows.
+
+    ``prefix_len``: tokens that were there before; ``input_len``: truly new; ``output_len``: sampled;
+    ``tool_wait_after_ms``: how long its tools took; ``tool_wait_expected_ms``: how long the server was told
+    they would, empty where it was not.
+    """
+
+    def __init__(self, path: Path, session_id: str) -> None:
+        self._path = path
+        self._session_id = session_id
+        self._round = 0
+        self._step: StepFinished | None = None
+
+    def __call__(self, event: RunEvent) -> None:
+        """Keep what belongs into a row; write it when it is whole."""
+        match event:
+            case StepFinished():
+                self._write(None)
+                self._step = event
+            case WaitFinished():
+                self._write(event)
+            case RunDone():
+                self._write(None)
+
+    def _write(self, wait: WaitFinished | None) -> None:
+        step, self._step = self._step, None
+        if step is None or step.finished.usage is None:
+            return
+        usage, kv = step.finished.usage, step.finished.kv
+        new = usage.input_tokens if kv is None else kv.new
+        waited = 0 if wait is None else round(wait.seconds * 1000)
+        expected = "" if wait is None or wait.expected is None else round(wait.expected * 1000)
+        row = (
+            self._session_id,
+            self._round,
+            usage.input_tokens - new,
+            new,
+            usage.output_tokens,
+            waited,
+            expected,
+        )
+        self._round += 1
+        begins = not self._path.exists()
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            if begins:
+                rows.writerow(COLUMNS)
+            rows.writerow(row)
