@@ -21,11 +21,12 @@ from ..sdk.frames.items import AnyItem, InputItem, ItemReference
 from ..sdk.frames.response import ResponseParams
 from ..sdk.frames.session import SessionResource
 from ..sdk.frames.verbs import ResponseSteer, SteerAccepted
+from ..sessions.answers import check_answer
 from ..sessions.anticipation import Arrival
 from ..sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ..sessions.events import ReplyEvent
 from ..sessions.history import ROOT, History
-from ..sessions.items import Item, Message, checked_item, new_id
+from ..sessions.items import FunctionCallOutput, Item, Message, checked_item, new_id
 from ..sessions.requests import TurnRequest
 from ..sessions.textbuffer import TextBuffer
 from .errors import GatewayError, NothingToCancel, TooManyResponses, error_details
@@ -246,6 +247,8 @@ class Conversation:
         writer = self._writer()
         if writer is not None and item.id in writer.item_ids:
             raise ItemExists(f"An item with id {item.id!r} is being said", param="item.id")
+        if isinstance(item, FunctionCallOutput):
+            check_answer(item, self._history.items(), () if writer is None else writer.call_ids)
         previous = self._last_item_id() if asked is None else asked
         self._history.insert(item, asked)
         if writer is not None and (asked is None or asked in self._after_reply):

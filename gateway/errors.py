@@ -139,6 +139,8 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.ItemUnknown: _invalid("item_not_found", 404),
     sessions.ItemExists: _invalid("item_already_exists", 409),
     sessions.ItemInvalid: _invalid("invalid_value"),
+    sessions.CallUnknown: _invalid("invalid_tool_call_id", 404),
+    sessions.CallAnswered: _invalid("tool_call_already_answered", 409),
     sessions.InputInvalid: _invalid("invalid_value"),
     sessions.CutInvalid: _invalid("invalid_value"),
     sessions.ToolInvalid: _invalid("invalid_value"),

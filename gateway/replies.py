@@ -70,7 +70,7 @@ class LiveResponse:
     """A response from `response.create` to `response.done`.
 
     `conversation_id` is None out of band. `predecessor` tells the item before the reply's first one when that
-    begins. `item_ids` are those of the items it has begun.
+    begins. `item_ids` are those of the items it has begun, `call_ids` those of its calls.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class LiveResponse:
         self.asked_by = asked_by
         self.cancelling = False
         self.item_ids: list[str] = []
+        self.call_ids: set[str] = set()
         self.started = False
         self.done = False
         self._event_ids = event_ids
@@ -137,6 +138,8 @@ class LiveResponse:
         before = self.item_ids[-1] if self.item_ids else self._predecessor()
         opened = self._open = _Open(len(self._output), item, before)
         self.item_ids.append(item.id)
+        if isinstance(item, FunctionCall):
+            self.call_ids.add(item.call_id)
         yield from self._shown(server.OutputItemAdded, server.ItemAdded, opened, item, "in_progress")
         if isinstance(item, Message):
             yield server.ContentPartAdded(**self._part(opened), part=server.ContentPart(text=""))

@@ -5,6 +5,8 @@ SessionError
 │   ├── ItemUnknown           no item of the conversation has this id
 │   ├── ItemExists            an item with this id is already there
 │   ├── ItemInvalid           an item's fields are out of bounds
+│   ├── CallUnknown           no call of the conversation has the id that a tool's output names
+│   ├── CallAnswered          the call has an output already
 │   ├── InputInvalid          text on its way is out of bounds, or there is none
 │   ├── CutInvalid            there is no such place to cut a reply, to go back to or to branch off
 │   ├── ToolInvalid           a tool's definition is out of bounds
@@ -70,6 +72,18 @@ class ItemInvalid(RequestInvalid):
     """An item's fields are out of bounds."""
 
     code = "item_invalid"
+
+
+class CallUnknown(RequestInvalid):
+    """No call of the conversation has the id that a tool's output names."""
+
+    code = "call_unknown"
+
+
+class CallAnswered(RequestInvalid):
+    """The call has an output already."""
+
+    code = "call_answered"
 
 
 class InputInvalid(RequestInvalid):

@@ -67,7 +67,7 @@ def every_event() -> list[server.ServerEvent]:
         items.MessageItem.of("user", "Hi"),
         items.MessageItem.of("system", "Hi"),
         items.MessageItem.of("assistant", "Hi"),
-        items.FunctionCallItem(name="add", arguments="{}"),
+        items.FunctionCallItem(name="add", arguments="{}", call_id="c"),
         items.FunctionCallOutputItem(call_id="c", output="3"),
     ):
         receive(client.ItemCreate(item=item, event_id="e"))
