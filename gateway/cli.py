@@ -13,12 +13,13 @@ import sys
 from enum import StrEnum
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
 from ..runtime.errors import RuntimeFault
 from ..runtime.settings import EngineSettings
+from ..sessions.forms import CallForm, ReasoningForm
 from .settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings
 
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgt]?)(i?b)?", re.IGNORECASE)
@@ -76,6 +77,11 @@ Store = Annotated[
 ]
 
 
+AUTO: Literal["auto"] = "auto"
+CallChoice = Literal["auto", "hermes", "llama3-json", "mistral", "pythonic"]
+ReasoningChoice = Literal["auto", "none", "think", "think-opened"]
+
+
 def _version(asked: bool) -> None:
     if asked:
         print(f"holdfast {metadata.version('holdfast')}")
@@ -120,6 +126,10 @@ def serve(
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Keep sessions in memory only: they end with the server.")
     ] = False,
+    tool_call_parser: Annotated[CallChoice, typer.Option(help="How the model writes tool calls.")] = AUTO,
+    reasoning_parser: Annotated[
+        ReasoningChoice, typer.Option(help="How it writes its reasoning, which is told apart.")
+    ] = AUTO,
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
     from .serve import run
@@ -127,7 +137,15 @@ def serve(
     folder = None if no_store else store or _default_store(model)
     if keys is not None and api_key is not None:
         _refuse("--keys and --api-key both say who may come in: give one of them")
-    settings = GatewaySettings(host=host, port=port, api_key=api_key, keys=keys, store=folder)
+    settings = GatewaySettings(
+        host=host,
+        port=port,
+        api_key=api_key,
+        keys=keys,
+        store=folder,
+        calls=None if tool_call_parser == AUTO else CallForm(tool_call_parser),
+        reasoning=None if reasoning_parser == AUTO else ReasoningForm(reasoning_parser),
+    )
     engine = _engine_settings(
         model,
         device,

@@ -50,7 +50,10 @@ async def opened(
 async def _on_engine(
     service: Service, folder: Path, engine: AbstractAsyncContextManager[EngineLink], lock: StoreLock | None
 ) -> AsyncIterator[None]:
-    speaking = asyncio.create_task(asyncio.to_thread(Language.load, folder))
+    settings = service.settings
+    speaking = asyncio.create_task(
+        asyncio.to_thread(Language.load, folder, settings.calls, settings.reasoning)
+    )
     try:
         async with engine as link:
             language = await speaking

@@ -159,9 +159,11 @@ def _kernels(settings: EngineSettings) -> str:
 def _language(folder: Path) -> Iterator[Fact]:
     from ..sessions.language import Language
 
-    report = Language.load(folder).report
+    language = Language.load(folder)
+    report, forms = language.report, language.forms
     tools = "renders tools" if report.tools else "renders no tools"
     yield "chat template", f"{report.kind.value}, {tools}"
+    yield "calls, reasoning", f"{forms.calls.value}, {forms.reasoning.value}"
 
 
 def _product(factors: tuple[tuple[str, int], ...], unit: str) -> str:

@@ -1,6 +1,7 @@
 """One response on the wire: reply events of a session in, server events out, in the order of the standard.
 
     response.created
+      response.reasoning_text.delta*                                                  (ours; of no item)
       output_item.added, conversation.item.added
         content_part.added, output_text.delta*, output_text.done, content_part.done      (a message)
         function_call_arguments.delta*, function_call_arguments.done                     (a call)
@@ -29,6 +30,7 @@ from ..sessions.events import (
     CallDone,
     CallStarted,
     EndReason,
+    ReasoningDelta,
     ReplyDone,
     ReplyEvent,
     ReplyStarted,
@@ -116,6 +118,8 @@ class LiveResponse:
         match event:
             case ReplyStarted():
                 return
+            case ReasoningDelta(text=text):
+                yield server.ReasoningDelta(event_id=self._event_ids(), response_id=self.id, delta=text)
             case TextDelta(item_id=item_id, text=text, scores=scores):
                 if self._open is None or self._open.item.id != item_id:
                     yield from self._begin(Message(id=item_id, role="assistant", text=""))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..sessions.forms import CallForm, ReasoningForm
 from ..sessions.journal.settings import JournalSettings
 
 DEFAULT_HOST = "127.0.0.1"
@@ -62,5 +63,9 @@ class GatewaySettings:
     limits: Limits = Limits()
     store: Path | None = None
     journal: JournalSettings = JournalSettings()
+    calls: CallForm | None = None
+    """How the model writes tool calls; None: found out from its templates."""
+    reasoning: ReasoningForm | None = None
+    """How it writes its reasoning; None: found out."""
     drain_seconds: float = 10.0
     """At SIGTERM running replies may end within this time; then sockets close with 1012."""

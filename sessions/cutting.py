@@ -16,6 +16,7 @@ from .errors import CutInvalid
 from .ids import Ids, bytes_of, ids_of
 from .items import Item, Message
 from .journal.records import Cut
+from .reasoning import END
 from .tokenizer import ChatTokenizer
 from .toolcalls import CLOSE, OPEN
 from .tree import Reply
@@ -94,12 +95,17 @@ class _Told:
 
     def begin_of(self, at: int) -> int | None:
         """Where the text of the reply's item ``at`` begins; None where it cannot be found."""
-        place = 0 if at == 0 else self.end_of(at - 1)
+        place = self._after_reasoning() if at == 0 else self.end_of(at - 1)
         if place is None:
             return None
         item = self._items[at]
         found = self.text.find(item.text if isinstance(item, Message) else OPEN, place)
         return None if found < 0 else found
+
+    def _after_reasoning(self) -> int:
+        """Where the first item may begin: reasoning that was split off might say the same words."""
+        first, end = self._items[0], self.text.find(END)
+        return 0 if end < 0 or END in getattr(first, "text", "") else end + len(END)
 
     def end_of(self, at: int) -> int | None:
         """Where it ends: a call's with its closing tag."""

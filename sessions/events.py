@@ -109,6 +109,13 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model thinks before it speaks; it is part of no item."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallStarted:
     """The model calls a tool."""
 
@@ -152,4 +159,6 @@ class ReplyDone:
     error: TurnFailed | None = None
 
 
-ReplyEvent: TypeAlias = ReplyStarted | TextDelta | CallStarted | ArgumentsDelta | CallDone | ReplyDone
+ReplyEvent: TypeAlias = (
+    ReplyStarted | ReasoningDelta | TextDelta | CallStarted | ArgumentsDelta | CallDone | ReplyDone
+)

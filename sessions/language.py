@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from .errors import TemplateFailed
+from .forms import HERMES, CallForm, Forms, ReasoningForm, found_forms
 from .probe import TemplateReport, probe
 from .rendering import Renderer
 from .requests import TurnRequest
@@ -27,20 +28,30 @@ class Language:
 
     tokenizer: ChatTokenizer
     report: TemplateReport
+    forms: Forms = HERMES
 
     @classmethod
-    def load(cls, folder: Path) -> Language:
-        """From a model folder. Raises ``TokenizerUnreadable`` or ``TemplateFailed``; blocks for a moment."""
+    def load(
+        cls, folder: Path, calls: CallForm | None = None, reasoning: ReasoningForm | None = None
+    ) -> Language:
+        """From a model folder; forms that are not given are found out. Blocks for a moment.
+
+        Raises ``TokenizerUnreadable`` or ``TemplateFailed``.
+        """
         tokenizer = ChatTokenizer.load(folder)
         try:
-            return cls.of(tokenizer)
+            return cls.of(tokenizer, calls, reasoning)
         except TemplateFailed as fault:
             raise TemplateFailed(f"{template_file(folder)}: {fault.message}") from fault
 
     @classmethod
-    def of(cls, tokenizer: ChatTokenizer) -> Language:
+    def of(
+        cls, tokenizer: ChatTokenizer, calls: CallForm | None = None, reasoning: ReasoningForm | None = None
+    ) -> Language:
         """With a tokenizer that is loaded already. Raises ``TemplateFailed``."""
-        return cls(tokenizer, probe(tokenizer))
+        report = probe(tokenizer)
+        found = found_forms(tokenizer.template, report.opening, tokenizer.response_template)
+        return cls(tokenizer, report, Forms(calls or found.calls, reasoning or found.reasoning))
 
     def digest(self) -> bytes:
         """Of tokenizer and template: token ids mean the same only where these are the same."""

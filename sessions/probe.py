@@ -35,12 +35,14 @@ class TemplateReport:
     """What trying a template showed.
 
     ``tools``: it renders a call of a tool and its output. ``closing``: the special token that ends an
-    assistant's turn, if one does: an end of generation, whatever the model's configuration says.
+    assistant's turn, if one does: an end of generation, whatever the model's configuration says. ``opening``:
+    what it writes before a reply.
     """
 
     kind: TemplateClass
     tools: bool
     closing: int | None
+    opening: str = ""
 
 
 def probe(tokenizer: ChatTokenizer) -> TemplateReport:
@@ -55,7 +57,8 @@ def probe(tokenizer: ChatTokenizer) -> TemplateReport:
     except TemplateFailed:
         tools = False
     order = list(TemplateClass)
-    return TemplateReport(max(kinds, key=order.index), tools, _closing(tokenizer, template, plain, talk))
+    closing, opening = _closing(tokenizer, template, plain, talk), template.pieces(plain, talk)[-1]
+    return TemplateReport(max(kinds, key=order.index), tools, closing, opening)
 
 
 def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> TemplateClass:

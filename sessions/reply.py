@@ -11,11 +11,20 @@ from itertools import zip_longest
 
 from ..runtime.link.messages import TokenLogprob
 from .detokenize import Detokenizer
-from .events import ArgumentsDelta, CallDone, CallStarted, ReplyEvent, TextDelta, TokenScore
+from .events import (
+    ArgumentsDelta,
+    CallDone,
+    CallStarted,
+    ReasoningDelta,
+    ReplyEvent,
+    TextDelta,
+    TokenScore,
+)
+from .forms import HERMES, Forms
 from .items import FunctionCall, Item, Message, new_id
 from .stops import StopMatcher
 from .tokenizer import ChatTokenizer
-from .toolcalls import CallArguments, CallClosed, CallOpened, CallParser, Piece, Text
+from .toolcalls import CallArguments, CallClosed, CallOpened, Piece, Text
 
 
 class ReplyReader:
@@ -25,7 +34,7 @@ class ReplyReader:
     (``ended``); ``logprobs``: where they were asked for, one for each of them. ``matched``: a stop string was
     found; the last of ``ids`` completes it, and later ones were not taken. ``halted``: the last of ``ids`` is
     one of ``stop_ids``, which has no text. Stop strings are looked for from ``min_tokens`` ids on. ``new_id``
-    names what is begun.
+    names what is begun; ``forms``: how calls and reasoning are written.
     """
 
     def __init__(
@@ -38,6 +47,7 @@ class ReplyReader:
         stop_ids: Iterable[int] = (),
         min_tokens: int = 0,
         new_id: Callable[[str], str] = new_id,
+        forms: Forms = HERMES,
     ) -> None:
         self._new_id = new_id
         self.ids: list[int] = []
@@ -51,7 +61,9 @@ class ReplyReader:
         self._scores: list[TokenScore] = []  # of tokens whose text was not delivered
         self._detokenizer = Detokenizer(tokenizer.backend)
         self._stops = StopMatcher(stops)
-        self._calls = CallParser() if parse_calls else None
+        self._calls = forms.call_parser() if parse_calls else None
+        self._marks = forms.marks(tokenizer.special_ids) if parse_calls else {}
+        self._thoughts = forms.splitter()
         self._items: list[Item] = []
         self._text: tuple[str, list[str]] | None = None  # the message that is being said: id, deltas
         self._call: tuple[CallStarted, list[str]] | None = None
@@ -77,7 +89,7 @@ class ReplyReader:
             else:
                 if logprob is not None:
                     self._scores.append(self._score(token, logprob))
-                if text := self._detokenizer.step(token):
+                if text := self._marks.get(token, "") + self._detokenizer.step(token):
                     events += self._deliver(self._unstopped(text))
         return events
 
@@ -85,6 +97,8 @@ class ReplyReader:
         """The rest of the events. ``cut``: the reply did not end by itself."""
         events = [] if self.matched else self._deliver(self._stops.feed(self._detokenizer.flush()))
         events += self._deliver(self._stops.flush())
+        if self._thoughts is not None:
+            events += self._split(*self._thoughts.finish())
         if self._calls is not None:
             events += self._events(self._calls.finish(cut=cut))
         self._end_message(complete=not cut)
@@ -112,8 +126,18 @@ class ReplyReader:
     def _deliver(self, text: str) -> list[ReplyEvent]:
         if not text:
             return []
-        pieces = [Text(text)] if self._calls is None else self._calls.feed(text)
-        return list(self._events(pieces))
+        return list(
+            self._split("", text) if self._thoughts is None else self._split(*self._thoughts.feed(text))
+        )
+
+    def _split(self, thought: str, said: str) -> Iterator[ReplyEvent]:
+        """What was thought, and then what was said."""
+        if thought:
+            self._scores.clear()
+            yield ReasoningDelta(thought)
+        if said:
+            pieces: Iterable[Piece] = [Text(said)] if self._calls is None else self._calls.feed(said)
+            yield from self._events(pieces)
 
     def _events(self, pieces: Iterable[Piece]) -> Iterator[ReplyEvent]:
         for piece in pieces:

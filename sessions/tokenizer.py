@@ -26,15 +26,26 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 
 class ChatTokenizer:
-    """Text to ids for one model. ``named``: what its template may call ``bos_token``, ``eos_token``…"""
+    """Text to ids for one model. ``named``: what its template may call ``bos_token``, ``eos_token``….
 
-    def __init__(self, backend: Tokenizer, template: str, named: Mapping[str, str] | None = None) -> None:
+    ``response_template``: transformers' description of how the model writes its replies, where there is one.
+    """
+
+    def __init__(
+        self,
+        backend: Tokenizer,
+        template: str,
+        named: Mapping[str, str] | None = None,
+        response_template: Any = None,
+    ) -> None:
         self.backend = backend
         self.template = template
+        self.response_template = response_template
         self.named = dict(named or {})
         added = backend.get_added_tokens_decoder()
         self.specials = frozenset(token for token, known in added.items() if known.special)
         """Ids of the special tokens, which delivered text leaves out."""
+        self.special_ids = {known.content: token for token, known in added.items() if known.special}
         controls = [
             known.content
             for known in added.values()
@@ -62,7 +73,8 @@ class ChatTokenizer:
         backend.no_truncation()
         backend.no_padding()
         config = _config(folder / "tokenizer_config.json")
-        return cls(backend, _template(folder, config), _named(config))
+        response_template = config.get("response_template")
+        return cls(backend, _template(folder, config), _named(config), response_template)
 
     def mark(self, value: Any) -> Any:
         """The JSON-like value with the control tokens in its strings marked as what somebody typed."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -56,9 +56,20 @@ class CallClosed:
 Piece: TypeAlias = Text | CallOpened | CallArguments | CallClosed
 
 
+class Parser(Protocol):
+    """Splits one reply's text into words and calls, whatever form they are written in (`forms`)."""
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        """What is certain now."""
+
+    def finish(self, *, cut: bool) -> Iterator[Piece]:
+        """The rest. ``cut``: the reply did not end by itself, so a call that has only begun is left out."""
+
+
 class _Call(msgspec.Struct):
     name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    arguments: msgspec.Raw = msgspec.Raw(b"")
+    parameters: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _State(Enum):
@@ -122,7 +133,7 @@ class CallParser:
     def _in_head(self) -> Iterator[Piece]:
         cut = self._held.find(CLOSE)
         head = _HEAD.match(self._held, 0, len(self._held) if cut < 0 else cut)
-        name = None if head is None else _name(head[1])
+        name = None if head is None else name_in(head[1])
         if head is not None and name is not None:
             self._state, self._held = _State.ARGUMENTS, self._held[head.end() :]
             self._scanner = ObjectScanner()
@@ -154,7 +165,7 @@ class CallParser:
     def _whole(self, body: str, closed: str) -> Iterator[Piece]:
         """A call that could not be told while it came, or text that only looked like one."""
         space, self._space = self._space, ""
-        call = _call(body)
+        call = whole_call(body)
         if call is None:
             yield from self._words(f"{space}{OPEN}{body}{closed}")
             return
@@ -177,7 +188,8 @@ def _without_begun_tag(text: str) -> str:
     return text[:begun] if begun >= 0 and OPEN.startswith(text[begun:]) else text
 
 
-def _name(literal: str) -> str | None:
+def name_in(literal: str) -> str | None:
+    """The name that a JSON string says; None where it can be none."""
     try:
         name = msgspec.json.decode(literal, type=str)
     except ValueError:
@@ -185,11 +197,14 @@ def _name(literal: str) -> str | None:
     return name if 1 <= len(name) <= MAX_NAME else None
 
 
-def _call(body: str) -> tuple[str, str] | None:
-    """Name and arguments of a whole call; these may be an object or, as some models write, text of one."""
+def whole_call(body: str, none: bytes = b"{}") -> tuple[str, str] | None:
+    """Name and arguments of a whole call; these may be an object or, as some models write, text of one.
+
+    ``none`` stands for arguments that are not there.
+    """
     try:
         call = msgspec.json.decode(body, type=_Call)
-        arguments = bytes(call.arguments).decode()
+        arguments = bytes(call.arguments or call.parameters or none).decode()
         if arguments.startswith('"'):
             arguments = msgspec.json.decode(arguments, type=str)
     except (ValueError, RecursionError):

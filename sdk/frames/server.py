@@ -182,6 +182,13 @@ class TextDone(ContentFrame, frozen=True, tag="response.output_text.done"):
     logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
+class ReasoningDelta(OwnFrame, frozen=True, tag="response.reasoning_text.delta"):
+    """More of what the model thinks before it speaks (ours in Realtime): it is part of no item."""
+
+    response_id: str
+    delta: str
+
+
 class ArgumentsFrame(OutputFrame, frozen=True):
     """An event about one tool call."""
 
@@ -294,6 +301,7 @@ ServerEvent: TypeAlias = (
     | ContentPartDone
     | TextDelta
     | TextDone
+    | ReasoningDelta
     | ArgumentsDelta
     | ArgumentsDone
     | ErrorEvent

@@ -274,6 +274,7 @@ def reader_of(
         stop_ids=request.stop_ids,
         min_tokens=request.min_output_tokens,
         new_id=next_id,
+        forms=language.forms,
     )
 
 

@@ -12,6 +12,7 @@ from realtime_grammar import Grammar
 from holdfast.gateway.conversation import CancelResponse, Conversation, Effect, Send, StartResponse
 from holdfast.runtime.link.messages import Sampling
 from holdfast.sdk.frames import codec, server
+from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.sampling import SamplingFields
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import EngineUnavailable, PromptTooLong
@@ -21,6 +22,7 @@ from holdfast.sessions.events import (
     CallStarted,
     EndReason,
     MissReason,
+    ReasoningDelta,
     ReplyDone,
     ReplyEvent,
     ReplyStarted,
@@ -175,6 +177,20 @@ def test_a_call() -> None:
     )
     assert types(told) == ["response.created", *CALL, "response.done"]
     stage.grammar.at_rest()
+
+
+def test_reasoning_is_told_and_is_part_of_no_item() -> None:
+    stage = Stage()
+    start = stage.starts()
+    told = stage.tells(start.response_id, ReplyStarted(3), ReasoningDelta("Hm."), TextDelta("a", "Hi"))
+    (thought,) = [event for event in told if isinstance(event, server.ReasoningDelta)]
+    assert (thought.delta, thought.response_id) == ("Hm.", start.response_id)
+    (ended,) = [
+        event
+        for event in stage.tells(start.response_id, done(answer("Hi")))
+        if isinstance(event, server.ResponseDone)
+    ]
+    assert [item.text for item in ended.response.output if isinstance(item, MessageItem)] == ["Hi"]
 
 
 def test_text_before_a_call() -> None:

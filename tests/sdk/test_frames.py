@@ -59,6 +59,7 @@ CLIENT_EVENTS: list[client.ClientEvent] = [
     verbs.ResponseSteer(input=[items.MessageItem.of("user", "No")], response=ResponseParams()),
 ]
 SERVER_EVENTS: list[server.ServerEvent] = [
+    server.ReasoningDelta(event_id="e", response_id="r", delta="Hm."),
     server.SessionCreated(event_id="e", session=SessionResource(id="s", model="m", audio=None)),
     server.SessionCreated(event_id="e", session=SessionResource(id="s", model="m"), handle="h"),
     server.SessionResumed(

@@ -11,6 +11,7 @@ from session_stage import END, NAME, toks
 from holdfast.sessions.characters import inside_character
 from holdfast.sessions.cutting import check_place, cut_after, cut_tokens
 from holdfast.sessions.errors import CutInvalid
+from holdfast.sessions.forms import Forms, ReasoningForm
 from holdfast.sessions.ids import ids_from, ids_of
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.reply import ReplyReader
@@ -31,6 +32,19 @@ def said(text: str) -> Reply:
     reader.feed([*toks(text), END])
     reader.finish(cut=False)
     return Reply(reader.items(), ids_of(reader.ids), reader.ended)
+
+
+def test_a_cut_falls_into_what_was_said_though_it_was_thought_before() -> None:
+    reader = ReplyReader(TOKENIZER, end_ids=frozenset({END}), forms=Forms(reasoning=ReasoningForm.THINK))
+    reader.feed([*toks("<think>\nHello there?\n</think>\n\nHello there."), END])
+    reader.finish(cut=False)
+    reply = Reply(reader.items(), ids_of(reader.ids), reader.ended)
+    (message,) = reply.items
+    cut = cut_after(reply, message.id, 5, TOKENIZER)
+    assert cut is not None
+    left = reply.up_to(cut.keep, ids_from(cut.tail), cut.items)
+    assert text_of(left.ids) == "<think>\nHello there?\n</think>\n\nHello"
+    assert left.items[0].text == "Hello"
 
 
 def text_of(ids: object) -> str:

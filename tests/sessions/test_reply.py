@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.runtime.link.messages import TokenLogprob
-from holdfast.sessions.events import ArgumentsDelta, CallDone, CallStarted, ReplyEvent, TextDelta
+from holdfast.sessions.events import (
+    ArgumentsDelta,
+    CallDone,
+    CallStarted,
+    ReasoningDelta,
+    ReplyEvent,
+    TextDelta,
+)
+from holdfast.sessions.forms import CallForm, Forms, ReasoningForm
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.reply import ReplyReader
 
@@ -147,3 +155,22 @@ def test_scores_come_with_the_text_of_their_tokens(said: list[str], cuts: list[i
     if not any(isinstance(event, CallStarted) for event in events) and CALL not in said:
         whole = "".join(delta.text for delta in deltas)
         assert ours(NAME).backend.decode([score.token for score in scored]).startswith(whole)
+
+
+def test_reasoning_is_told_apart_and_stands_in_no_item() -> None:
+    tokens = [*ids(NAME, f"<think>\nOne or two?\n</think>\n\nTwo. {CALL}"), END]
+    whole = reader(forms=Forms(reasoning=ReasoningForm.THINK))
+    events = told(whole, [[token] for token in tokens])
+    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == "One or two?"
+    assert shape(whole) == [("Two.", True), ("f", '{"a": "}🎉"}', True)]
+    assert whole.ids == tokens
+
+
+def test_a_special_token_that_opens_a_call_is_seen_by_its_parser() -> None:
+    language = ours(NAME)
+    mark = next(iter(language.special_ids.values()))
+    reading = reader(forms=Forms(CallForm.MISTRAL))
+    reading._marks = {mark: "[TOOL_CALLS]"}
+    events = told(reading, [[mark, *ids(NAME, 'f[ARGS]{"a": 1}'), END]])
+    assert shape(reading) == [("f", '{"a": 1}', True)]
+    assert any(isinstance(event, CallStarted) for event in events)
