@@ -1,0 +1,78 @@
+"""An agent with tools: each errand is a run; what it does is printed as it happens.
+
+python -m holdfast.sdk.examples.tool_agent [URL]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+
+from .. import (
+    CallFinished,
+    CallStarted,
+    Client,
+    RunDone,
+    RunEvent,
+    RunLimits,
+    TextPiece,
+    connect,
+    tool,
+)
+
+ERRANDS = ("What is the weather in Oslo?", "What is 17 plus 25?", "Set a timer for 5 minutes.")
+SKIES = {"Oslo": (7, "cloudy"), "Lima": (19, "foggy"), "Cairo": (31, "sunny")}
+
+
+@tool(timeout=5.0)
+async def get_weather(city: str) -> dict[str, Any]:
+    """Get the weather in a city."""
+    temperature, sky = SKIES[city]
+    return {"temperature": temperature, "sky": sky}
+
+
+@tool
+def add(a: float, b: float) -> dict[str, int]:
+    """Add two numbers."""
+    return {"sum": round(a + b)}
+
+
+@tool
+def set_timer(minutes: int) -> dict[str, bool]:
+    """Set a timer."""
+    return {"ok": True}
+
+
+async def work(
+    client: Client, errands: Sequence[str], show: Callable[[RunEvent], object] = lambda event: None
+) -> list[RunDone]:
+    """One session, one run for each errand; how each ended."""
+    async with client.session(tools=[get_weather, add, set_timer], temperature=0) as chat:
+        limits = RunLimits(steps=4, calls=4, seconds=60)
+        return [await chat.run(errand, limits=limits, trace=[show]).done() for errand in errands]
+
+
+def show(event: RunEvent) -> None:
+    """Print what happens."""
+    match event:
+        case TextPiece(text=text):
+            print(text, end="", flush=True)
+        case CallStarted(name=name, arguments=arguments):
+            print(f"[{name} {arguments}", end="", flush=True)
+        case CallFinished(output=output, seconds=seconds):
+            print(f" -> {output}, {1000 * seconds:.0f} ms] ", end="", flush=True)
+        case RunDone(stop=stop, usage=usage):
+            print(f" ({stop}, {usage.new_tokens} new and {usage.output_tokens} said tokens)")
+
+
+async def main(url: str) -> None:
+    """Work at the server."""
+    async with connect(url) as client:
+        await work(client, ERRANDS, show)
+
+
+if __name__ == "__main__":
+    anyio.run(main, (sys.argv[1:] or ["ws://127.0.0.1:8040"])[0])
