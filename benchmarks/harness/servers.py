@@ -56,6 +56,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICK
 
 
+def run_seconds(pid: int) -> float:
+    """Time its threads have run so far, to the nanosecond; of threads that ended nothing."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
 def memory_bytes(pid: int) -> dict[str, int]:
     """Resident memory of a process: ``now`` and ``peak``."""
     found = dict(

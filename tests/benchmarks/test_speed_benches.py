@@ -104,7 +104,16 @@ def test_load_has_the_serving_figures_of_each_rate(tmp_path: Path) -> None:
         assert phase["engine"]["cpu_seconds"] > 0 and phase["gateway"]["rss_bytes"] > 0
 
 
-@pytest.mark.parametrize("name", ["turns", "decode", "prefill", "memory", "load"])
+def test_agent_compares_loops_of_the_same_tokens(tmp_path: Path) -> None:
+    told = quick("agent", tmp_path)
+    on = told["on"]["tiny"]
+    assert len(on["prompts"]) == told["steps"] == 4 and on["prompts"] == sorted(on["prompts"])
+    assert on["session"]["kilobytes_sent"]["median"] < on["resent"]["kilobytes_sent"]["median"]
+    assert min(on["dispatch_ms"]["runs"]) > 0 and len(on["dispatch_ms"]["runs"]) == 2 * 3
+    assert {goal["unit"] for goal in told["goals"]} == {"x", "ms"}
+
+
+@pytest.mark.parametrize("name", ["turns", "decode", "prefill", "memory", "load", "agent"])
 def test_what_it_cannot_measure_is_exit_1(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,13 +70,14 @@ async def test_the_tool_agent_ends_right(client: Client, count: int) -> None:
 async def test_the_tree_of_attempts_ends_right(client: Client, count: int) -> None:
     for seed in range(count):
         rng, words = drawn(seed)
-        low, code = rng.randint(1, 40), words.code()
+        low, name, code = rng.randint(1, 40), words.name(), words.code()
         steps = [
             attempts.counts(low, low + rng.randint(3, 12)),
             attempts.recalls("What is my locker code?", code),
-            attempts.counts(low + 5, low + 12),
+            attempts.recalls("What is my name?", name),
         ]
-        path = await attempts.climb(client, [f"My locker code is {code}."], steps)
+        told = [f"My locker code is {code}.", f"My name is {name}."]
+        path = await attempts.climb(client, told, steps)
         assert [attempt.score for attempt in path] == [1.0] * 3, (seed, [one.text for one in path])
 
 

@@ -1,0 +1,275 @@
+"""``holdfast bench agent``: a loop of 25 tool calls, kept in a session against sent again with each step.
+
+Every reply of the toy is one call (`harness/callers.py`), its history begins with 4,096 tokens. By turns on one
+server: `chat.run`, which sends what tools answer, and `response.create{conversation: "none", input: [all]}`, a
+stateless client's way, on the same engine with the same prefix cache. Steps after the first are compared, in
+which both find all but the new tokens computed. Then, with an engine that notes when it sampled a call's
+closing brace: how long until the client has begun to run it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.gateway.serve import serving
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.runtime.link.process import ChildEngine
+from holdfast.runtime.settings import EngineSettings
+from holdfast.sdk import CallStarted, Chat, Client, RunEvent, RunLimits, StepFinished
+from holdfast.sdk.frames.items import AnyItem, FunctionCallOutputItem, MessageItem
+from holdfast.sdk.reply import Finished
+from holdfast.sdk.transport import WebSocketTransport, dial
+
+from .harness.callers import CLOSING, forced, make_caller, pieces_of, step_tool, words
+from .harness.options import CannotMeasure, Options, options_of, parser_of, run
+from .harness.rounds import ratio
+from .harness.servers import Server, run_seconds, server
+from .harness.stamped_child import program
+from .report import Goal, show, summary, table
+
+HISTORY, STEPS = 4096, 25
+WAYS = ("session", "resent")
+
+
+@dataclass(slots=True)
+class Loop:
+    """One loop over its steps after the first: what it cost."""
+
+    step_seconds: list[float] = field(default_factory=list)
+    wire_bytes: int = 0
+    sent_bytes: int = 0
+    gateway_seconds: float = 0.0
+    prompts: list[int] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """How many."""
+        return len(self.step_seconds)
+
+
+class Counted:
+    """A transport that counts the bytes of what it carries, both ways."""
+
+    def __init__(self, inner: WebSocketTransport) -> None:
+        self._inner = inner
+        self.bytes = self.sent = 0
+
+    async def send(self, frame: bytes) -> None:
+        """Send one frame."""
+        self.bytes += len(frame)
+        self.sent += len(frame)
+        await self._inner.send(frame)
+
+    async def receive(self) -> bytes:
+        """The next frame."""
+        frame = await self._inner.receive()
+        self.bytes += len(frame)
+        return frame
+
+    async def aclose(self) -> None:
+        """End the connection."""
+        await self._inner.aclose()
+
+
+def main(words_given: Sequence[str] | None = None) -> int:
+    """The command line; 0 if it could measure, 1 if not."""
+    parser = parser_of("agent", __doc__, ("toy-50m",), rounds=5)
+    parser.add_argument("--history", type=int, default=HISTORY, help="tokens that the first step begins with")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each loop")
+    chosen = parser.parse_args(words_given)
+    options = options_of(chosen)
+    history, steps = (64, 4) if options.quick else (chosen.history, chosen.steps)
+    return run("agent", lambda: measure(options, history, steps))
+
+
+def measure(options: Options, history: int, steps: int) -> None:
+    """Loop by turns, print and keep."""
+    on: dict[str, Any] = {}
+    goals: list[Goal] = []
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            made = make_caller(model, Path(folder), options.seed, options.dtype)
+            loops = _loops(made, model, options, history, steps)
+            dispatch = asyncio.run(_dispatched(made, model, options, history, steps))
+        on[model], found = _figures(model, loops, dispatch)
+        goals += found
+    figures = {**options.told(), "history": history, "steps": steps, "on": on}
+    show("agent", options.seed, figures, goals, options.out)
+
+
+# --- a session, and all of it again ---------------------------------------------------------------------------
+
+
+def _loops(folder: Path, model: str, options: Options, history: int, steps: int) -> dict[str, list[Loop]]:
+    found: dict[str, list[Loop]] = {way: [] for way in WAYS}
+    words_of_server = ("--device", "cpu", "--dtype", options.dtype, "--no-store")
+    with server(str(folder), options.threads, *words_of_server) as running:
+        for number in range(options.rounds):
+            for way in WAYS if number % 2 else reversed(WAYS):
+                told = words(model, history, options.seed + 2 * number + WAYS.index(way))
+                loop = asyncio.run(_loop(running, way, model, told, steps))
+                found[way].append(loop)
+    return found
+
+
+async def _loop(running: Server, way: str, model: str, told: str, steps: int) -> Loop:
+    async with _session(running.url, model) as (chat, counted):
+        loop = Loop()
+        meter = _Meter(loop, counted, running.gateway)
+        if way == "session":
+            limits = RunLimits(steps=steps, calls=None)
+            await chat.run(told, limits=limits, trace=[meter.told], hint_seconds=None).done()
+        else:
+            await _resend(chat, told, steps, model, meter)
+        return loop
+
+
+async def _resend(chat: Chat, told: str, steps: int, model: str, meter: _Meter) -> None:
+    """The loop of a client that keeps the history itself."""
+    items: list[AnyItem] = [MessageItem.of("user", told)]
+    tool = step_tool(model, 0)
+    for _ in range(steps):
+        async for _event in chat.respond(conversation="none", input=items):
+            pass
+        meter.finished(chat.last)
+        for call in chat.last.calls:
+            outcome = await tool.call(call.arguments)
+            items += [_plain(call), FunctionCallOutputItem(call_id=call.call_id or "", output=outcome.output)]
+
+
+def _plain(call: Any) -> AnyItem:
+    """A call as a client sends it back."""
+    from msgspec.structs import replace
+
+    item: AnyItem = replace(call, id=None, object=None, status=None)
+    return item
+
+
+class _Meter:
+    """Reads bytes, CPU and time at the end of each response."""
+
+    def __init__(self, loop: Loop, counted: Counted, gateway: int) -> None:
+        self._loop = loop
+        self._counted = counted
+        self._gateway = gateway
+        self._first: tuple[int, int, float] | None = None
+        self._before = 0.0
+
+    def told(self, event: RunEvent) -> None:
+        """What a run tells."""
+        if isinstance(event, StepFinished):
+            self.finished(event.finished)
+
+    def finished(self, finished: Finished) -> None:
+        """A response is over."""
+        if not finished.calls or finished.usage is None or finished.kv is None:
+            raise CannotMeasure(f"a reply is no call but {finished.text!r}, {finished.status}")
+        now, spent = time.perf_counter(), run_seconds(self._gateway)
+        carried, sent = self._counted.bytes, self._counted.sent
+        loop = self._loop
+        loop.prompts.append(finished.usage.input_tokens)
+        if self._first is None:
+            self._first = (carried, sent, spent)
+        else:
+            loop.step_seconds.append(now - self._before)
+            loop.wire_bytes, loop.sent_bytes = carried - self._first[0], sent - self._first[1]
+            loop.gateway_seconds = spent - self._first[2]
+        self._before = time.perf_counter()
+
+
+@asynccontextmanager
+async def _session(url: str, model: str) -> AsyncIterator[tuple[Chat, Counted]]:
+    made: list[Counted] = []
+
+    async def counting(wanted: str | None) -> Counted:
+        made.append(Counted(await dial(url, wanted)))
+        return made[-1]
+
+    async with Client(counting).session(tools=[step_tool(model, 0)], **forced(model)) as chat:
+        yield chat, made[0]
+
+
+# --- from the brace to the tool -------------------------------------------------------------------------------
+
+
+async def _dispatched(folder: Path, model: str, options: Options, history: int, steps: int) -> list[float]:
+    """Milliseconds from sampling the closing brace to its tool being begun, for each call."""
+    stamps, begun = folder / "stamps", list[int]()
+
+    def trace(event: RunEvent) -> None:
+        if isinstance(event, CallStarted):
+            begun.append(time.monotonic_ns())
+
+    settings = EngineSettings(model=str(folder), device="cpu", dtype=options.dtype)
+    engine = ChildEngine(settings, program=program(pieces_of(model)[CLOSING], stamps))
+    async with serving(GatewaySettings(port=0), settings, engine=engine) as running:
+        for number in range(options.rounds):
+            async with _session(running.url, model) as (chat, _):
+                told = words(model, history // 4, options.seed + number)
+                await chat.run(told, limits=RunLimits(steps=steps, calls=None), trace=[trace]).done()
+    sampled = [int(line) for line in stamps.read_text().split()]
+    ran = [stamp for at, stamp in enumerate(sampled) if (at + 1) % steps]  # the last step's call is not run
+    if len(ran) != len(begun):
+        raise CannotMeasure(f"{len(begun)} calls were begun, {len(ran)} sampled")
+    return [(one - other) / 1e6 for one, other in zip(begun, ran, strict=True)]
+
+
+# --- figures --------------------------------------------------------------------------------------------------
+
+
+def _figures(
+    model: str, loops: dict[str, list[Loop]], dispatch: list[float]
+) -> tuple[dict[str, Any], list[Goal]]:
+    ours, theirs = (loops[way] for way in WAYS)
+    if [loop.prompts for loop in ours] != [loop.prompts for loop in theirs]:
+        raise CannotMeasure("the two ways have not put the same number of tokens before the model")
+    shares = {
+        "bytes": ratio([loop.wire_bytes for loop in ours], [loop.wire_bytes for loop in theirs]),
+        "gateway_cpu": ratio(
+            [loop.gateway_seconds for loop in ours], [loop.gateway_seconds for loop in theirs]
+        ),
+        "step_time": ratio(
+            [sum(loop.step_seconds) for loop in ours], [sum(loop.step_seconds) for loop in theirs]
+        ),
+    }
+    told: dict[str, dict[str, Any]] = {way: _of_way(found) for way, found in loops.items()}
+    rows = [
+        [
+            way,
+            one["kilobytes"]["median"],
+            one["kilobytes_sent"]["median"],
+            one["gateway_ms"]["median"],
+            one["step_ms"]["median"],
+        ]
+        for way, one in told.items()
+    ]
+    table(f"{model}, per step", ["", "kB on the wire", "of these sent", "gateway CPU ms", "ms"], rows)
+    figures: dict[str, Any] = {
+        **told,
+        "prompts": ours[0].prompts,
+        "ratio": shares,
+        "dispatch_ms": summary(dispatch),
+    }
+    goals = [
+        Goal(f"{model}: less bytes", 1 - shares["bytes"], "x", 0.9, "higher"),
+        Goal(f"{model}: less gateway CPU", 1 - shares["gateway_cpu"], "x", 0.8, "higher"),
+        Goal(f"{model}: time per step ÷ resent", shares["step_time"], "x", 0.7, "lower"),
+        Goal(f"{model}: closing brace to tool, median", figures["dispatch_ms"]["median"], "ms", 5.0, "lower"),
+    ]
+    return figures, goals
+
+
+def _of_way(loops: list[Loop]) -> dict[str, Any]:
+    return {
+        "kilobytes": summary(loop.wire_bytes / loop.steps / 1000 for loop in loops),
+        "kilobytes_sent": summary(loop.sent_bytes / loop.steps / 1000 for loop in loops),
+        "gateway_ms": summary(1000 * loop.gateway_seconds / loop.steps for loop in loops),
+        "step_ms": summary(1000 * sum(loop.step_seconds) / loop.steps for loop in loops),
+    }

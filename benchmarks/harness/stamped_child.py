@@ -1,0 +1,59 @@
+"""An engine's process that writes down when it has sampled a token: a line of nanoseconds, by CLOCK_MONOTONIC.
+
+``python -m holdfast.benchmarks.harness.stamped_child TOKEN FILE --fd N --box M``
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+MODULE = "holdfast.benchmarks.harness.stamped_child"
+
+
+def program(token: int, file: Path) -> Sequence[str]:
+    """The command line for ``ChildEngine``."""
+    return (sys.executable, "-m", MODULE, str(token), str(file))
+
+
+def main(token: int, file: Path) -> int:
+    """Serve as the engine's process does, with an engine that looks at what its steps sampled."""
+    from holdfast.runtime import build, child
+    from holdfast.runtime.link.messages import AnyVerb, Step
+    from holdfast.runtime.link.serve import Loaded
+
+    load_engine = build.load_engine
+
+    class Stamped:
+        """The engine."""
+
+        def __init__(self, engine: Any) -> None:
+            self._engine = engine
+
+        def apply(self, verb: AnyVerb) -> Any:
+            """As it is."""
+            return self._engine.apply(verb)
+
+        def step(self) -> Step | None:
+            """As it is, and the time when it is over."""
+            done: Step | None = self._engine.step()
+            if done is not None and any(token in row.tokens for row in done.rows):
+                with file.open("a", encoding="ascii") as stamps:
+                    stamps.write(f"{time.monotonic_ns()}\n")
+            return done
+
+    def load(*given: Any) -> Loaded:
+        loaded = load_engine(*given)
+        return replace(loaded, engine=Stamped(loaded.engine))
+
+    vars(build)["load_engine"] = load
+    del sys.argv[1:3]
+    return child.main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(int(sys.argv[1]), Path(sys.argv[2])))
