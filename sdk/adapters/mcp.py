@@ -1,0 +1,101 @@
+"""Tools of an MCP server, for `chat.run` (the extra `mcp`).
+
+    async with stdio_client(parameters) as streams, ClientSession(*streams) as session:
+        await session.initialize()
+        async for event in chat.run("...", await mcp_tools(session)):
+            ...
+
+Takes the session as the `mcp` package has it, of its versions 1 and 2. Knows nothing of transports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from ..errors import ToolFailed, ToolInvalid
+from ..frames.session import FunctionTool
+from ..toolcontext import ToolContext
+from ..tools import Tool, output_text
+
+MAX_PAGES = 64
+
+
+class MCPSession(Protocol):
+    """What is used of `mcp.ClientSession`."""
+
+    async def list_tools(self, *, params: Any = None) -> Any:
+        """A page of tools."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any] | None = None, *, progress_callback: Any = None
+    ) -> Any:
+        """What a tool answered."""
+
+
+async def mcp_tools(session: MCPSession, *, timeout: float | None = None, prefix: str = "") -> list[Tool]:
+    """All tools of the server, their names after `prefix`; `timeout`: seconds for each call.
+
+    Raises `ToolInvalid` for a tool that cannot be offered, and what the session raises.
+    """
+    return [_tool(session, listed, timeout, prefix) async for listed in _listed(session)]
+
+
+async def _listed(session: MCPSession) -> AsyncIterator[Any]:
+    params: Any = None
+    for _ in range(MAX_PAGES):
+        page = await session.list_tools(params=params)
+        for listed in page.tools:
+            yield listed
+        cursor = _either(page, "next_cursor", "nextCursor")
+        if cursor is None:
+            return
+        from mcp.types import PaginatedRequestParams
+
+        params = PaginatedRequestParams(cursor=cursor)
+
+
+def _tool(session: MCPSession, listed: Any, timeout: float | None, prefix: str) -> Tool:
+    schema = _either(listed, "input_schema", "inputSchema")
+    given = {"type": "function", "name": prefix + listed.name, "description": listed.description}
+    try:
+        definition = msgspec.convert({**given, "parameters": schema}, FunctionTool)
+    except msgspec.ValidationError as error:
+        raise ToolInvalid(f"`{listed.name}` cannot be a tool: {error}") from error
+
+    async def invoke(arguments: str, context: ToolContext) -> str:
+        decoded = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        result = await session.call_tool(listed.name, decoded, progress_callback=_progress(context))
+        return _output(result)
+
+    return Tool(definition, invoke, timeout)
+
+
+def _progress(context: ToolContext) -> Callable[..., Any]:
+    async def told(progress: float, total: float | None = None, message: str | None = None) -> None:
+        context.progress(message or f"{progress:g}", progress / total if total else None)
+
+    return told
+
+
+def _output(result: Any) -> str:
+    """What a tool answered, as text: its words, else its data. Raises `ToolFailed` where it tells an error."""
+    blocks = [block.text if block.type == "text" else _named(block) for block in result.content]
+    structured = _either(result, "structured_content", "structuredContent")
+    text = "\n".join(blocks) if blocks or structured is None else output_text(structured)
+    if _either(result, "is_error", "isError"):
+        raise ToolFailed(text)
+    return text
+
+
+def _named(block: Any) -> str:
+    """What is no text is told by its kind: the model reads no pictures."""
+    about = getattr(block, "uri", None) or _either(block, "mime_type", "mimeType")
+    return output_text({"type": block.type, **({"about": str(about)} if about else {})})
+
+
+def _either(value: Any, new: str, old: str) -> Any:
+    """A field by its name in version 2 of the package, or in version 1."""
+    return getattr(value, new, None) if hasattr(value, new) else getattr(value, old, None)

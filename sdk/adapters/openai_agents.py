@@ -1,0 +1,332 @@
+"""A model for the openai-agents package (the extra `agents`), over sessions that keep what was said.
+
+    async with connect("ws://127.0.0.1:8040") as client:
+        agent = Agent(name="Pocket", model=SessionModel(client), tools=[get_weather])
+        result = await Runner.run(agent, "What is the weather in Oslo?")
+
+That package hands a model all items with every step; here only those go to the server that it does not have:
+the session whose items the given ones begin with goes on. Knows nothing of agents, handoffs or guardrails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from agents import Model, ModelResponse, UserError
+from agents import Usage as AgentUsage
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseCreatedEvent,
+    ResponseFunctionToolCall,
+    ResponseOutputItemDoneEvent,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseTextDeltaEvent,
+    ResponseUsage,
+)
+from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
+
+from ..chat import Chat
+from ..client import Client
+from ..frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem, MessageItem, Role
+from ..frames.server import OutputItemDone, TextDelta
+from ..reply import Finished
+
+KEPT_SESSIONS = 8
+
+_Key: TypeAlias = tuple[str, ...]
+_SETTINGS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "max_tokens": "max_output_tokens",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "tool_choice": "tool_choice",
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A session, and what it holds."""
+
+    chat: Chat
+    stack: AsyncExitStack
+    keys: list[_Key] = field(default_factory=list)
+    head: tuple[Any, ...] = ()
+    busy: bool = False
+
+
+class SessionModel(Model):
+    """`agents.Model` over a `Client`. Keeps a few sessions, each for one line of work; `close` ends them.
+
+    Raises `agents.UserError` for what is not served, and what `Chat.respond` raises.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._kept: list[_Kept] = []
+
+    async def get_response(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002 - the package's own word
+        model_settings: Any,
+        tools: list[Any],
+        output_schema: Any,
+        handoffs: list[Any],
+        tracing: Any,
+        **more: Any,
+    ) -> Any:
+        """The next response, whole."""
+        finished = None
+        async for event in self._respond(
+            system_instructions, input, model_settings, tools, output_schema, handoffs
+        ):
+            finished = event if isinstance(event, Finished) else finished
+        assert finished is not None
+        usage = _usage(finished)
+        return ModelResponse(
+            output=_outputs(finished),
+            usage=AgentUsage(
+                requests=1,
+                input_tokens=usage.input_tokens,
+                output_tokens=usage.output_tokens,
+                total_tokens=usage.total_tokens,
+                input_tokens_details=usage.input_tokens_details,
+                output_tokens_details=usage.output_tokens_details,
+            ),
+            response_id=finished.response.id,
+        )
+
+    async def stream_response(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002 - the package's own word
+        model_settings: Any,
+        tools: list[Any],
+        output_schema: Any,
+        handoffs: list[Any],
+        tracing: Any,
+        **more: Any,
+    ) -> AsyncIterator[Any]:
+        """The next response as it comes, in the events of the Responses API."""
+        numbers = iter(range(1 << 30))
+        begun = _whole("resp_begun", "in_progress", (), None, tools)
+        yield ResponseCreatedEvent(type="response.created", response=begun, sequence_number=next(numbers))
+        async for event in self._respond(
+            system_instructions, input, model_settings, tools, output_schema, handoffs
+        ):
+            match event:
+                case TextDelta():
+                    yield ResponseTextDeltaEvent(
+                        type="response.output_text.delta",
+                        item_id=event.item_id,
+                        output_index=event.output_index,
+                        content_index=0,
+                        delta=event.delta,
+                        logprobs=[],
+                        sequence_number=next(numbers),
+                    )
+                case OutputItemDone():
+                    yield ResponseOutputItemDoneEvent(
+                        type="response.output_item.done",
+                        item=_output(event.item),
+                        output_index=event.output_index,
+                        sequence_number=next(numbers),
+                    )
+                case Finished():
+                    outputs, usage = _outputs(event), _usage(event)
+                    whole = _whole(event.response.id, "completed", outputs, usage, tools)
+                    yield ResponseCompletedEvent(
+                        type="response.completed", response=whole, sequence_number=next(numbers)
+                    )
+
+    async def close(self) -> None:
+        """End all sessions."""
+        kept, self._kept = self._kept, []
+        for one in kept:
+            await one.stack.aclose()
+
+    async def _respond(
+        self, instructions: str | None, given: Any, settings: Any, tools: Any, schema: Any, handoffs: Any
+    ) -> AsyncIterator[Any]:
+        """The events of a response, and last what remains of it."""
+        if schema is not None and not schema.is_plain_text():
+            raise UserError("Replies in a schema are not served by this model")
+        items = _items(given)
+        keys = [_key(item) for item in items]
+        kept = await self._session(keys)
+        kept.busy = True
+        try:
+            await _configure(kept, instructions or "", [*map(_tool, tools), *map(_handoff, handoffs)])
+            for item, key in zip(items[len(kept.keys) :], keys[len(kept.keys) :], strict=True):
+                await kept.chat.add(item)
+                kept.keys.append(key)
+            async for event in kept.chat.respond(**_fields(settings)):
+                yield event
+            finished = kept.chat.last
+            kept.keys += [_key(item) for item in finished.response.output]
+            yield finished
+        finally:
+            kept.busy = False
+
+    async def _session(self, keys: list[_Key]) -> _Kept:
+        """The session that these items go on from, as far as possible; or a new one."""
+        fitting = [one for one in self._kept if not one.busy and keys[: len(one.keys)] == one.keys]
+        if fitting:
+            return max(fitting, key=lambda one: len(one.keys))
+        idle = [one for one in self._kept if not one.busy]
+        if len(self._kept) >= KEPT_SESSIONS and idle:
+            self._kept.remove(idle[0])
+            await idle[0].stack.aclose()
+        stack = AsyncExitStack()
+        kept = _Kept(await stack.enter_async_context(self._client.session()), stack)
+        self._kept.append(kept)
+        return kept
+
+
+async def _configure(kept: _Kept, instructions: str, tools: Sequence[Mapping[str, Any]]) -> None:
+    head = (instructions, *(repr(tool) for tool in tools))
+    if head != (kept.head or ("",)):
+        await kept.chat.update(instructions=instructions, tools=tools)
+        kept.head = head
+
+
+# --- there ----------------------------------------------------------------------------------------------------
+
+
+def _items(given: Any) -> list[AnyItem]:
+    if isinstance(given, str):
+        return [MessageItem.of("user", given)]
+    return [item for one in given if (item := _item(dict(one))) is not None]
+
+
+def _item(given: Mapping[str, Any]) -> AnyItem | None:
+    """An item of the Responses API as one of ours; None for reasoning, which is not given back."""
+    match given.get("type", "message"):
+        case "message":
+            role: Role = "system" if given["role"] == "developer" else given["role"]
+            return MessageItem.of(role, _text(given["content"]))
+        case "function_call":
+            return FunctionCallItem(
+                name=given["name"], arguments=given["arguments"], call_id=given["call_id"]
+            )
+        case "function_call_output":
+            return FunctionCallOutputItem(call_id=given["call_id"], output=_text(given["output"]))
+        case "reasoning":
+            return None
+        case kind:
+            raise UserError(f"Items of the type {kind!r} are not served by this model")
+
+
+def _text(content: Any) -> str:
+    """The words of a content; raises `agents.UserError` where it is more than words."""
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if "text" not in part:
+            raise UserError(f"Content of the type {part.get('type')!r} is not served by this model")
+    return "".join(part["text"] for part in content)
+
+
+def _key(item: AnyItem) -> _Key:
+    """What an item is known by, whoever wrote it down."""
+    match item:
+        case MessageItem():
+            return ("message", item.role, item.text)
+        case FunctionCallItem():
+            return ("call", item.call_id or "", item.name, item.arguments)
+        case FunctionCallOutputItem():
+            return ("output", item.call_id, item.output)
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    schema = getattr(tool, "params_json_schema", None)
+    if schema is None:
+        raise UserError(f"The tool {getattr(tool, 'name', tool)!r} is not served by this model")
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": _plain(schema),
+    }
+
+
+def _handoff(handoff: Any) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": handoff.tool_name,
+        "description": handoff.tool_description,
+        "parameters": _plain(handoff.input_json_schema),
+    }
+
+
+def _plain(schema: Any) -> Any:
+    """A schema without the titles that pydantic gives everything, which only repeat names."""
+    if isinstance(schema, dict):
+        kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
+        return {key: _plain(value) for key, value in kept.items()}
+    return [_plain(value) for value in schema] if isinstance(schema, list) else schema
+
+
+def _fields(settings: Any) -> dict[str, Any]:
+    given = {ours: getattr(settings, theirs, None) for theirs, ours in _SETTINGS.items()}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+# --- and back -------------------------------------------------------------------------------------------------
+
+
+def _outputs(finished: Finished) -> list[Any]:
+    return [_output(item) for item in finished.response.output]
+
+
+def _output(item: AnyItem) -> Any:
+    assert not isinstance(item, FunctionCallOutputItem), "a model answers no calls"
+    if isinstance(item, FunctionCallItem):
+        return ResponseFunctionToolCall(
+            type="function_call",
+            id=item.id,
+            call_id=item.call_id or "",
+            name=item.name,
+            arguments=item.arguments,
+            status=item.status,
+        )
+    part = ResponseOutputText(type="output_text", text=item.text, annotations=[])
+    status = item.status or "completed"
+    return ResponseOutputMessage(
+        type="message", id=item.id or "", role="assistant", status=status, content=[part]
+    )
+
+
+def _usage(finished: Finished) -> Any:
+    usage = finished.usage
+    told = (0, 0, 0) if usage is None else (usage.input_tokens, usage.output_tokens, usage.total_tokens)
+    cached = 0 if usage is None else usage.input_token_details.cached_tokens
+    return ResponseUsage.construct(
+        input_tokens=told[0],
+        output_tokens=told[1],
+        total_tokens=told[2],
+        input_tokens_details=InputTokensDetails.construct(cached_tokens=cached, cache_write_tokens=0),
+        output_tokens_details=OutputTokensDetails.construct(reasoning_tokens=0),
+    )
+
+
+def _whole(response_id: str, status: str, output: Iterable[Any], usage: Any, tools: Sequence[Any]) -> Any:
+    return Response.construct(
+        id=response_id,
+        object="response",
+        created_at=time.time(),
+        model="holdfast",
+        status=status,
+        output=list(output),
+        usage=usage,
+        parallel_tool_calls=True,
+        tool_choice="auto",
+        tools=[],
+    )

@@ -1,0 +1,43 @@
+"""The openai-agents package against a real server, through the SDK's model for it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.gateway.serve import serving
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.runtime.settings import EngineSettings
+
+ROOT = Path(holdfast.__file__).resolve().parent
+PYTHON = Path(__file__).resolve().parent.parent.parent / ".venv-clients" / "bin" / "python"
+
+
+def has_package() -> bool:
+    asked = [PYTHON, "-c", "import agents, msgspec"]
+    return PYTHON.exists() and not subprocess.run(asked, capture_output=True).returncode
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(not has_package(), reason="no openai-agents in .venv-clients: `make clients` installs it")
+async def test_an_agent_with_a_tool_runs_on_the_pocket_model(
+    client_script: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "holdfast").symlink_to(ROOT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+        told = await asyncio.to_thread(client_script, "openai_agents_run.py", server.url)
+    first, second, third = told["said"]
+    assert "Marisol" in first and "Marisol" in third
+    assert "21" in second and "sunny" in second and "Rome" in second
+    assert "".join(told["pieces"]) == third
+    assert told["ran"] == ["Rome"]
+    assert told["sessions"] == 1, "each step goes on in the session that has the steps before"
+    assert all(cached > 0 for cached in told["cached"][1:])
+    assert told["input"] == sorted(told["input"])
