@@ -28,6 +28,7 @@ from .language import Language
 from .sequence import LiveSequence
 from .session import Session
 from .settings import SessionSettings
+from .waits import Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class SessionBook:
         self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
         self._reopening = asyncio.Lock()
         self._opened = self._reopened = 0
+        self.waits = Waits()
         if journal is not None:
             journal.condense = partial(
                 condensed, max_items=self.settings.max_items, max_events=journal.settings.max_events
@@ -159,6 +161,7 @@ class SessionBook:
             "sessions": float(len(self._sessions)),
             "sessions_opened": float(self._opened),
             "sessions_reopened": float(self._reopened),
+            **self.waits.statistics(),
         }
         for session in self._sessions.values():
             for name, value in session.statistics().items():
@@ -236,6 +239,7 @@ class SessionBook:
             handles=handles,
             reopened=history is not None and sequence is None,
             sequence=sequence,
+            waits=self.waits,
         )
         self._records[session.id] = record
         self._sessions[session.id] = session

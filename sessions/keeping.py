@@ -7,6 +7,7 @@ ends with the server; it outlives its engine. Knows nothing of frames.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ..runtime.errors import SequenceBusy, SequenceUnknown
 from ..runtime.link.messages import Moved, Receipt
@@ -19,16 +20,23 @@ MOST = 1e9
 
 
 class Keeping:
-    """One session's. Every verb raises the runtime's ``EngineGone``, and its ``VerbRefused``."""
+    """One session's. ``leaves`` is told of how many tokens' KV, and in how many seconds it is expected back.
 
-    def __init__(self, branch: Branch) -> None:
+    Every verb raises the runtime's ``EngineGone``, and its ``VerbRefused``.
+    """
+
+    def __init__(self, branch: Branch, leaves: Callable[[int, float], None] = lambda tokens, s: None) -> None:
         self._branch = branch
+        self._leaves = leaves
 
     async def lease(self, priority: int | None, ttl: float | None, returns_in: float | None) -> Receipt:
         """Keep the session's KV first and bring it back first, as far as the budget goes."""
         number = None if priority is None else int(min(max(priority, -MOST), MOST))
         seconds = (None if value is None else _bounded(value) for value in (ttl, returns_in))
-        return await self._branch.sequence.lease(self._ids(), number, *seconds)
+        ids = self._ids()
+        if returns_in is not None and ttl != 0:
+            self._leaves(len(ids), _bounded(returns_in))
+        return await self._branch.sequence.lease(ids, number, *seconds)
 
     async def stage(self) -> Moved:
         """Bring its KV up, and wait for it. Raises ``ConversationBusy`` while a response writes."""

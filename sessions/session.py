@@ -26,13 +26,14 @@ from .response import Branch, Response
 from .sequence import LiveSequence
 from .settings import SessionSettings
 from .tree import TurnNode
+from .waits import Waits
 
 
 class Session:
     """One conversation. ``salt`` separates tenants' cached blocks; ``now`` is the template's today.
 
     ``log`` is its place in the journal, ``handles`` are those that open it, ``reopened`` tells that it comes
-    from there. ``sequence``: that of a session that was forked.
+    from there. ``sequence``: that of a session that was forked. ``waits``: where its pauses are noted.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Session:
         handles: SessionHandles | None = None,
         reopened: bool = False,
         sequence: LiveSequence | None = None,
+        waits: Waits | None = None,
     ) -> None:
         settings = settings or SessionSettings()
         self.id = id
@@ -60,7 +62,8 @@ class Session:
         renderer = language.renderer(now or datetime.now().astimezone())
         self._branch = Branch(self.history, renderer, language, link, self._sequence, settings)
         self._anticipation = Anticipation(self._branch)
-        self.keeping = Keeping(self._branch)
+        self._waits = waits or Waits()
+        self.keeping = Keeping(self._branch, lambda tokens, seconds: self._waits.leaves(id, tokens, seconds))
         self._responses: list[Response] = []
         self._closed = False
 
@@ -74,6 +77,8 @@ class Session:
         self._check_open()
         response = Response(self._branch, request, response_id, ended=self._anticipation.resume)
         form = request_form(request) if response.writes else {}
+        if response.writes:
+            self._waits.returns(self.id)
         self.log.append(Begun(response=response.id, request=form, writes=response.writes, note=note))
         return self._began(response)
 
@@ -178,6 +183,7 @@ class Session:
     async def aclose(self) -> None:
         """Cancel what runs and let the engine's sequence go; its KV stays cached until evicted."""
         self._closed = True
+        self._waits.ends(self.id)
         await self._anticipation.aclose()
         for response in self._live():
             await response.cancel()

@@ -17,6 +17,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 TOLD = (
     (("Marisol",), ("7", "cloudy"), ("Marisol",)),
+    (("get_weather", "Oslo"), ("It is 7 degrees and cloudy in Oslo.", "completed")),
     (("4821",), ("1357",), ("Marisol",)),
 )
 """For each snippet, what its lines of output must have."""

@@ -1,0 +1,57 @@
+"""While a tool runs no step is computed for its session, its KV is back before it, and both times are kept."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from wires import get
+
+from holdfast.gateway.serve import Serving
+from holdfast.sdk import RunEvent, StepFinished, WaitFinished, connect, tool
+from holdfast.sdk.frames.client import SessionSettle
+
+pytestmark = pytest.mark.anyio
+
+EXPECTED = 1.6
+
+
+async def test_kv_is_brought_up_before_a_tool_is_expected_back(server: Serving) -> None:
+    link = server.engine.link
+    replied = anyio.Event()
+    seen: dict[str, float] = {}
+
+    @tool(expected=EXPECTED, timeout=60.0)
+    async def get_weather(city: str) -> str:
+        """Get the weather in a city."""
+        await replied.wait()
+        await chat.send(SessionSettle(tier="host"))
+        resting = await link.statistics()
+        seen["running"], steps = resting["running"], resting["steps"]
+        while not (now := await link.statistics())["restored"] > resting["restored"]:
+            continue
+        seen["restored"], seen["steps"] = now["restored"] - resting["restored"], now["steps"] - steps
+        return '{"temperature": 7, "sky": "cloudy"}'
+
+    def trace(event: RunEvent) -> None:
+        if isinstance(event, StepFinished):
+            replied.set()
+
+    async with connect(server.url) as client, client.session(temperature=0) as chat:
+        await chat.say("My name is Marisol.").text()
+        run = chat.run("What is the weather in Oslo?", [get_weather], trace=[trace])
+        events = [event async for event in run]
+        kv = chat.last.kv
+    assert chat.last.text == "It is 7 degrees and cloudy in Oslo."
+    assert seen["running"] == 0 and seen["steps"] <= 1, "what computes the restored tail is no turn"
+    assert seen["restored"] > 16
+    assert kv is not None and kv.prefilled == kv.new and kv.recomputed == 0
+
+    (wait,) = [event for event in events if isinstance(event, WaitFinished)]
+    assert wait.expected is not None and EXPECTED - 1 < wait.expected <= EXPECTED
+    book = server.service._book
+    assert book is not None
+    (kept,) = [record for record in book.waits.records if record.session == chat.session.id]
+    assert abs(kept.expected - wait.expected) < 1e-6 and kept.tokens > 16
+    assert 0 < kept.real <= wait.seconds + 60
+    metrics = (await get(server.url, "/metrics"))[1]
+    assert "holdfast_waits_ended 1.0" in metrics and "holdfast_waits_real_seconds" in metrics
