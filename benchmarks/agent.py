@@ -1,10 +1,10 @@
 """``holdfast bench agent``: a loop of 25 tool calls, kept in a session against sent again with each step.
 
-Every reply of the toy is one call (`harness/callers.py`), its history begins with 4,096 tokens. By turns on one
-server: `chat.run`, which sends what tools answer, and `response.create{conversation: "none", input: [all]}`, a
-stateless client's way, on the same engine with the same prefix cache. Steps after the first are compared, in
-which both find all but the new tokens computed. Then, with an engine that notes when it sampled a call's
-closing brace: how long until the client has begun to run it.
+Every reply of the toy is one call (`harness/callers.py`), its history begins with 4,096 tokens, or 16,384. By
+turns on one server: `chat.run`, which sends what tools answer, and `response.create{conversation: "none",
+input: [all]}`, a stateless client's way, on the same engine with the same prefix cache. Steps after the first
+are compared, in which both find all but the new tokens computed. Then, with an engine that notes when it sampled
+a call's closing brace: how long until the client has begun to run it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from holdfast.gateway.serve import serving
@@ -34,7 +35,7 @@ from .harness.servers import Server, run_seconds, server
 from .harness.stamped_child import program
 from .report import Goal, show, summary, table
 
-HISTORY, STEPS = 4096, 25
+HISTORIES, STEPS = (4096, 16384), 25
 WAYS = ("session", "resent")
 
 
@@ -81,26 +82,32 @@ class Counted:
 def main(words_given: Sequence[str] | None = None) -> int:
     """The command line; 0 if it could measure, 1 if not."""
     parser = parser_of("agent", __doc__, ("toy-50m",), rounds=5)
-    parser.add_argument("--history", type=int, default=HISTORY, help="tokens that the first step begins with")
+    parser.add_argument(
+        "--history", type=int, nargs="+", default=HISTORIES, help="tokens before the first step"
+    )
     parser.add_argument("--steps", type=int, default=STEPS, help="of each loop")
     chosen = parser.parse_args(words_given)
     options = options_of(chosen)
-    history, steps = (64, 4) if options.quick else (chosen.history, chosen.steps)
-    return run("agent", lambda: measure(options, history, steps))
+    histories, steps = ((64,), 4) if options.quick else (tuple(chosen.history), chosen.steps)
+    return run("agent", lambda: measure(options, histories, steps))
 
 
-def measure(options: Options, history: int, steps: int) -> None:
+def measure(options: Options, histories: Sequence[int], steps: int) -> None:
     """Loop by turns, print and keep."""
     on: dict[str, Any] = {}
     goals: list[Goal] = []
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
             made = make_caller(model, Path(folder), options.seed, options.dtype)
-            loops = _loops(made, model, options, history, steps)
-            dispatch = asyncio.run(_dispatched(made, model, options, history, steps))
-        on[model], found = _figures(model, loops, dispatch)
-        goals += found
-    figures = {**options.told(), "history": history, "steps": steps, "on": on}
+            for history in histories:
+                loops = _loops(made, model, options, history, steps)
+                name = f"{model}, {history}"
+                on[name], found = _figures(name, loops)
+                goals += found
+            dispatch = asyncio.run(_dispatched(made, model, options, min(histories), steps))
+        on[model] = {"dispatch_ms": summary(dispatch)}
+        goals.append(Goal(f"{model}: closing brace to tool, median", median(dispatch), "ms", 5.0, "lower"))
+    figures = {**options.told(), "steps": steps, "on": on}
     show("agent", options.seed, figures, goals, options.out)
 
 
@@ -224,9 +231,7 @@ async def _dispatched(folder: Path, model: str, options: Options, history: int, 
 # --- figures --------------------------------------------------------------------------------------------------
 
 
-def _figures(
-    model: str, loops: dict[str, list[Loop]], dispatch: list[float]
-) -> tuple[dict[str, Any], list[Goal]]:
+def _figures(name: str, loops: dict[str, list[Loop]]) -> tuple[dict[str, Any], list[Goal]]:
     ours, theirs = (loops[way] for way in WAYS)
     if [loop.prompts for loop in ours] != [loop.prompts for loop in theirs]:
         raise CannotMeasure("the two ways have not put the same number of tokens before the model")
@@ -250,18 +255,12 @@ def _figures(
         ]
         for way, one in told.items()
     ]
-    table(f"{model}, per step", ["", "kB on the wire", "of these sent", "gateway CPU ms", "ms"], rows)
-    figures: dict[str, Any] = {
-        **told,
-        "prompts": ours[0].prompts,
-        "ratio": shares,
-        "dispatch_ms": summary(dispatch),
-    }
+    table(f"{name}, per step", ["", "kB on the wire", "of these sent", "gateway CPU ms", "ms"], rows)
+    figures: dict[str, Any] = {**told, "prompts": ours[0].prompts, "ratio": shares}
     goals = [
-        Goal(f"{model}: less bytes", 1 - shares["bytes"], "x", 0.9, "higher"),
-        Goal(f"{model}: less gateway CPU", 1 - shares["gateway_cpu"], "x", 0.8, "higher"),
-        Goal(f"{model}: time per step ÷ resent", shares["step_time"], "x", 0.7, "lower"),
-        Goal(f"{model}: closing brace to tool, median", figures["dispatch_ms"]["median"], "ms", 5.0, "lower"),
+        Goal(f"{name}: less bytes", 1 - shares["bytes"], "x", 0.9, "higher"),
+        Goal(f"{name}: less gateway CPU", 1 - shares["gateway_cpu"], "x", 0.8, "higher"),
+        Goal(f"{name}: time per step ÷ resent", shares["step_time"], "x", 0.7, "lower"),
     ]
     return figures, goals
 

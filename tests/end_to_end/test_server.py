@@ -34,6 +34,13 @@ FRAMES = [
     ({"type": "session.rewind", "to": None}, "invalid_type"),
     ({"type": "response.create", "colour": "red"}, "unknown_parameter"),
     ({"type": "conversation.item.create"}, "missing_required_parameter"),
+    (
+        {
+            "type": "conversation.item.create",
+            "item": {"type": "function_call_output", "call_id": "call_none", "output": "1"},
+        },
+        "invalid_tool_call_id",
+    ),
     ({"type": "conversation.item.retrieve", "item_id": 7}, "invalid_type"),
     ({"type": "conversation.item.retrieve", "item_id": "item_none"}, "item_not_found"),
     ({"type": "conversation.item.delete", "item_id": "item_none"}, "item_not_found"),
