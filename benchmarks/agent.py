@@ -3,8 +3,8 @@
 Every reply of the toy is one call (`harness/callers.py`), its history begins with 4,096 tokens, or 16,384. By
 turns on one server: `chat.run`, which sends what tools answer, and `response.create{conversation: "none",
 input: [all]}`, a stateless client's way, on the same engine with the same prefix cache. Steps after the first
-are compared, in which both find all but the new tokens computed. Then, with an engine that notes when it sampled
-a call's closing brace: how long until the client has begun to run it.
+are compared, in which both find all but the new tokens computed. Then, with an engine that notes when it
+sampled a call's closing brace: how long until the client has begun to run it.
 """
 
 from __future__ import annotations

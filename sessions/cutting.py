@@ -65,6 +65,8 @@ def cut_after(reply: Reply, item_id: str, end: int | None, tokenizer: ChatTokeni
 
 def cut_tokens(reply: Reply, keep: int, tokenizer: ChatTokenizer) -> Cut:
     """The reply up to its first ``keep`` tokens. Raises ``CutInvalid`` inside a character or a tool call."""
+    if not reply.items:  # it was cut while it only thought
+        raise CutInvalid("A reply in which nothing was said cannot be cut", param="to")
     told = _Told(reply, tokenizer)
     place = told.steps[keep]
     if not told.says(reply.ids[:keep], place) or inside_character(told.text, place):

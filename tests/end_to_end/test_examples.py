@@ -59,6 +59,8 @@ async def test_the_tool_agent_ends_right(client: Client, count: int) -> None:
         ]
         done = await tool_agent.work(client, errands)
         assert [(one.stop, one.calls, len(one.rounds)) for one in done] == [("completed", 1, 2)] * 3, seed
+        later = [finished.kv for one in done[1:] for finished in one.rounds]
+        assert all(kv is not None and kv.prefilled <= kv.new and kv.miss_reason is None for kv in later), seed
         assert [one.text for one in done] == [
             f"It is {degrees} degrees and {sky} in {city}.",
             f"{a} plus {b} is {a + b}.",
