@@ -191,14 +191,18 @@ async def test_a_tool_that_hangs_is_cancelled() -> None:
 
 
 async def test_a_thread_can_see_that_nobody_waits() -> None:
-    seen = threading.Event()
+    begun, seen = threading.Event(), threading.Event()
 
-    @tool(timeout=0.01)
+    @tool
     def spins(context: ToolContext) -> None:
+        begun.set()
         while not context.cancelled:
             threading.Event().wait(0.001)
         context.progress("too late")
         seen.set()
 
-    assert (await spins.call("{}")).kind == "timed_out"
-    assert await anyio.to_thread.run_sync(seen.wait, 5.0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(spins.call, "{}")
+        assert await anyio.to_thread.run_sync(begun.wait, 30.0)
+        group.cancel_scope.cancel()
+    assert await anyio.to_thread.run_sync(seen.wait, 30.0)
