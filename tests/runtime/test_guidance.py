@@ -38,7 +38,8 @@ from holdfast.runtime.link.messages import (
 from holdfast.runtime.link.pulse import Pulse
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
-from holdfast.sessions.grammars import FORMS, CallWriter
+from holdfast.sessions.forms import CallForm
+from holdfast.sessions.grammars import SYNTAXES, CallWriter
 from holdfast.sessions.items import Tool
 from holdfast.sessions.tokenizer import ChatTokenizer
 from holdfast.sessions.toolcalls import CallArguments, CallClosed, CallOpened, CallParser, Text
@@ -113,7 +114,7 @@ def check_schema(talker: Talker, schema: dict[str, Any], seed: int) -> None:
 
 def check_arguments(talker: Talker, schema: dict[str, Any], seed: int) -> None:
     """As a session forces them: in the call's own syntax, read by the parser of calls."""
-    writer = CallWriter(FORMS["hermes"], ChatTokenizer(talker.text, ""))
+    writer = CallWriter(SYNTAXES[CallForm.HERMES], ChatTokenizer(talker.text, ""))
     forced = writer.forced([Tool(name="act", parameters=schema, strict=True)], one=True)
     text, end = talker.follow(forced, temperature=1.0, seed=seed)
     assert end.finish is Finish.STOP, (schema, text, end.error)
