@@ -130,7 +130,7 @@ class Planner:
         most = self._at_once(len(keys))
         self._counters.restored += self._paging.restore(sequence, keys[: min(room, most)])
         sequence.unmatched |= most < len(keys)
-        # The rest comes in the next step, if this one is made for what it carries: damaged records carry nothing.
+        # The rest comes in the next step, if this one carries anything: of damaged records it does not.
         return most >= min(room, len(keys)) or not self._paging.moves.waiting
 
     def _at_once(self, blocks: int) -> int:
