@@ -35,7 +35,7 @@ KEPT_BYTES = 8 << 20
 """Of the texts of those."""
 
 WORKERS = 4
-NICENESS = 10
+NICENESS = 5
 """Of the threads that compile, where the system has one for each: a step goes first."""
 
 AT_ONCE = 64

