@@ -6,13 +6,14 @@ Knows nothing of what the frames say.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream, create_memory_object_stream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from .protocols import DROP
+from .protocols import BURST, DROP
 
 
 class ChannelClosed(Exception):
@@ -32,6 +33,9 @@ class Channel(Protocol):
 
     async def send(self, frame: bytes) -> None:
         """Hand one frame on; waits while the other side does not read. Raises ``ChannelClosed``."""
+
+    async def send_all(self, frames: Sequence[bytes]) -> None:
+        """Hand frames on in their order, as `send` does."""
 
     async def close(self, code: int, reason: str) -> None:
         """Say goodbye; harmless when the connection has ended."""
@@ -62,6 +66,18 @@ class SocketChannel:
         try:
             await self._socket.send({"type": "websocket.send", "text": frame.decode()})
         except (WebSocketDisconnect, RuntimeError, OSError) as error:
+            raise ChannelClosed(1006, str(error)) from error
+
+    async def send_all(self, frames: Sequence[bytes]) -> None:
+        """Send text frames in one write, where the server offers it. Raises ``ChannelClosed``."""
+        write = self._socket.scope.get("extensions", {}).get(BURST, {}).get("write")
+        if write is None:
+            for frame in frames:
+                await self.send(frame)
+            return
+        try:
+            await write(frames)
+        except OSError as error:
             raise ChannelClosed(1006, str(error)) from error
 
     async def close(self, code: int, reason: str) -> None:
@@ -97,6 +113,11 @@ class MemoryChannel:
             return await self._incoming.receive()
         except (EndOfStream, ClosedResourceError):
             raise self._ended() from None
+
+    async def send_all(self, frames: Sequence[bytes]) -> None:
+        """Hand frames on. Raises ``ChannelClosed``."""
+        for frame in frames:
+            await self.send(frame)
 
     async def send(self, frame: bytes) -> None:
         """Hand one frame on. Raises ``ChannelClosed``."""

@@ -14,6 +14,9 @@ from typing import Protocol
 
 from .settings import Limits
 
+BURST_BYTES = 16 << 10
+"""That are written at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatistics:
@@ -80,15 +83,22 @@ class Outbox:
         """Wait until all that was posted has left."""
         await self._empty.wait()
 
-    async def take(self) -> bytes:
-        """The next frame; it counts as queued until ``left``."""
+    async def take(self) -> list[bytes]:
+        """What waits, up to `BURST_BYTES` of it, one frame at least; it counts as queued until ``left``."""
         await self._filled.wait()
-        return self._frames[0]
+        size, burst = 0, list[bytes]()
+        for frame in self._frames:
+            size += len(frame)
+            if burst and size > BURST_BYTES:
+                break
+            burst.append(frame)
+        return burst
 
-    def left(self) -> None:
-        """The frame taken last has left."""
-        self._bytes -= len(self._frames.popleft())
-        self._sent += 1
+    def left(self, frames: int) -> None:
+        """So many of those taken last have left."""
+        for _ in range(frames):
+            self._bytes -= len(self._frames.popleft())
+        self._sent += frames
         self._mark()
 
     def statistics(self) -> OutboxStatistics:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from typing import cast
 
 import h11
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 
 from .settings import Limits
 
@@ -53,14 +56,35 @@ def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
     return PunctualHTTP
 
 
+BURST = "holdfast.burst"
+"""The ASGI extension through which the application sends several text frames in one write."""
+
+
 class DroppableWebSocket(WebSocketsSansIOProtocol):
-    """Offers the application ``scope["extensions"][DROP]["drop"]()``: discard what is unsent and be gone."""
+    """Offers the application two extensions of its scope.
+
+    ``[DROP]["drop"]()``: discard what is unsent and be gone. ``[BURST]["write"](frames)``, a coroutine: send
+    UTF-8 text frames in one write; raises ``OSError`` once the connection closes.
+    """
 
     async def run_asgi(self) -> None:
         """Run the application with the extension in its scope."""
         extensions = cast("dict[str, dict[str, object]]", self.scope["extensions"])
         extensions[DROP] = {"drop": self.transport.abort}
+        extensions[BURST] = {"write": self.write_all}
         await super().run_asgi()
+
+    async def write_all(self, frames: Sequence[bytes]) -> None:
+        """Send text frames, each whole, in one write; waits, as `send`, while the buffer is full."""
+        await self.writable.wait()
+        if self.disconnected or self.close_sent:
+            raise ClientDisconnected
+        try:
+            for frame in frames:
+                self.conn.send_text(frame)
+        except InvalidState as error:
+            raise ClientDisconnected from error
+        self.transport.write(b"".join(self.conn.data_to_send()))
 
     async def send(self, message: ASGISendEvent) -> None:
         """As uvicorn does; a refusal that was sent whole is no unfinished handshake, which it would log."""

@@ -138,13 +138,13 @@ class Realtime:
 
     async def _write(self) -> None:
         while True:
-            frame = await self.outbox.take()
+            frames = await self.outbox.take()
             try:
                 async with asyncio.timeout(self._limits.stall_seconds):
-                    await self._channel.send(frame)
+                    await self._channel.send_all(frames)
             except TimeoutError:
                 raise SlowReader(f"the client took nothing for {self._limits.stall_seconds:g} s") from None
-            self.outbox.left()
+            self.outbox.left(len(frames))
 
     async def _read(self) -> None:
         """Serve frames; one that is no event is refused, and harms no other."""

@@ -53,8 +53,9 @@ class Reader:
     async def read(self) -> list[str]:
         """What all frames that have left so far said."""
         while self.outbox.statistics().events:
-            self.events.append(msgspec.json.decode(await self.outbox.take()))
-            self.outbox.left()
+            frames = await self.outbox.take()
+            self.events += map(msgspec.json.decode, frames)
+            self.outbox.left(len(frames))
         return [event.get("delta") or event.get("item_id") or event["type"] for event in self.events]
 
     @property

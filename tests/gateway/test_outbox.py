@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.gateway.outbox import Outbox
+from holdfast.gateway.outbox import BURST_BYTES, Outbox
 from holdfast.gateway.settings import Limits
 
 SMALL = replace(Limits(), outbox_events=3, outbox_bytes=100)
@@ -24,12 +24,21 @@ async def test_frames_leave_in_the_order_posted() -> None:
     outbox = Outbox(SMALL)
     outbox.post([b"a", b"b"])
     outbox.post([b"c"])
-    left = []
-    for _ in range(3):
-        left.append(await outbox.take())
-        outbox.left()
-    assert left == [b"a", b"b", b"c"]
+    assert await outbox.take() == [b"a", b"b", b"c"]
+    outbox.left(2)
+    assert await outbox.take() == [b"c"]
+    outbox.left(1)
     assert outbox.statistics().sent == 3
+
+
+@pytest.mark.anyio
+async def test_a_burst_is_bounded_and_has_one_frame_at_least() -> None:
+    outbox = Outbox(Limits())
+    half = b"x" * (BURST_BYTES // 2)
+    outbox.post([half, half, b"y", half * 3, b"z"])
+    for expected in ([half, half], [b"y"], [half * 3], [b"z"]):
+        assert await outbox.take() == expected
+        outbox.left(len(expected))
 
 
 @pytest.mark.anyio
@@ -41,7 +50,7 @@ async def test_a_full_outbox_has_room_only_when_a_frame_has_left(frames: list[by
     await outbox.take()
     await asyncio.wait([room], timeout=0)
     assert not room.done()
-    outbox.left()
+    outbox.left(1)
     await room
 
 
@@ -51,7 +60,7 @@ async def test_a_reader_that_came_first_gets_what_is_posted_later() -> None:
     taking = waiting_for(outbox.take())
     await asyncio.wait([taking], timeout=0)
     outbox.post([b"late"])
-    assert await taking == b"late"
+    assert await taking == [b"late"]
 
 
 @given(st.lists(st.one_of(st.lists(st.binary(max_size=40), max_size=4), st.none()), max_size=60))
@@ -63,8 +72,9 @@ def test_its_lengths_are_those_of_a_plain_list(moves: list[list[bytes] | None]) 
                 outbox.post(move)
                 shadow += move
             elif shadow:
-                assert await outbox.take() == shadow.pop(0)
-                outbox.left()
+                assert await outbox.take() == shadow
+                shadow.pop(0)
+                outbox.left(1)
             now = outbox.statistics()
             assert (now.events, now.bytes) == (len(shadow), sum(map(len, shadow)))
 
