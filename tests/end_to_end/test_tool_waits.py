@@ -42,7 +42,7 @@ async def test_kv_is_brought_up_before_a_tool_is_expected_back(server: Serving) 
         events = [event async for event in run]
         kv = chat.last.kv
     assert chat.last.text == "It is 7 degrees and cloudy in Oslo."
-    assert seen["running"] == 0 and seen["steps"] <= 1, "what computes the restored tail is no turn"
+    assert seen["running"] == 0 and seen["steps"] <= 2, "one carries KV up, one computes the restored tail"
     assert seen["restored"] > 16
     assert kv is not None and kv.prefilled == kv.new and kv.recomputed == 0
 

