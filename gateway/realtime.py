@@ -83,6 +83,7 @@ class Realtime:
 
     async def run(self) -> None:
         """Until the client has left or was told goodbye. Raises ``SlowReader`` when it must be dropped."""
+        dropped: SlowReader | None = None
         try:
             if not self._visitor.resume:
                 await self._begin()
@@ -95,11 +96,13 @@ class Realtime:
         except* _Goodbye as goodbye:
             await self._part(_first(goodbye).wire)
         except* SlowReader as slow:
-            raise _first(slow) from None
+            dropped = _first(slow)  # raised in here it would come out in a group, or not, by Python's version
         finally:
             self._let_go()
             for guest in list(self._guests.values()):
                 self._dismiss(guest)
+        if dropped is not None:
+            raise dropped
 
     async def _begin(self) -> None:
         try:
