@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import pairwise
+from keyword import iskeyword
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ values = st.recursive(
     max_leaves=5,
 )
 words = st.text(st.characters(codec="utf-8", exclude_characters="<[{|"), max_size=10)
-identifiers = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True).filter(lambda name: name.isidentifier())
+identifiers = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True).filter(
+    lambda name: name.isidentifier() and not iskeyword(name)  # no call in Python is named so
+)
 calls = st.lists(
     st.tuples(identifiers, st.dictionaries(identifiers, values, max_size=3)), min_size=1, max_size=3
 )
