@@ -15,8 +15,7 @@ demo: .venv/ready
 # Two workers with one computing thread each; a file stays on one of them, with the models it loaded. Kernels
 # are compiled before, so that no test's time limit has to hold for that.
 test: .venv/ready .venv-clients/ready
-	$(BIN)/python -m holdfast.kernels.cpu.warming float32 >/dev/null
-	$(BIN)/python -m holdfast.kernels.cpu.warming bfloat16 >/dev/null
+	-printf '%s\n' float32 bfloat16 float16 | xargs -n 1 -P 2 $(BIN)/python -m holdfast.kernels.cpu.warming >/dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: .venv/ready .venv-clients/ready

@@ -1,10 +1,11 @@
 """``holdfast bench agent``: a loop of 25 tool calls, kept in a session against sent again with each step.
 
-Every reply of the toy is one call (`harness/callers.py`), its history begins with 4,096 tokens, or 16,384. By
-turns on one server: `chat.run`, which sends what tools answer, and `response.create{conversation: "none",
-input: [all]}`, a stateless client's way, on the same engine with the same prefix cache. Steps after the first
-are compared, in which both find all but the new tokens computed. Then, with an engine that notes when it
-sampled a call's closing brace: how long until the client has begun to run it.
+Every reply of the toy is one call that a grammar forces (`harness/callers.py`), its history begins with 4,096
+tokens, or 16,384. By turns on one server: `chat.run`, which sends what tools answer and is told in brief, and
+`response.create{conversation: "none", input: [all]}`, a stateless client's way with the standard's events, on
+the same engine with the same grammar and prefix cache. Steps after the first are compared, in which both find
+all but the new tokens computed. Then, with an engine that notes when it sampled a call's closing brace: how
+long until the client has begun to run it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from holdfast.sdk.frames.items import AnyItem, FunctionCallOutputItem, MessageIt
 from holdfast.sdk.reply import Finished
 from holdfast.sdk.transport import WebSocketTransport, dial
 
-from .harness.callers import CLOSING, forced, make_caller, pieces_of, step_tool, words
+from .harness.callers import Caller
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .harness.rounds import ratio
 from .harness.servers import Server, run_seconds, server
@@ -98,13 +99,13 @@ def measure(options: Options, histories: Sequence[int], steps: int) -> None:
     goals: list[Goal] = []
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
-            made = make_caller(model, Path(folder), options.seed, options.dtype)
+            caller = Caller.make(model, Path(folder), options.seed, options.dtype)
             for history in histories:
-                loops = _loops(made, model, options, history, steps)
+                loops = _loops(caller, options, history, steps)
                 name = f"{model}, {history}"
                 on[name], found = _figures(name, loops)
                 goals += found
-            dispatch = asyncio.run(_dispatched(made, model, options, min(histories), steps))
+            dispatch = asyncio.run(_dispatched(caller, options, min(histories), steps))
         on[model] = {"dispatch_ms": summary(dispatch)}
         goals.append(Goal(f"{model}: closing brace to tool, median", median(dispatch), "ms", 5.0, "lower"))
     figures = {**options.told(), "steps": steps, "on": on}
@@ -114,34 +115,34 @@ def measure(options: Options, histories: Sequence[int], steps: int) -> None:
 # --- a session, and all of it again ---------------------------------------------------------------------------
 
 
-def _loops(folder: Path, model: str, options: Options, history: int, steps: int) -> dict[str, list[Loop]]:
+def _loops(caller: Caller, options: Options, history: int, steps: int) -> dict[str, list[Loop]]:
     found: dict[str, list[Loop]] = {way: [] for way in WAYS}
     words_of_server = ("--device", "cpu", "--dtype", options.dtype, "--no-store")
-    with server(str(folder), options.threads, *words_of_server) as running:
+    with server(str(caller.folder), options.threads, *words_of_server) as running:
         for number in range(options.rounds):
             for way in WAYS if number % 2 else reversed(WAYS):
-                told = words(model, history, options.seed + 2 * number + WAYS.index(way))
-                loop = asyncio.run(_loop(running, way, model, told, steps))
+                told = caller.words(history, options.seed + 2 * number + WAYS.index(way))
+                loop = asyncio.run(_loop(running, way, caller, told, steps))
                 found[way].append(loop)
     return found
 
 
-async def _loop(running: Server, way: str, model: str, told: str, steps: int) -> Loop:
-    async with _session(running.url, model) as (chat, counted):
+async def _loop(running: Server, way: str, caller: Caller, told: str, steps: int) -> Loop:
+    async with _session(running.url, caller) as (chat, counted):
         loop = Loop()
         meter = _Meter(loop, counted, running.gateway)
         if way == "session":
             limits = RunLimits(steps=steps, calls=None)
             await chat.run(told, limits=limits, trace=[meter.told], hint_seconds=None).done()
         else:
-            await _resend(chat, told, steps, model, meter)
+            await _resend(chat, told, steps, caller, meter)
         return loop
 
 
-async def _resend(chat: Chat, told: str, steps: int, model: str, meter: _Meter) -> None:
+async def _resend(chat: Chat, told: str, steps: int, caller: Caller, meter: _Meter) -> None:
     """The loop of a client that keeps the history itself."""
     items: list[AnyItem] = [MessageItem.of("user", told)]
-    tool = step_tool(model, 0)
+    tool = caller.tool(0)
     for _ in range(steps):
         async for _event in chat.respond(conversation="none", input=items):
             pass
@@ -192,34 +193,34 @@ class _Meter:
 
 
 @asynccontextmanager
-async def _session(url: str, model: str) -> AsyncIterator[tuple[Chat, Counted]]:
+async def _session(url: str, caller: Caller) -> AsyncIterator[tuple[Chat, Counted]]:
     made: list[Counted] = []
 
     async def counting(wanted: str | None) -> Counted:
         made.append(Counted(await dial(url, wanted)))
         return made[-1]
 
-    async with Client(counting).session(tools=[step_tool(model, 0)], **forced(model)) as chat:
+    async with Client(counting).session(tools=[caller.tool(0)], **caller.forced()) as chat:
         yield chat, made[0]
 
 
 # --- from the brace to the tool -------------------------------------------------------------------------------
 
 
-async def _dispatched(folder: Path, model: str, options: Options, history: int, steps: int) -> list[float]:
+async def _dispatched(caller: Caller, options: Options, history: int, steps: int) -> list[float]:
     """Milliseconds from sampling the closing brace to its tool being begun, for each call."""
-    stamps, begun = folder / "stamps", list[int]()
+    stamps, begun = caller.folder / "stamps", list[int]()
 
     def trace(event: RunEvent) -> None:
         if isinstance(event, CallStarted):
             begun.append(time.monotonic_ns())
 
-    settings = EngineSettings(model=str(folder), device="cpu", dtype=options.dtype)
-    engine = ChildEngine(settings, program=program(pieces_of(model)[CLOSING], stamps))
+    settings = EngineSettings(model=str(caller.folder), device="cpu", dtype=options.dtype)
+    engine = ChildEngine(settings, program=program(caller.closing, stamps))
     async with serving(GatewaySettings(port=0), settings, engine=engine) as running:
         for number in range(options.rounds):
-            async with _session(running.url, model) as (chat, _):
-                told = words(model, history // 4, options.seed + number)
+            async with _session(running.url, caller) as (chat, _):
+                told = caller.words(history // 4, options.seed + number)
                 await chat.run(told, limits=RunLimits(steps=steps, calls=None), trace=[trace]).done()
     sampled = [int(line) for line in stamps.read_text().split()]
     ran = [stamp for at, stamp in enumerate(sampled) if (at + 1) % steps]  # the last step's call is not run

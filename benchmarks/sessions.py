@@ -3,8 +3,9 @@
 What is counted: tokens prefilled ÷ truly new ones. A seeded trace of `coding` agents (`harness/agents.py`) runs
 through the real scheduler and tiers on a device that computes nothing, on a virtual clock: lower tiers hold
 everything, or half of the working set, or nothing; beside it the least that any policy could prefill, which
-knows the future (`agents.optimum`). What is timed: TTFT of such a trace on a toy, on a device of a quarter of
-the working set with ample tiers below, against one that holds everything, in the same run.
+knows the future, and what one would that knows the odds of each pause (`harness/optimum.py`). What is timed:
+TTFT of such a trace on a toy, on a device of a quarter of the working set with ample tiers below, against one
+that holds everything, in the same run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from .harness.agents import Scale, Turn, coding, optimum, truly_new, working_set
+from .harness.agents import Scale, Turn, coding, truly_new, working_set
+from .harness.optimum import knowing_odds, optimum
 from .harness.options import Options, options_of, parser_of, run
 from .harness.replay import BLOCK, Tally, replay
 from .harness.workers import Worker, commands, on_toy
@@ -66,8 +68,10 @@ def _counted(trace: Sequence[Turn], scale: Scale) -> tuple[dict[str, Any], list[
         "device and 0.5 as one store": 1 + optimum(trace, scale, BLOCK, device + half) / new,
         "the device alone": 1 + optimum(trace, scale, BLOCK, device) / new,
     }
+    odds = 1 + knowing_odds(trace, scale, BLOCK, device) / new
     rows = [_line(name, tally, new) for name, tally in runs.items()]
     rows += [[f"optimum, {name}", factor, "", ""] for name, factor in least.items()]
+    rows.append(["knowing the odds, the device alone", odds, "", ""])
     title = f"{len(trace)} turns, working set {blocks} blocks, device {device}"
     table(title, ["KV below the device", "prefilled ÷ new", "from host", "from disk"], rows)
     factors = {name: tally.prefilled / new for name, tally in runs.items()}
@@ -83,9 +87,17 @@ def _counted(trace: Sequence[Turn], scale: Scale) -> tuple[dict[str, Any], list[
             )
             for name in ("host and disk at 0.5", "host alone at 0.5")
         ),
+        Goal(
+            "no tiers: prefilled ÷ the optimum's, the device alone",
+            factors["no tiers"] / least["the device alone"],
+            "x",
+            NEAR,
+            "lower",
+        ),
+        Goal("no tiers: prefilled ÷ by who knows the odds", factors["no tiers"] / odds, "x", NEAR, "lower"),
     ]
     told = {"working_set": blocks, "device": device, "truly_new": new, "prefilled_per_new": factors}
-    return {**told, "optimum_per_new": least}, goals
+    return {**told, "optimum_per_new": least, "knowing_odds_per_new": {"the device alone": odds}}, goals
 
 
 def _line(name: str, tally: Tally, new: int) -> list[object]:

@@ -87,7 +87,7 @@ class Storm:
             watermark_blocks=seed % 3,
         )
         memory = None if course.slots is None else fakes.fake_memory(course.slots, BLOCK_TOKENS)
-        disk = fakes.FakeDisk(Random(seed + 1)) if course.disk else None
+        disk = fakes.FakeDisk(Random(seed + 1), near=seed % 2 == 1) if course.disk else None
         self.world: Any = worlds.World(settings, Random(seed), memory=memory, disk=disk)
         self.random = Random(seed)
 

@@ -20,13 +20,13 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import KeysUnusable
-from .settings import GatewaySettings
 
 PROBES = frozenset({"/health", "/ready"})
 TENANT = "holdfast.tenant"
 """Where a request's scope has the salt of its tenant."""
 MOST_FILE_BYTES = 1 << 20
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+"""Of a tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +46,14 @@ class Keys:
 
         Raises ``KeysUnusable``, which names file and line, never a key.
         """
-        try:
-            if path.stat().st_size > MOST_FILE_BYTES:
-                raise KeysUnusable(f"{path} has more than {MOST_FILE_BYTES} bytes")
-            lines = path.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise KeysUnusable(f"{path}: {error}") from None
         tenants: dict[bytes, str] = {}
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(read_text(path).splitlines(), start=1):
             words = line.partition("#")[0].split()
             if not words:
                 continue
-            if len(words) != 2 or not _NAME.fullmatch(words[1]):
+            if len(words) != 2 or not NAME.fullmatch(words[1]):
                 raise KeysUnusable(f"{path}, line {number}: not a key and the name of its tenant")
-            if tenants.setdefault(_digest(words[0]), words[1]) != words[1]:
-                raise KeysUnusable(f"{path}, line {number}: this key is another tenant's already")
+            add_key(tenants, words[0], words[1], f"{path}, line {number}: this key")
         if not tenants:
             raise KeysUnusable(f"{path} has no keys")
         return cls(tenants)
@@ -70,11 +63,22 @@ class Keys:
         return self.tenants.get(_digest(key))
 
 
-def keys_of(settings: GatewaySettings) -> Keys | None:
-    """The settings' keys; None: everybody on this machine may come in. Raises ``KeysUnusable``."""
-    if settings.keys is not None:
-        return Keys.read(settings.keys)
-    return None if settings.api_key is None else Keys.one(settings.api_key)
+def add_key(tenants: dict[bytes, str], key: str, tenant: str, place: str) -> None:
+    """Make it the tenant's. Raises ``KeysUnusable``, naming its place: it is none, or another tenant's."""
+    if len(key.split()) != 1 or key != key.strip():
+        raise KeysUnusable(f"{place} is empty, or has blanks in it")
+    if tenants.setdefault(_digest(key), tenant) != tenant:
+        raise KeysUnusable(f"{place} is another tenant's already")
+
+
+def read_text(path: Path) -> str:
+    """A keys file's text. Raises ``KeysUnusable``."""
+    try:
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise KeysUnusable(f"{path} has more than {MOST_FILE_BYTES} bytes")
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeysUnusable(f"{path}: {error}") from None
 
 
 def salt_of(tenant: str) -> bytes:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from .. import __version__
-from .access import TENANT, Guard, keys_of
+from .access import TENANT, Guard
 from .channel import SocketChannel
 from .errors import error_details, wire_error
 from .metrics import CONTENT_TYPE, exposition
@@ -37,7 +37,7 @@ def build_app(service: Service) -> ASGIApp:
             Route("/version", routes.version),
         ]
     )
-    return Guard(app, keys_of(service.settings))
+    return Guard(app, service.tenants.keys)
 
 
 class _Routes:
@@ -82,8 +82,9 @@ class _Routes:
         return JSONResponse(state.told(), 200 if state.ready else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus."""
-        return Response(exposition(await self._service.snapshot()), media_type=CONTENT_TYPE)
+        """For Prometheus; a tenant with limits finds its own among the rest."""
+        snapshot = await self._service.snapshot(request.scope.get(TENANT, b""))
+        return Response(exposition(snapshot), media_type=CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:
         """Of this package."""

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from anyio import BrokenResourceError, ClosedResourceError, EndOfStream, create_memory_object_stream
+from anyio import (
+    BrokenResourceError,
+    ClosedResourceError,
+    EndOfStream,
+    WouldBlock,
+    create_memory_object_stream,
+)
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -34,8 +40,8 @@ class Channel(Protocol):
     async def send(self, frame: bytes) -> None:
         """Hand one frame on; waits while the other side does not read. Raises ``ChannelClosed``."""
 
-    async def send_all(self, frames: Sequence[bytes]) -> None:
-        """Hand frames on in their order, as `send` does."""
+    async def send_some(self, frames: Sequence[bytes]) -> int:
+        """Hand on the first, as `send` does, and those after it that need no waiting; says how many."""
 
     async def close(self, code: int, reason: str) -> None:
         """Say goodbye; harmless when the connection has ended."""
@@ -68,17 +74,17 @@ class SocketChannel:
         except (WebSocketDisconnect, RuntimeError, OSError) as error:
             raise ChannelClosed(1006, str(error)) from error
 
-    async def send_all(self, frames: Sequence[bytes]) -> None:
-        """Send text frames in one write, where the server offers it. Raises ``ChannelClosed``."""
+    async def send_some(self, frames: Sequence[bytes]) -> int:
+        """Send all in one write where the server offers it, else the first. Raises ``ChannelClosed``."""
         write = self._socket.scope.get("extensions", {}).get(BURST, {}).get("write")
         if write is None:
-            for frame in frames:
-                await self.send(frame)
-            return
+            await self.send(frames[0])
+            return 1
         try:
             await write(frames)
         except OSError as error:
             raise ChannelClosed(1006, str(error)) from error
+        return len(frames)
 
     async def close(self, code: int, reason: str) -> None:
         """Send a close frame, if the socket is still open."""
@@ -114,10 +120,19 @@ class MemoryChannel:
         except (EndOfStream, ClosedResourceError):
             raise self._ended() from None
 
-    async def send_all(self, frames: Sequence[bytes]) -> None:
-        """Hand frames on. Raises ``ChannelClosed``."""
-        for frame in frames:
-            await self.send(frame)
+    async def send_some(self, frames: Sequence[bytes]) -> int:
+        """Hand on as many as there is room for, one at least. Raises ``ChannelClosed``."""
+        await self.send(frames[0])
+        sent = 1
+        try:
+            for frame in frames[1:]:
+                self._outgoing.send_nowait(frame)
+                sent += 1
+        except WouldBlock:
+            return sent
+        except (BrokenResourceError, ClosedResourceError):
+            raise self._ended() from None
+        return sent
 
     async def send(self, frame: bytes) -> None:
         """Hand one frame on. Raises ``ChannelClosed``."""

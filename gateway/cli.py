@@ -8,7 +8,7 @@ could not start.
 from __future__ import annotations
 
 import os
-import re
+import signal
 import sys
 from enum import StrEnum
 from importlib import import_module, metadata
@@ -21,8 +21,7 @@ from ..runtime.errors import RuntimeFault
 from ..runtime.settings import EngineSettings
 from ..sessions.forms import CallForm, ReasoningForm
 from .settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings
-
-_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgt]?)(i?b)?", re.IGNORECASE)
+from .sizes import bytes_of
 
 
 class Upkeep(StrEnum):
@@ -107,7 +106,7 @@ def serve(
     api_key: Key = None,
     keys: Annotated[
         Path | None,
-        typer.Option(help="A file of keys and their tenants, `KEY TENANT` on each line, for --api-key."),
+        typer.Option(help="Keys and tenants: `KEY TENANT` on each line, or TOML with limits (README)."),
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -135,17 +134,7 @@ def serve(
     from .serve import run
 
     folder = None if no_store else store or _default_store(model)
-    if keys is not None and api_key is not None:
-        _refuse("--keys and --api-key both say who may come in: give one of them")
-    settings = GatewaySettings(
-        host=host,
-        port=port,
-        api_key=api_key,
-        keys=keys,
-        store=folder,
-        calls=None if tool_call_parser == AUTO else CallForm(tool_call_parser),
-        reasoning=None if reasoning_parser == AUTO else ReasoningForm(reasoning_parser),
-    )
+    settings = _gateway_settings(host, port, api_key, keys, folder, tool_call_parser, reasoning_parser)
     engine = _engine_settings(
         model,
         device,
@@ -203,6 +192,9 @@ def doctor(
     kernels: Backend = "auto",
     kv_dtype: KVDtype = "auto",
     kv_scales: KVScales = "1,1",
+    keys: Annotated[
+        Path | None, typer.Option(help="A keys file as for `serve`: the tenants' limits, checked.")
+    ] = None,
 ) -> None:
     """Show device, versions, memory and its arithmetic, and the class of the model's chat template."""
     from .doctor import run
@@ -222,7 +214,7 @@ def doctor(
             kv_scales=kv_scales,
         )
     )
-    raise typer.Exit(run(settings))
+    raise typer.Exit(run(settings, keys))
 
 
 @app.command()
@@ -262,12 +254,39 @@ def bench(
         return
     if name not in found:
         _refuse(f"no benchmark is named {name!r}; there are {', '.join(sorted(found))}")
+    signal.signal(signal.SIGTERM, _leave)  # the servers that it started end with it
     raise typer.Exit(import_module(found[name]).main(context.args))
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def main() -> None:
     """The console script ``holdfast``."""
     app()
+
+
+def _gateway_settings(
+    host: str,
+    port: int,
+    api_key: str | None,
+    keys: Path | None,
+    store: Path | None,
+    calls: CallChoice,
+    reasoning: ReasoningChoice,
+) -> GatewaySettings:
+    if keys is not None and api_key is not None:
+        _refuse("--keys and --api-key both say who may come in: give one of them")
+    return GatewaySettings(
+        host=host,
+        port=port,
+        api_key=api_key,
+        keys=keys,
+        store=store,
+        calls=None if calls == AUTO else CallForm(calls),
+        reasoning=None if reasoning == AUTO else ReasoningForm(reasoning),
+    )
 
 
 def _engine_settings(
@@ -324,10 +343,10 @@ def _default_store(model: str) -> Path:
 
 def _bytes(option: str, text: str) -> int:
     """``8GiB``, ``512 MiB``, ``4096``: a size in bytes."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        _refuse(f"{option} {text!r} is not a size such as 512MiB or 8GiB")
-    return int(float(found["number"]) * 1024 ** " kmgt".index(found["prefix"].lower() or " "))
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        _refuse(f"{option} {error}")
 
 
 def _refuse(cause: str) -> NoReturn:

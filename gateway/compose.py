@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ..runtime.link.client import EngineLink
@@ -17,6 +18,7 @@ from ..sessions.book import SessionBook
 from ..sessions.journal.journal import Journal
 from ..sessions.journal.lock import StoreLock
 from ..sessions.language import Language
+from ..sessions.settings import SessionSettings
 from .service import Service
 from .settings import GatewaySettings
 
@@ -57,9 +59,10 @@ async def _on_engine(
     try:
         async with engine as link:
             language = await speaking
-            journal = await _journal(service.settings, language, lock)
+            journal = await _journal(service, language, lock)
             try:
-                service.open(SessionBook(link, language, journal=journal), journal)
+                sessions = SessionSettings(tenants=service.tenants.sessions())
+                service.open(SessionBook(link, language, sessions, journal), journal)
                 yield
             finally:
                 await service.close()
@@ -77,7 +80,9 @@ async def _locked(settings: GatewaySettings) -> StoreLock | None:
     return await asyncio.to_thread(StoreLock(settings.store).acquire, seconds)
 
 
-async def _journal(settings: GatewaySettings, language: Language, lock: StoreLock | None) -> Journal | None:
+async def _journal(service: Service, language: Language, lock: StoreLock | None) -> Journal | None:
+    settings = service.settings
     if settings.store is None:
         return None
-    return await Journal.open(settings.store, language.digest(), settings.journal, lock)
+    shared = replace(settings.journal, tenants=service.tenants.journal())
+    return await Journal.open(settings.store, language.digest(), shared, lock)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -26,70 +24,26 @@ from ..sessions.anticipation import Arrival
 from ..sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ..sessions.events import ReplyEvent
 from ..sessions.history import ROOT, History
-from ..sessions.items import FunctionCallOutput, Item, Message, checked_item, new_id
+from ..sessions.items import FunctionCallOutput, Item, checked_item, new_id
 from ..sessions.requests import TurnRequest
 from ..sessions.textbuffer import TextBuffer
+from .effects import CancelResponse, CountArrival, Effect, Expect, KeepingEvent, MoveKV, Send, StartResponse
 from .errors import GatewayError, NothingToCancel, TooManyResponses, error_details
 from .replies import LiveResponse
 from .translate import frame_of, item_of, kept_of, patched, preamble_of, request_of, seed_of, under
 
 PARALLEL_RESPONSES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Let this event leave."""
-
-    event: server.ServerEvent
-
-
-@dataclass(frozen=True, slots=True)
-class StartResponse:
-    """Run this turn; report what it tells under `response_id`."""
-
-    response_id: str
-    request: TurnRequest
-
-
-@dataclass(frozen=True, slots=True)
-class CancelResponse:
-    """Cut this response short; its end is reported like any other."""
-
-    response_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Expect:
-    """So much of the next message has come; None: nothing is on its way any more."""
-
-    message: Message | None
-
-
-@dataclass(frozen=True, slots=True)
-class CountArrival:
-    """The text is an item now: let `committed` tell how much of it was prefilled, and then that it is there."""
-
-    added: tuple[Send, ...]
-    item_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class MoveKV:
-    """Do with the session's KV what the event asks, beside all else; what came of it goes to `kept`."""
-
-    event: KeepingEvent
-
-
-KeepingEvent: TypeAlias = client.SessionLease | client.SessionStage | client.SessionSettle
-Effect: TypeAlias = Send | StartResponse | CancelResponse | Expect | CountArrival | MoveKV
+_BUSY = "The conversation already has an active response: wait for it or cancel it"
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """What the gateway keeps of a response: who asked, the client's metadata, the item before its first."""
+    """What the gateway keeps of a response: who asked, the client's metadata, the item before its first, and
+    whether it is told in brief."""
 
     asked_by: str | None
     metadata: dict[str, str] | None
     before: str | None
+    brief: bool = False
 
 
 class Conversation:
@@ -206,7 +160,7 @@ class Conversation:
             case client.TextCommit():
                 return self._commit_text()
             case client.ResponseCreate():
-                return [self._create_response(event)]
+                return self._create_after(event)
             case ResponseSteer():
                 return self._steer(event)
             case client.ResponseCancel(response_id=response_id):
@@ -271,25 +225,45 @@ class Conversation:
 
     def _last_item_id(self) -> str | None:
         """The end of the conversation as the client sees it, a running reply's items included."""
-        items, writer = self._history.items(), self._writer()
-        if writer is None or (items and items[-1].id in self._after_reply):
-            return items[-1].id if items else None
+        last, writer = next(self._history.backwards(), None), self._writer()
+        if writer is None or (last is not None and last.id in self._after_reply):
+            return None if last is None else last.id
         return writer.item_ids[-1] if writer.item_ids else self._before_reply()
 
     def _before_reply(self) -> str | None:
         """The last item that stands before the running reply."""
-        before = (item.id for item in reversed(self._history.items()) if item.id not in self._after_reply)
+        before = (item.id for item in self._history.backwards() if item.id not in self._after_reply)
         return next(before, None)
 
     # --- responses ---
+
+    def _create_after(self, event: client.ResponseCreate) -> list[Effect]:
+        """A response, and before it the items that come with it; neither where one of them is refused."""
+        if not event.items:
+            return [self._create_response(event)]
+        params = event.response or ResponseParams()
+        if params.conversation == "none":
+            raise FieldInvalid("A response out of band has no items but `input`", "items", event.event_id)
+        if self._writer() is not None:
+            raise ConversationBusy(_BUSY)
+        items, added = [item_of(item, self._ids) for item in event.items], list[Send]()
+        inserted = 0
+        try:
+            for item in items:
+                added += self._insert(item, None)
+                inserted += 1
+            start = self._create_response(event)
+        except (SessionError, FrameError, GatewayError):
+            for item in reversed(items[:inserted]):
+                self._history.delete(item.id)
+            raise
+        return [start] if _brief(params) else [*added, start]
 
     def _create_response(self, event: client.ResponseCreate) -> Effect:
         params = event.response or ResponseParams()
         writes = params.conversation != "none"
         if writes and self._writer() is not None:
-            raise ConversationBusy(
-                "The conversation already has an active response: wait for it or cancel it"
-            )
+            raise ConversationBusy(_BUSY)
         if len(self._live) >= self._parallel_responses:
             raise TooManyResponses(f"At most {self._parallel_responses} responses run at once")
         response_id = self._ids("resp")
@@ -304,11 +278,19 @@ class Conversation:
             max_output_tokens=request.max_output_tokens or "inf",
             metadata=params.metadata if isinstance(params.metadata, dict) else None,
             asked_by=event.event_id,
+            brief=_brief(params),
         )
         if writes:
             self._after_reply.clear()
         self._live[live.id] = live
         return StartResponse(live.id, request)
+
+    def ending(self, event: client.ClientEvent) -> str | None:
+        """The response that was cancelled, where it has to end before this is served: another one."""
+        writer = self._writer()
+        if not isinstance(event, client.ResponseCreate) or writer is None or not writer.cancelling:
+            return None
+        return None if event.response and event.response.conversation == "none" else writer.id
 
     def check_steer(self, event: ResponseSteer) -> str | None:
         """The response that has to end before this is served; None where none runs. Raises if it cannot."""
@@ -336,15 +318,15 @@ class Conversation:
             if item.id in self._history or any(item.id == other.id for other in items[:number]):
                 raise ItemExists(f"An item with id {item.id!r} is already there", param="input")
         added = [send for item in items for send in self._insert(item, None)]
-        create = client.ResponseCreate(event_id=event.event_id, response=event.response)
-        return [*added, self._create_response(create)]
+        start = self._create_response(client.ResponseCreate(event_id=event.event_id, response=event.response))
+        return [*([] if _brief(event.response) else added), start]
 
     # --- a conversation opened again ---
 
     def note(self, response_id: str) -> bytes:
         """What must be kept of a response that was asked for, to tell of it again."""
         live = self._live[response_id]
-        return msgspec.msgpack.encode(Note(live.asked_by, live.metadata, self._before_reply()))
+        return msgspec.msgpack.encode(Note(live.asked_by, live.metadata, self._before_reply(), live.brief))
 
     def revive(
         self, response_id: str, request: TurnRequest | None, note: bytes, after_reply: Iterable[str] = ()
@@ -363,6 +345,7 @@ class Conversation:
             max_output_tokens=(request.max_output_tokens if request else None) or "inf",
             metadata=kept.metadata,
             asked_by=kept.asked_by,
+            brief=kept.brief,
         )
         if writes:
             self._after_reply = set(after_reply)
@@ -380,6 +363,13 @@ class Conversation:
                 return [server.SessionUpdated(event_id=self.event_id(), session=self._session)]
             case client.ItemCreate():
                 return self._shown_again(item_of(event.item, self._ids).id)
+            case client.ResponseCreate(items=items, response=params):
+                ids = [item_of(item, self._ids).id for item in items]
+                return (
+                    []
+                    if _brief(params)
+                    else [event for item_id in ids for event in self._shown_again(item_id)]
+                )
             case client.ItemDelete(item_id=item_id):
                 return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
             case client.ItemRetrieve(item_id=item_id):
@@ -425,3 +415,8 @@ class Conversation:
     def event_id(self) -> str:
         """A name for the next event; whoever sends it gives it a place."""
         return f"event_{next(self._numbers)}"
+
+
+def _brief(params: ResponseParams | None) -> bool:
+    """Whether each thing is to be told once."""
+    return params is not None and params.events == "brief"

@@ -21,6 +21,7 @@ from rich.table import Table
 from .. import __version__
 from ..runtime.errors import RuntimeFault
 from ..runtime.hosting import host_bytes
+from ..runtime.kv_format import KV_BYTES
 from ..runtime.link.messages import SamplingDefaults
 from ..runtime.settings import DTYPE_BYTES, EngineSettings
 from ..runtime.sizing import (
@@ -34,6 +35,10 @@ from ..runtime.sizing import (
     shown,
 )
 from ..sessions.errors import SessionError
+from .budgets import check, check_bound, leasable, told
+from .errors import KeysUnusable
+from .settings import GatewaySettings
+from .tenants import NOTHING_SET, Tenants
 
 LIBRARIES = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "numba"),
@@ -43,18 +48,20 @@ LIBRARIES = (
 Fact: TypeAlias = tuple[str, str]
 
 
-def run(settings: EngineSettings | None) -> int:
+def run(settings: EngineSettings | None, keys: Path | None = None) -> int:
     """Print what there is to know; 0, or 2 where the model cannot be served, with the reason on stderr."""
     console = Console(highlight=False)
     console.print(_table("Machine", machine()))
-    if settings is None:
-        return 0
     try:
-        facts = list(model(settings))
-    except (RuntimeFault, SessionError) as error:
+        found = Tenants() if keys is None else Tenants.read(keys)
+        if found.keys is not None:
+            console.print(_table(f"Tenants of {found.source}", limits(found)))
+            check(found, GatewaySettings(), settings or EngineSettings(model=""))
+        if settings is not None:
+            console.print(_table(f"Model {settings.model}", list(model(settings, found))))
+    except (RuntimeFault, SessionError, KeysUnusable) as error:
         print(f"holdfast: {error.message}", file=sys.stderr)
         return 2
-    console.print(_table(f"Model {settings.model}", facts))
     return 0
 
 
@@ -75,13 +82,21 @@ def machine() -> Iterator[Fact]:
     yield "libraries", ", ".join(f"{name} {_version(name)}" for name in LIBRARIES)
 
 
-def model(settings: EngineSettings) -> Iterator[Fact]:
-    """What a model is and what it takes. Raises ``ModelUnreadable`` or a ``SessionError``."""
+def limits(found: Tenants) -> Iterator[Fact]:
+    """What the tenants of a keys file may take."""
+    held = found.keys.tenants.values() if found.keys is not None else ()
+    for name in sorted({*held, *found.limits}):
+        count = sum(holder == name for holder in held)
+        yield name, f"{count} {'key' if count == 1 else 'keys'}; {told(found.limits.get(name, NOTHING_SET))}"
+
+
+def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[Fact]:
+    """What a model is and what it takes. Raises ``ModelUnreadable``, a ``SessionError``, ``LimitsTooLarge``."""
     from ..runtime.model.checkpoint import Checkpoint
     from ..runtime.model.config import read_config
     from ..runtime.model.defaults import read_defaults
     from ..runtime.model.folder import find_model
-    from ..runtime.model.kv_format import KV_BYTES, KVFormat
+    from ..runtime.model.load import dtype_named
     from ..runtime.model.weights import may_be_ignored, pieces_of
 
     folder = find_model(settings.model)
@@ -89,24 +104,26 @@ def model(settings: EngineSettings) -> Iterator[Fact]:
     pieces = pieces_of(config)
     with Checkpoint(folder) as checkpoint:
         checkpoint.check(pieces, lambda tensor: may_be_ignored(tensor, config))
-    dtype = (config.dtype or "float32") if settings.dtype == "auto" else settings.dtype
-    width = DTYPE_BYTES.get(dtype, 4)
+    dtype = str(dtype_named(settings.dtype, config)).removeprefix("torch.")
+    width = DTYPE_BYTES[dtype]
     parameters = sum(prod(piece.shape) for piece in pieces)
     yield "folder", str(folder)
     yield "architecture", f"{config.architecture}, {config.layers} layers, hidden {config.hidden_size}"
     yield "weights", _product((("parameters", parameters), (f"bytes ({dtype})", width)), "B")
-    kept = KVFormat(settings.kv_dtype, *settings.kv_scales).stored_as(dtype)
-    kept_width = KV_BYTES.get(kept, 4)
+    kept = settings.kv_format.stored_as(dtype)
+    kept_width = KV_BYTES[kept]
     per_token = config.layers * 2 * config.kv_heads * config.head_dim * kept_width
     shape = (("layers", config.layers), ("(k, v)", 2), ("heads", config.kv_heads), ("dim", config.head_dim))
     yield "KV per token", _product((*shape, (f"bytes ({kept})", kept_width)), "B")
-    yield from _room(settings, per_token, parameters * width, config.max_context)
+    yield from _room(settings, per_token, parameters * width, config.max_context, tenants or Tenants())
     yield "sampling", _sampling(read_defaults(folder))
-    yield "kernels", _kernels(settings)
+    yield "kernels", _kernels(settings, dtype, config.head_dim)
     yield from _language(folder)
 
 
-def _room(settings: EngineSettings, per_token: int, weights: int, model_context: int) -> Iterator[Fact]:
+def _room(
+    settings: EngineSettings, per_token: int, weights: int, model_context: int, tenants: Tenants
+) -> Iterator[Fact]:
     """How much KV the device would hold."""
     device, allowed = _allowed(settings.device, weights)
     block_bytes = per_token * settings.block_tokens
@@ -115,6 +132,9 @@ def _room(settings: EngineSettings, per_token: int, weights: int, model_context:
     tokens = blocks * settings.block_tokens
     yield "size of KV", rule_of(settings, not device.startswith("cuda"))
     yield "KV on " + device, f"{shown(blocks * block_bytes)} = {blocks:,} blocks × {block_bytes:,} B"
+    bound = leasable(settings, blocks * block_bytes)
+    yield "leases may cover", f"{settings.lease_share:g} of that = {shown(bound.there)}"
+    check_bound(tenants, bound)
     memory = memory_line(weights, blocks, block_bytes, settings.block_tokens)
     yield "memory", f"{memory} of {shown(machine_bytes())}" if device == "cpu" else memory
     yield "tokens that fit", _product((("blocks", blocks), ("tokens", settings.block_tokens)), "tokens")
@@ -127,11 +147,12 @@ def _room(settings: EngineSettings, per_token: int, weights: int, model_context:
 def _allowed(device: str, weights: int) -> tuple[str, int]:
     import torch
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not device.startswith("cuda"):
-        return device, host_kv_bytes()
-    return device, cuda_kv_bytes(max(0, torch.cuda.mem_get_info(device)[0] - weights))
+    from ..runtime.model.load import device_named
+
+    found = device_named(device)
+    if found.type == "cpu":
+        return str(found), host_kv_bytes()
+    return str(found), cuda_kv_bytes(max(0, torch.cuda.mem_get_info(found)[0] - weights))
 
 
 def _sampling(defaults: SamplingDefaults) -> str:
@@ -143,16 +164,11 @@ def _sampling(defaults: SamplingDefaults) -> str:
     return f"{kind} ({written})" if written else kind
 
 
-def _kernels(settings: EngineSettings) -> str:
+def _kernels(settings: EngineSettings, dtype: str, head_dim: int) -> str:
     """The backend that would compute. Raises ``SettingsInvalid``."""
-    import torch
-
     from ..runtime.build import named_backend
 
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    name, note = named_backend(settings.kernels, torch.device(device))
+    name, note = named_backend(settings, dtype, head_dim)
     return f"{name} ({note})" if note else name
 
 

@@ -7,6 +7,7 @@ Errors of ``kvstore`` and ``kernels`` end inside the engine: they arrive as a fa
 GatewayError
 ├── PortTaken                 another program listens there
 ├── KeysUnusable              the keys file cannot be read, or a line of it is none
+│   └── LimitsTooLarge        what it lets tenants take is more than there is
 ├── SlowReader                a client took no frame for too long
 ├── TooManyResponses          a socket has as many responses running as it may
 ├── TooManyMoves              a session has as many moves of its KV on their way as it may
@@ -46,9 +47,15 @@ class PortTaken(GatewayError):
 
 
 class KeysUnusable(GatewayError):
-    """The keys file cannot be read, or a line of it names no key and tenant."""
+    """The keys file cannot be read, or something in it is no key, tenant or limit."""
 
     code = "keys_unusable"
+
+
+class LimitsTooLarge(KeysUnusable):
+    """What the keys file lets tenants take is more than the server or its machine has."""
+
+    code = "limits_too_large"
 
 
 class SlowReader(GatewayError):
@@ -155,6 +162,7 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.TokenizerUnreadable: _server("model_unreadable", 503, close=1011),
     sessions.SessionUnknown: _invalid("session_not_found", 404),
     sessions.SessionLimit: _busy("session_limit_reached", 429, close=1013),
+    sessions.TurnLimit: _busy("too_many_responses"),
     sessions.SessionClosed: _server("session_closed", 410, close=1011),
     sessions.HandleUnknown: _invalid("session_not_found", 404),
     sessions.EventsExpired: _invalid("events_expired", 410),

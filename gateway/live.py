@@ -22,24 +22,15 @@ from ..sdk.frames.session import SessionResource
 from ..sdk.frames.verbs import Fork, ResponseSteer, SessionFork, SessionForked, SessionName, SessionPrune
 from ..sessions.anticipation import Arrival
 from ..sessions.book import Reopened
-from ..sessions.errors import SessionError, SessionUnknown, StorageUnavailable
+from ..sessions.errors import SessionError, SessionUnknown, ShareFull, StorageUnavailable
 from ..sessions.events import EndReason, ReplyDone, ReplyStarted
 from ..sessions.items import new_id
 from ..sessions.journal.records import Begun, Configured, Heard
 from ..sessions.journal.replay import Past, error_of
 from ..sessions.response import Response
 from ..sessions.session import Session
-from .conversation import (
-    CancelResponse,
-    Conversation,
-    CountArrival,
-    Effect,
-    Expect,
-    KeepingEvent,
-    MoveKV,
-    Send,
-    StartResponse,
-)
+from .conversation import Conversation
+from .effects import CancelResponse, CountArrival, Effect, Expect, KeepingEvent, MoveKV, Send, StartResponse
 from .errors import INTERNAL, Draining, GatewayError, wire_error
 from .feed import NEWS, WRITER, Feed
 from .moves import Moves
@@ -205,16 +196,13 @@ class LiveSession:
             self._hear(event)
             await self._verbs.serve(event)
             return
-        if isinstance(event, SessionFork):
+        if isinstance(event, (SessionFork, *TREE_VERBS)):
             self._hear(event)
-            await self._fork(event)
-            return
-        if isinstance(event, TREE_VERBS):
-            self._hear(event)
-            await self.relatives.serve(event)
+            await (self._fork(event) if isinstance(event, SessionFork) else self.relatives.serve(event))
             return
         if isinstance(event, ResponseSteer) and not await self._steered(event):
             return
+        await self._ended(self.conversation.ending(event))
         for effect in self._serve(event):
             match effect:
                 case CancelResponse(response_id=response_id):
@@ -231,7 +219,11 @@ class LiveSession:
     def _refusal(self, event: client.ClientEvent) -> Exception | None:
         if self._draining and isinstance(event, client.ResponseCreate | ResponseSteer):
             return Draining("The server is going away")
-        return self.session.log.fault if isinstance(event, CHANGES) else None
+        if not isinstance(event, CHANGES):
+            return None
+        fault = self.session.log.fault
+        makes_room = isinstance(event, SessionPrune) and isinstance(fault, ShareFull)
+        return None if makes_room else fault
 
     def _serve(self, event: client.ClientEvent) -> list[Effect]:
         """All that the event changes reaches the journal in one commit: no await in here.
@@ -330,9 +322,12 @@ class LiveSession:
         self.feed.post([self.conversation.accept_steer(response_id)])
         if response_id is not None:
             await self._cancel(response_id, EndReason.STEERED)
-            if (follower := self._followers.get(response_id)) is not None:
-                await asyncio.wait([follower])
+        await self._ended(response_id)
         return True
+
+    async def _ended(self, response_id: str | None) -> None:
+        if (follower := self._followers.get(response_id or "")) is not None:
+            await asyncio.wait([follower])
 
     # --- responses ------------------------------------------------------------------------------------------
 

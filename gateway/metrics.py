@@ -22,18 +22,31 @@ COUNTED = frozenset(
 )
 """Engine statistics that only rise; the others are lengths and levels."""
 
-TOKENS = ("computed", "adopted", "restored", "sampled")
+TOKENS = ("computed", "adopted", "restored", "sampled", "forced")
 """Engine statistics in tokens: one counter with a class each."""
 
 
 @dataclass(frozen=True, slots=True)
+class TenantSnapshot:
+    """What one tenant has ``used`` of its ``limits``, by their names; None: no limit."""
+
+    name: str
+    used: Mapping[str, float]
+    limits: Mapping[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everybody's statistics at one moment. ``engine`` is empty while there is none."""
+    """Everybody's statistics at one moment. ``engine`` is empty while there is none.
+
+    ``tenant``: of the one who asks, and of no other: nobody learns what others do.
+    """
 
     ready: bool
     incarnation: int
     gateway: Mapping[str, float]
     engine: Mapping[str, float]
+    tenant: TenantSnapshot | None = None
 
 
 def exposition(snapshot: Snapshot) -> bytes:
@@ -54,12 +67,25 @@ class _Reader(Collector):
         yield _counter("holdfast_engine_starts", "Engines loaded so far", snapshot.incarnation)
         for name, value in sorted(snapshot.gateway.items()):
             yield _gauge(f"holdfast_{name}", f"The gateway's {name.replace('_', ' ')}", value)
+        if snapshot.tenant is not None:
+            yield from _tenant(snapshot.tenant)
         yield _tokens(snapshot.engine)
         for name, value in sorted(snapshot.engine.items()):
             if name in TOKENS:
                 continue
             family = _counter if name in COUNTED else _gauge
             yield family(f"holdfast_engine_{name}", f"The engine's {name.replace('_', ' ')}", value)
+
+
+def _tenant(tenant: TenantSnapshot) -> Iterator[Metric]:
+    """Two families, a sample for each limit."""
+    told = (("used", "What the tenant has", tenant.used), ("limit", "What it may have", tenant.limits))
+    for kind, help_text, values in told:
+        family = GaugeMetricFamily(f"holdfast_tenant_{kind}", help_text, labels=["tenant", "of"])
+        for name, value in values.items():
+            if value is not None:
+                family.add_metric([tenant.name, name], value)
+        yield family
 
 
 def _tokens(engine: Mapping[str, float]) -> Metric:

@@ -12,7 +12,8 @@ import logging
 from ..sdk.frames import client
 from ..sdk.frames.server import ServerEvent
 from ..sessions.session import Session
-from .conversation import Conversation, KeepingEvent
+from .conversation import Conversation
+from .effects import KeepingEvent
 from .errors import INTERNAL, TooManyMoves, wire_error
 from .feed import NEWS, Feed
 

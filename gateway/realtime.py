@@ -106,6 +106,7 @@ class Realtime:
 
     async def _begin(self) -> None:
         try:
+            await self._registry.make_room(self._visitor.salt)
             self._live = self._registry.open(self, self._visitor.owner, self._visitor.salt)
         except SessionError as error:
             await self._turn_away(error)
@@ -144,10 +145,10 @@ class Realtime:
             frames = await self.outbox.take()
             try:
                 async with asyncio.timeout(self._limits.stall_seconds):
-                    await self._channel.send_all(frames)
+                    taken = await self._channel.send_some(frames)
             except TimeoutError:
                 raise SlowReader(f"the client took nothing for {self._limits.stall_seconds:g} s") from None
-            self.outbox.left(len(frames))
+            self.outbox.left(taken)
 
     async def _read(self) -> None:
         """Serve frames; one that is no event is refused, and harms no other."""
@@ -199,7 +200,7 @@ class Realtime:
         guest = Guest(self._new_line(), self._lost)
         self._attaching = True
         try:
-            live = await self._registry.resume(guest, event.session, self._visitor.owner)
+            live = await self._registry.resume(guest, event.session, self._visitor.owner, self._visitor.salt)
         finally:
             self._attaching = False
         guest.live, guest.line.session_id = live, live.id
@@ -242,7 +243,7 @@ class Realtime:
 
     async def _resume(self, event: SessionResume) -> None:
         """Leave the session this socket had, if any, for the one that the handle opens."""
-        live = await self._registry.resume(self, event.handle, self._visitor.owner)
+        live = await self._registry.resume(self, event.handle, self._visitor.owner, self._visitor.salt)
         if live is not self._live:
             self._let_go()
             self._live = live

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from ..runtime.link.client import EngineLink
 from ..sdk.frames.session import SessionResource
 from ..sessions.book import Reopened, SessionBook
-from ..sessions.errors import StorageUnavailable
+from ..sessions.errors import SessionLimit, StorageUnavailable
 from ..sessions.family import Member
 from ..sessions.items import new_id
 from .live import Birth, LiveSession
@@ -66,12 +66,30 @@ class Registry:
         live = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
         return self._hold(live, holder)
 
-    async def resume(self, holder: Holder, handle: str, owner: bytes) -> LiveSession:
+    async def make_room(self, salt: bytes, more: int = 1) -> None:
+        """Where a tenant has as many open as it may: its sessions that nobody is on, and that say nothing, are
+        put away before their time, as far as they can come back from the journal; the longest left first.
+        """
+        if self._book.has_room(salt, more):
+            return
+        for live in [self._live[session_id] for session_id in self._leases if session_id in self._live]:
+            if self._book.has_room(salt, more):
+                return
+            idle = live.id in self._leases and not live.responses and live.session.log.durable
+            if idle and self._book.salt_of(live.id) == salt:
+                self._leases.pop(live.id).cancel()
+                await self._leave(live, interrupt=False)
+
+    async def resume(self, holder: Holder, handle: str, owner: bytes, salt: bytes = b"") -> LiveSession:
         """The session that ``handle`` opens, on this socket from now on.
 
         Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``.
         """
-        found = await self._book.resume(handle, owner)
+        try:
+            found = await self._book.resume(handle, owner)
+        except SessionLimit:
+            await self.make_room(salt)
+            found = await self._book.resume(handle, owner)
         if isinstance(found, Reopened):
             live = LiveSession.again(found, self._limits, self._link.hello.vocab_size)
         else:
@@ -86,6 +104,7 @@ class Registry:
 
         Raises what ``SessionBook.fork`` does.
         """
+        await self.make_room(self._book.salt_of(live.id), children)
         births = [live.birth_of_child() for _ in range(children)]
         sessions = await self._book.fork(live.id, [msgspec.msgpack.encode(birth) for birth in births], at)
         made = []

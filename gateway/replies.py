@@ -8,7 +8,8 @@
       output_item.done, conversation.item.done
     response.done
 
-Out of band there are no `conversation.*` events. Pure; knows nothing of other responses.
+Out of band there are no `conversation.*` events. In brief there are `response.created`, text and reasoning as
+they come, `output_item.done` and `response.done`. Pure; knows nothing of other responses.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class LiveResponse:
         max_output_tokens: MaxOutputTokens = "inf",
         metadata: dict[str, str] | None = None,
         asked_by: str | None = None,
+        brief: bool = False,
     ) -> None:
         self.id = response_id
         self.conversation_id = conversation_id
@@ -98,6 +100,7 @@ class LiveResponse:
         self._predecessor = predecessor
         self._max_output_tokens = max_output_tokens
         self.metadata = metadata
+        self.brief = brief
         self._open: _Open | None = None
         self._output: list[AnyItem] = []
 
@@ -127,7 +130,8 @@ class LiveResponse:
             case CallStarted(item_id=item_id, call_id=call_id, name=name):
                 yield from self._begin(FunctionCall(id=item_id, call_id=call_id, name=name, arguments=""))
             case ArgumentsDelta(delta=delta):
-                yield self._arguments(delta)
+                if not self.brief:
+                    yield self._arguments(delta)
             case CallDone(arguments=arguments, complete=complete):
                 assert self._open is not None, "a call ends after it has begun"
                 self._open.pieces = [arguments]
@@ -139,11 +143,13 @@ class LiveResponse:
 
     def _begin(self, item: Message | FunctionCall) -> Iterator[server.ServerEvent]:
         yield from self._close(complete=True)
-        before = self.item_ids[-1] if self.item_ids else self._predecessor()
+        before = self.item_ids[-1] if self.item_ids else None if self.brief else self._predecessor()
         opened = self._open = _Open(len(self._output), item, before)
         self.item_ids.append(item.id)
         if isinstance(item, FunctionCall):
             self.call_ids.add(item.call_id)
+        if self.brief:
+            return
         yield from self._shown(server.OutputItemAdded, server.ItemAdded, opened, item, "in_progress")
         if isinstance(item, Message):
             yield server.ContentPartAdded(**self._part(opened), part=server.ContentPart(text=""))
@@ -165,6 +171,13 @@ class LiveResponse:
             return
         opened, self._open = self._open, None
         item = opened.final(complete)
+        if self.brief:
+            frame = frame_of(item)
+            yield server.OutputItemDone(
+                event_id=self._event_ids(), response_id=self.id, output_index=opened.index, item=frame
+            )
+            self._output.append(frame)
+            return
         if isinstance(item, Message):
             place = self._part(opened)
             yield server.TextDone(**place, text=item.text, logprobs=opened.logprobs or UNSET)
@@ -243,7 +256,7 @@ class LiveResponse:
             conversation_id=self.conversation_id,
             max_output_tokens=self._max_output_tokens,
             metadata=self.metadata,
-            output=list(self._output),
+            output=[] if self.brief else list(self._output),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import uvicorn
+from msgspec.structs import replace
 
 from ..runtime.errors import RuntimeFault
 from ..runtime.link.messages import Heartbeat, Hello
@@ -27,12 +29,14 @@ from ..runtime.settings import DTYPE_BYTES, EngineSettings
 from ..runtime.sizing import memory_line
 from ..sessions.errors import SessionError
 from .app import build_app
+from .budgets import check, check_leases
 from .compose import model_name, opened
 from .errors import KeysUnusable, PortTaken
 from .progress import Loading
 from .protocols import DroppableWebSocket, http_protocol, listen
 from .service import Service
 from .settings import GatewaySettings
+from .tenants import Tenants
 
 EXIT_AT_ONCE = 1
 
@@ -74,12 +78,16 @@ async def serving(
 
     ``heard`` gets the engine's heartbeats, while it loads too. ``engine``: one of these settings, where it is
     not to be made by default. Raises ``PortTaken``, ``OSError`` for an
-    address that is not ours, and what loading raises (`compose.opened`).
+    address that is not ours, ``KeysUnusable``, and what loading raises (`compose.opened`).
     """
+    tenants = Tenants.of(settings)
+    check(tenants, settings, engine_settings)
+    engine_settings = replace(engine_settings, tenants=tenants.budgets())
     with _listen(settings) as sock:
         engine = engine or ChildEngine(engine_settings, heard=heard)
-        service = Service(settings, model_name(engine_settings.model), engine.link)
+        service = Service(settings, model_name(engine_settings.model), engine.link, tenants)
         async with _listening(service, sock) as url, opened(service, engine_settings.model, engine):
+            check_leases(tenants, engine_settings, engine.link.hello)
             yield Serving(url, service, engine)
 
 
@@ -128,6 +136,8 @@ async def _hold(
             loading.loaded(_memory(running.engine.link.hello))
             loading.loaded(f"holdfast: {running.service.model} at {running.url}")
             loading.loaded(f"holdfast: {_kept(settings)}")
+            gc.collect()
+            gc.freeze()  # what loading made stays: a full collection over it holds all sockets up for 50 ms
             up.set()
             await leave.wait()
             await running.service.drain()

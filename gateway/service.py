@@ -19,10 +19,11 @@ from ..sessions.journal.journal import Journal
 from .channel import Channel
 from .errors import Draining, ModelNotServed, SlowReader
 from .live import LiveSession
-from .metrics import Snapshot
+from .metrics import Snapshot, TenantSnapshot
 from .realtime import Realtime, Visitor
 from .registry import Registry
 from .settings import GatewaySettings
+from .tenants import ALLOWED, Tenants
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,16 @@ class State:
 
 
 class Service:
-    """One model behind one link. ``book`` is absent until the engine was loaded for the first time."""
+    """One model behind one link. ``book`` is absent until the engine was loaded for the first time.
 
-    def __init__(self, settings: GatewaySettings, model: str, link: EngineLink) -> None:
+    ``tenants``: those of the settings, where they have been read already. Raises ``KeysUnusable``.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, model: str, link: EngineLink, tenants: Tenants | None = None
+    ) -> None:
         self.settings = settings
+        self.tenants = tenants or Tenants.of(settings)
         self.model = model
         self.started = int(time.time())
         self._book: SessionBook | None = None
@@ -155,8 +162,8 @@ class Service:
         for session in self.sessions():
             session.recovered(lost_seconds)
 
-    async def snapshot(self) -> Snapshot:
-        """Everybody's statistics now."""
+    async def snapshot(self, salt: bytes = b"") -> Snapshot:
+        """Everybody's statistics now, and those of the tenant who asks, if it has limits."""
         try:
             engine = await self._link.statistics()
         except EngineGone:
@@ -164,7 +171,15 @@ class Service:
         sessions = self._book.statistics() if self._book is not None else {}
         if self._book is not None and self._journal is not None:
             sessions = {**sessions, **await self._journal.statistics()}
-        return Snapshot(self.state().ready, self._link.incarnation, {**sessions, **self._lengths()}, engine)
+        gateway = {**sessions, **self._lengths()}
+        return Snapshot(self.state().ready, self._link.incarnation, gateway, engine, await self._tenant(salt))
+
+    async def _tenant(self, salt: bytes) -> TenantSnapshot | None:
+        name, limits = self.tenants.name(salt), self.tenants.of_salt(salt)
+        if not name or self._book is None:
+            return None
+        used = await self._book.statistics_of(salt)
+        return TenantSnapshot(name, used, {kind: getattr(limits, kind) for kind in ALLOWED})
 
     def _lengths(self) -> dict[str, float]:
         outboxes = [realtime.outbox.statistics() for realtime in self._running.values()]

@@ -59,7 +59,7 @@ class GatewaySettings:
     port: int = DEFAULT_PORT
     api_key: str | None = None
     keys: Path | None = None
-    """A file of keys and their tenants (`access.Keys`), in place of ``api_key``."""
+    """A file of keys, their tenants and what these may take (`tenants`), in place of ``api_key``."""
     limits: Limits = Limits()
     store: Path | None = None
     journal: JournalSettings = JournalSettings()

@@ -57,19 +57,10 @@ class DeviceArena:
         """Of one element."""
         return self.kv.dtype
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole arena."""
-        return self.blocks * self.group.block_bytes
-
     def offset_of(self, block: int) -> int:
         """Where a block's bytes begin, counted from the arena's first byte."""
         assert 0 <= block < self.blocks, f"block {block} of {self.blocks}"
         return block * self.group.block_bytes
-
-    def offsets(self, blocks: Tensor) -> Tensor:
-        """Byte offsets, int64, of int32 or int64 block ids of any shape."""
-        return blocks.to(torch.int64) * self.group.block_bytes
 
     def bytes_of(self, block: int) -> Tensor:
         """A block's bytes, uint8 ``[block_bytes]``: contiguous, a view and no copy."""

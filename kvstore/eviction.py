@@ -85,7 +85,8 @@ class EvictionOrder:
             rank = 0 if hits <= MOST_HITS[0] else 1 if hits <= MOST_HITS[1] else TOP
             self._ranks[rank][block] = None
         for rank in range(TOP, 0, -1):
-            self._overflow(rank)
+            if len(self._ranks[rank]) > self._room:
+                self._overflow(rank)
 
     def put_first(self, block: int) -> None:
         """This one goes before all others: it is kept elsewhere, too. Not what a lease covers."""

@@ -2,9 +2,10 @@
 
 Implements `tiers.Tier`, and beside it the verbs by which others move the bytes: ``reserve`` a slot, fill it,
 say ``filled``; ``find`` one, ``hold`` it while it is read, ``let_go``. What a dead process left is adopted:
-slots it was filling are free again, those it was reading are ready. Bytes are checked by their xxh3 when they
-have come from elsewhere, and before their first use where another process left them; what this one has hashed
-itself it trusts, as it trusts the device's memory, but for one that is to ``recheck`` whatever it reads.
+slots it was filling are free again, those it was reading are ready. Bytes are checked by their xxh3 before
+their first use where another process left them; what this one has hashed itself, or who filled a slot has
+checked there, it trusts, as it trusts the device's memory, but for one that is to ``recheck`` all it takes or
+reads.
 One thread uses it; no torch, no clock.
 """
 
@@ -73,17 +74,24 @@ class HostTier:
 
     def find(self, key: bytes) -> int | None:
         """The slot that holds the record, its bytes checked; None where there is none. Counts."""
-        slot = self.slot_of(key)
-        if slot is None:
-            self._misses += 1
-            return None
-        if not self._sound(slot):
-            self._damaged += 1
-            self.drop(key)
-            return None
-        self._hits += 1
-        self._order.hit([slot])
-        return slot
+        return next(iter(self.find_beginning([key])), None)
+
+    def find_beginning(self, keys: Iterable[bytes]) -> list[int]:
+        """The same for the longest beginning of ``keys`` that is here whole."""
+        found: list[int] = []
+        for key in keys:
+            slot = self.slot_of(key)
+            if slot is None:
+                self._misses += 1
+                break
+            if not self._sound(slot):
+                self._damaged += 1
+                self.drop(key)
+                break
+            found.append(slot)
+        self._hits += len(found)
+        self._order.hit(found)
+        return found
 
     def tokens_of(self, slot: int) -> int:
         """Tokens of the record in ``slot``."""
@@ -120,10 +128,7 @@ class HostTier:
 
         When it leaves from there, `touch` says so.
         """
-        for slot in slots:
-            if self._order.remove(slot):
-                self._order.put_first(slot)
-                self._yielding.add(slot)
+        self._put_first(slot for slot in slots if self._order.remove(slot))
 
     def yields(self, key: bytes) -> bool:
         """Whether it was said to give way, and was not used since."""
@@ -166,14 +171,14 @@ class HostTier:
 
     # --- filling and reading ----------------------------------------------------------------------------
 
-    def reserve(self, key: bytes, tokens: int, tenant: int = 0) -> int | None:
+    def reserve(self, key: bytes, tokens: int, tenant: int = 0, *, spare: bool = False) -> int | None:
         """A slot to fill with the record, or None: it is here already, or all are being filled or read.
 
-        Where no slot is free a record gives way as `shares` says.
+        Where no slot is free a record gives way as `shares` says; for a ``spare`` one only what does so anyway.
         """
         if key in self._slot_of:
             return None
-        if not self._free and not self._evict(tenant):
+        if not self._free and not self._evict(tenant, spare=spare):
             self._refused += 1
             return None
         slot = self._free.pop()
@@ -192,14 +197,14 @@ class HostTier:
     def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
         """All bytes are in ``slot``: from now on it is found.
 
-        ``tokens``, ``digest``: what the record says of itself, where it comes from elsewhere; bytes that are
-        not those are dropped.
+        ``tokens``, ``digest``: what the record says of itself, where it comes from elsewhere, and was checked
+        in this slot; bytes that are not those are dropped.
         """
         self._filling.remove(slot)
         if slot not in self._key_of:  # dropped meanwhile
             self._release(slot)
             return
-        seen = xxh3_64_intdigest(self.memory.payload(slot))
+        seen = xxh3_64_intdigest(self.memory.payload(slot)) if digest is None or self._recheck else digest
         if digest is not None and seen != digest:
             self._damaged += 1
             self._forget(slot)
@@ -228,8 +233,8 @@ class HostTier:
         if used:
             self._order.remove(slot)
 
-    def let_go(self, slot: int) -> None:
-        """One who read ``slot`` is done."""
+    def let_go(self, slot: int, *, above: bool = False) -> None:
+        """One who read ``slot`` is done; ``above``: what is in it is there, too, see `give_way`."""
         readers = self._readers[slot] - 1
         self.memory.set_readers(slot, readers)
         if readers:
@@ -240,7 +245,7 @@ class HostTier:
         if slot not in self._key_of:
             self._release(slot)
         elif slot not in self._order:
-            self._rank([slot])
+            self._rank([slot], first=above)
 
     # --- the tier's interface ---------------------------------------------------------------------------
 
@@ -342,22 +347,34 @@ class HostTier:
         self._checked.add(slot)
         return True
 
-    def _evict(self, tenant: int) -> bool:
-        slot = self._order.pop_besides(self._readers, tenant)
-        if slot is None:
+    def _evict(self, tenant: int, *, spare: bool) -> bool:
+        slot = self._order.first_besides(self._readers, tenant)
+        if slot is None or (spare and not self._gives_way(slot)):
             return False
+        self._order.remove(slot)
         self.gives_up(self._key_of[slot])
         self._forget(slot)
         self._release(slot)
         self._dropped += 1
         return True
 
-    def _rank(self, slots: list[int]) -> None:
+    def _gives_way(self, slot: int) -> bool:
+        return slot in self._yielding and self._key_of[slot] not in self._promised
+
+    def _rank(self, slots: list[int], *, first: bool = False) -> None:
+        """These were used now; ``first``: what is in them is above, too."""
         for slot in slots:
             self._stamp += 1
             self.memory.set_stamp(slot, self._stamp)
             self._yielding.discard(slot)
-        self._order.add(slots)
+        if first:
+            return self._put_first(slots)
+        return self._order.add(slots)
+
+    def _put_first(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._order.put_first(slot)
+            self._yielding.add(slot)
 
     def _return_of(self, key: bytes) -> float | None:
         return min(self._promised.get(key, {}).values(), default=None)

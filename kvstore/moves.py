@@ -7,7 +7,7 @@ before its rows. Knows arenas, slots and streams; not why anything moves. Import
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -28,6 +28,7 @@ class BlockMover:
     def __init__(self, arenas: Sequence[DeviceArena], memory: SlotMemory) -> None:
         sizes = [arena.group.block_bytes for arena in arenas]
         assert memory.block_bytes == sum(sizes), "slots of another size"
+        self._sizes = tuple(sizes)
         self._arenas = tuple(zip(arenas, accumulate(sizes, initial=0), strict=False))
         self._memory = memory
         self._bytes = torch.frombuffer(memory.map, dtype=torch.uint8)
@@ -39,6 +40,11 @@ class BlockMover:
         self._loaded: torch.cuda.Event | None = None
         self._pieces: set[int] = set()
         self._slots_per_piece = max(1, PIECE_BYTES // memory.stride)
+
+    @property
+    def reach(self) -> Callable[[int], Sequence[memoryview]] | None:
+        """Gives a block's bytes in each arena, one after the other; None where they lie in other memory."""
+        return None if self._cuda else self._of_block
 
     def move(
         self,
@@ -92,10 +98,15 @@ class BlockMover:
 
     def _pairs(self, block: int, slot: int) -> Iterator[tuple[memoryview, memoryview]]:
         """The bytes of a block in each arena, and those in the slot."""
-        held = self._memory.payload(slot)
-        for (arena, start), flat in zip(self._arenas, self._flat, strict=True):
-            size, at = arena.group.block_bytes, arena.offset_of(block)
-            yield flat[at : at + size], held[start : start + size]
+        held, start = self._memory.payload(slot), 0
+        for part in self._of_block(block):
+            yield part, held[start : start + len(part)]
+            start += len(part)
+
+    def _of_block(self, block: int) -> list[memoryview]:
+        """The bytes of a block in each arena of this machine's memory."""
+        sized = zip(self._flat, self._sizes, strict=True)
+        return [flat[block * size : (block + 1) * size] for flat, size in sized]
 
     def zero_behind(self, slot: int, tokens: int) -> None:
         """Zero the slot's bytes behind the first ``tokens`` tokens."""

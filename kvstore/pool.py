@@ -74,14 +74,15 @@ class BlockPool:
         self.blocks = blocks
         self.index = PrefixIndex(block_tokens)
         self.owners = OwnerTags() if debug else None
-        # Told of a cached block and its key before it is handed out: the bytes stay until the plan in the
-        # making writes them.
-        self.gives_up: Callable[[int, bytes], None] = lambda block, key: None
+        # Told of a cached block, its key and whether anybody is likely to want it, before it is handed out: the
+        # bytes stay until the plan in the making writes them.
+        self.gives_up: Callable[[int, bytes, bool], None] = lambda block, key, wanted: None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
         self._references = References(blocks)
         self._fenced: OrderedDict[int, int] = OrderedDict()  # block: the step that must finish; steps rise
         self._cached = EvictionOrder(blocks)
+        self._unwanted: set[int] = set()  # of those: see `give_way`
         self._in_flight: deque[int] = deque()
         self._last_step: int | None = None
         self._leased = self._evicted = self._found = 0
@@ -202,6 +203,7 @@ class BlockPool:
         for block in blocks:
             if self._cached.remove(block):
                 self._cached.put_first(block)
+                self._unwanted.add(block)
 
     def distrust(self, blocks: Iterable[int]) -> None:
         """Nobody knows what these hold: they are found no longer, and free once nobody holds them.
@@ -321,6 +323,7 @@ class BlockPool:
         for block in self._references.take(ids, times):
             if self._fenced.pop(block, None) is None:
                 self._cached.remove(block)
+                self._unwanted.discard(block)
 
     def _tag(self, ids: Places, owner: Owner) -> None:
         if self.owners is not None:
@@ -331,7 +334,7 @@ class BlockPool:
         for block in evicted:
             key = self.index.key_of(block)
             assert key is not None, "a cached block is sealed"
-            self.gives_up(block, key)
+            self.gives_up(block, key, block not in self._unwanted)
         self._unseal(evicted)
         self._evicted += count
         return evicted
@@ -339,6 +342,7 @@ class BlockPool:
     def _unseal(self, blocks: Sequence[int]) -> None:
         self.index.drop(blocks)
         self._cached.forget(blocks)
+        self._unwanted.difference_update(blocks)
 
     def _settle(self, blocks: Sequence[int]) -> None:
         """Nobody holds these and no step uses them, the end of a chain first: cached if sealed, else free."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import TypeVar
 
 from .eviction import EvictionOrder
@@ -83,8 +84,8 @@ class FairOrder:
 
     def hit(self, slots: Iterable[int]) -> None:
         """As `EvictionOrder.hit`."""
-        for slot in slots:
-            self._of(slot).hit([slot])
+        for tenant, those in groupby(slots, self._tenants.__getitem__):
+            self._orders[tenant].hit(list(those))
 
     def forget(self, slot: int) -> None:
         """As `EvictionOrder.forget`."""
@@ -92,8 +93,8 @@ class FairOrder:
 
     def add(self, slots: Iterable[int]) -> None:
         """As `EvictionOrder.add`."""
-        for slot in slots:
-            self._of(slot).add([slot])
+        for tenant, those in groupby(slots, self._tenants.__getitem__):
+            self._orders[tenant].add(those)
 
     def put_first(self, slot: int) -> None:
         """As `EvictionOrder.put_first`, among its tenant's."""
@@ -103,13 +104,10 @@ class FairOrder:
         """As `EvictionOrder.remove`."""
         return slot in self._tenants and self._of(slot).remove(slot)
 
-    def pop_besides(self, others: Container[int], tenant: int) -> int | None:
-        """Take out what gives way to a record of ``tenant``, none of ``others``; None: there is none."""
-        for slot in self._in_order(self._held + Counter([tenant])):
-            if slot not in others:
-                self.remove(slot)
-                return slot
-        return None
+    def first_besides(self, others: Container[int], tenant: int) -> int | None:
+        """What gives way to a record of ``tenant``, none of ``others``; None: there is none. It stays."""
+        order = self._in_order(self._held + Counter([tenant]))
+        return next((slot for slot in order if slot not in others), None)
 
     def slots(self) -> Iterator[int]:
         """All that can give way, the first of them first."""

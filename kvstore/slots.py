@@ -60,12 +60,16 @@ class SlotState(IntEnum):
     READING = 3
 
 
-_MOVES: dict[int, set[SlotState]] = {
-    SlotState.FREE: {SlotState.FILLING},
-    SlotState.FILLING: {SlotState.READY, SlotState.FREE},
-    SlotState.READY: {SlotState.READING, SlotState.FREE},
-    SlotState.READING: {SlotState.READING, SlotState.READY},
+_MOVES = {
+    (SlotState.FREE.value, SlotState.FILLING.value),
+    (SlotState.FILLING.value, SlotState.READY.value),
+    (SlotState.FILLING.value, SlotState.FREE.value),
+    (SlotState.READY.value, SlotState.READING.value),
+    (SlotState.READY.value, SlotState.FREE.value),
+    (SlotState.READING.value, SlotState.READING.value),
+    (SlotState.READING.value, SlotState.READY.value),
 }
+"""From, to; plain numbers, as the hash of an enum's member is slow, and each restored block asks four times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ class SlotMemory:
         """
         at = self._at(slot) + 20
         state = _STATE.unpack_from(self.map, at)[0]
-        if wanted not in _MOVES[state]:
+        if (state, wanted.value) not in _MOVES:
             raise SlotMisused(slot, SlotState(state).name, wanted.name)
         _STATE.pack_into(self.map, at, wanted, owner)
 

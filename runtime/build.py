@@ -28,8 +28,7 @@ from .link.messages import Hello, Phase
 from .link.pulse import LOAD_STALL, Pulse
 from .link.serve import Loaded, Progress
 from .model.defaults import read_defaults
-from .model.kv_format import KVFormat
-from .model.load import LoadedModel, load_model
+from .model.load import LoadedModel, device_named, load_model
 from .paced import PacedRunner
 from .rehearsal import rehearse
 from .runner import TorchRunner
@@ -56,8 +55,9 @@ def load_engine(
         ModelUnreadable: naming file and cause.
         SettingsInvalid: settings that contradict the model or the device's memory.
     """
-    kv = KVFormat(settings.kv_dtype, *settings.kv_scales)
-    model = load_model(settings.model, settings.device, settings.dtype, progress, settings.max_context, kv)
+    model = load_model(
+        settings.model, settings.device, settings.dtype, progress, settings.max_context, settings.kv_format
+    )
     try:
         backend = _backend(settings, model, pulse)
         model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
@@ -80,6 +80,7 @@ def _engine(
         check_budget(named, asked, machine_bytes(), "this machine's memory")
     numbers = settings.resolved(
         blocks=blocks,
+        block_bytes=_block_bytes(groups),
         max_context=context_of(settings, blocks, model.config.max_context),
         vocab_size=model.config.vocab_size,
         depth=2 if device.type == "cuda" else 1,
@@ -89,10 +90,10 @@ def _engine(
     pool = BlockPool(blocks, settings.block_tokens, debug=settings.debug)
     namespace = model.namespace(groups)
     tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
-    disk = None
-    if tier is not None and shelf is not None:
-        disk = disk_tier(shelf, tier, settings, hasher, namespace)
     mover = None if tier is None else BlockMover(arenas, tier.memory)
+    disk = None
+    if tier is not None and mover is not None and shelf is not None:
+        disk = disk_tier(shelf, tier, settings, hasher, namespace, mover.reach)
     bare = TorchRunner(model.decoder, *arenas, mover=mover)
     runner = PacedRunner(bare, pulse)
     if device.type == "cpu":  # a GPU builds more kernels as their shapes come, each in its first step
@@ -150,14 +151,16 @@ def _backend(settings: EngineSettings, model: LoadedModel, pulse: Pulse) -> Back
         raise SettingsInvalid(str(error)) from error
 
 
-def named_backend(asked: str, device: torch.device) -> tuple[str, str]:
-    """The backend that ``asked`` means on ``device``, and why not the faster one; nothing is loaded.
+def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[str, str]:
+    """The backend that would compute a model of ``dtype``, and why not the faster one; loads nothing.
 
     Raises:
         SettingsInvalid
     """
+    stored = getattr(torch, settings.kv_format.stored_as(dtype))
+    needs = Needs(getattr(torch, dtype), [(head_dim, settings.block_tokens)], stored)
     try:
-        return named(asked, device)
+        return named(settings.kernels, device_named(settings.device), needs)
     except BackendMissing as error:
         raise SettingsInvalid(str(error)) from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -65,7 +66,10 @@ def _serve(sock: socket.socket, pulse: Pulse, memory: int | None, shelf: int | N
     def load(progress: Progress, pulse: Pulse) -> Loaded:
         from .build import load_engine  # torch comes with it: heartbeats go out meanwhile
 
-        return load_engine(settings, progress, pulse, memory, shelf)
+        loaded = load_engine(settings, progress, pulse, memory, shelf)
+        gc.collect()
+        gc.freeze()  # what loading made stays: no step waits until the collector has walked it again
+        return loaded
 
     serve(sock, load, _leave_soon, pulse)
     return 0

@@ -73,6 +73,11 @@ class Committer:
         self._counters.turns += 1
         return work
 
+    def open(self, sequence: Sequence) -> Row | None:
+        """What a turn's grammar has it begin with, before any step; None where it leaves a choice at once."""
+        ids = self._go_on(sequence)
+        return self._said(sequence, ids) if ids else None
+
     def fail(self, sequence: Sequence, fault: RowFault) -> Row | None:
         """A turn ends with the error; an idle sequence waits for its turn to meet it again."""
         self._counters.faults += 1
@@ -122,15 +127,23 @@ class Committer:
         token = outcome.token if isinstance(outcome, Scored) else outcome
         sequence.keep(token)
         self._counters.sampled += 1
-        return self._sampled(sequence, token, [outcome.logprob] if isinstance(outcome, Scored) else None)
+        logprobs = [outcome.logprob] if isinstance(outcome, Scored) else None
+        assert sequence.turn is not None
+        ended = token in sequence.turn.limits.stop_ids
+        return self._said(sequence, [token, *([] if ended else self._go_on(sequence))], logprobs)
 
-    def _sampled(self, sequence: Sequence, token: int, logprobs: list[TokenLogprob] | None) -> Row:
+    def _go_on(self, sequence: Sequence) -> list[int]:
+        forced = sequence.go_on()
+        self._counters.forced += len(forced)
+        return forced
+
+    def _said(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob] | None = None) -> Row:
         turn = sequence.turn
         assert turn is not None
-        finish = _finish(turn, token)
+        finish = _finish(turn, tokens[-1])
         work = self.end(sequence) if finish is not None else None
         length = len(sequence.tokens)
-        return Row(sequence.id, sequence.epoch, [token], length, finish, work, logprobs=logprobs)
+        return Row(sequence.id, sequence.epoch, tokens, length, finish, work, logprobs=logprobs)
 
 
 def _finish(turn: Turn, token: int) -> Finish | None:

@@ -44,7 +44,7 @@ class Constraints:
         self._committer = committer
         self._shelving = shelving
         self._awaited: list[_Awaited] = []
-        self._ended: list[Row] = []
+        self._told: list[Row] = []
 
     def check(self, grammar: Grammar) -> None:
         """Raises ``GrammarUnavailable``."""
@@ -80,14 +80,14 @@ class Constraints:
                 waiting.append(awaited)
         self._awaited = waiting
 
-    def ended(self) -> list[Row]:
-        """Of turns that will have no grammar to follow, since this was asked last."""
-        ended, self._ended = self._ended, []
-        return ended
+    def rows(self) -> list[Row]:
+        """Of turns that begin with what must come, or will have no grammar, since this was asked last."""
+        told, self._told = self._told, []
+        return told
 
     def due(self) -> float | None:
         """Seconds until `tick` may have something to do; None: never."""
-        return FETCH_POLL_SECONDS if self._awaited or self._ended else None
+        return FETCH_POLL_SECONDS if self._awaited or self._told else None
 
     def statistics(self) -> dict[str, float]:
         """Turns that wait for a grammar, and the compiler's own."""
@@ -112,11 +112,19 @@ class Constraints:
         except (Exception, CancelledError) as error:
             self._fail(sequence, GrammarInvalid(f"{type(error).__name__}: {error}"))
         else:
+            self._open(sequence)
+        return True
+
+    def _open(self, sequence: Sequence) -> None:
+        """Its grammar is there: what it has to begin with is said at once, the rest when its turn has come."""
+        row = self._committer.open(sequence)
+        if row is not None:
+            self._told.append(row)
+        if sequence.turn is not None:
             del self._roster.compiling[sequence.id]
             self._shelving.line_up(sequence)
-        return True
 
     def _fail(self, sequence: Sequence, fault: GrammarFault) -> None:
         row = self._committer.fail(sequence, RowFault(f"grammar: {fault.message}", fault.code))
         if row is not None:
-            self._ended.append(row)
+            self._told.append(row)

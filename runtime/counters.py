@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Counters:
     """Tokens: ``computed`` by all rows; of these ``prefilled`` for the first time and ``recomputed``, the rest
-    decoded; ``adopted`` from the prefix cache, ``restored`` from the host tier, ``sampled``.
+    decoded; ``adopted`` from the prefix cache, ``restored`` from the host tier, ``sampled``, ``forced`` by
+    grammars without being sampled.
 
     Rows: ``rows``, ``discarded`` (their sequence had moved on), ``faults``. Sequences: ``turns`` ended,
     ``preempted`` (running), ``taken`` (idle or waiting ones that lost their KV). ``stalls``: rows left out
@@ -26,6 +27,7 @@ class Counters:
     adopted: int = 0
     restored: int = 0
     sampled: int = 0
+    forced: int = 0
     turns: int = 0
     preempted: int = 0
     taken: int = 0

@@ -1,8 +1,19 @@
-"""How much prefill of idle sequences a step may carry beside turns, so that these hardly feel it.
+"""How much prefill of idle sequences a step may carry, so that turns hardly feel it.
 
-By measured step time: a step with such prefill may take ``stretch`` times as long as it would without. Two
-running estimates make that a number of tokens: seconds of a step that only decodes, and seconds that a prompt
-token adds. While idle prefill goes with every step nothing tells the first; so now and then one goes without.
+Nobody waits for it yet; but whoever will waits for all that is not done by then. So, by measured step time:
+
+- Beside prompts of turns none goes: for those somebody waits.
+- Beside turns that decode as much rides along as makes a step at most ``stretch`` times as long. Few tokens can
+  cost far more each than many do (on a CPU 8 behind 2,000 others as much as 32), so what rides is measured by
+  itself; where not even ``LEAST`` may ride, none do.
+- One such step in ``EVERY`` or a few more catches up, for up to ``SHARE`` of the device's time since the last
+  that did. So input that comes is computed at the pace at which it comes, in chunks that are worth it, and only
+  one of so many token gaps is a long one, no longer than beside a turn's prompt. It is the first step for which
+  something has just come, for ``PATIENCE`` steps: input comes in pieces, and what a long step leaves to the
+  next one waits for that whole time.
+- Where no turn runs a step still ends soon, for one may begin.
+
+While tokens ride with every step nothing tells what a step takes without; so now and then one goes without.
 Is told of steps and their seconds; knows no clock, no sequence.
 """
 
@@ -10,12 +21,18 @@ from __future__ import annotations
 
 from .plan import Plan, PlanRow
 
-WEIGHT = 0.1  # of the newest step in the running estimates
+WEIGHT, TOKEN_WEIGHT = 0.1, 0.3  # of the newest step in the running estimates: of steps, of tokens
 MOST = 2.0  # times the estimate: as much of a slower step is believed
+FEW = 32  # prompt tokens in a step: fewer than these ride
 USUAL = 64  # prompt tokens in a step that tells their cost well
+EVERY, SHARE = 13, 2 / 3
+PATIENCE = 7
 PROBE_EVERY = 32
 LEAST = 8
-"""Tokens that are always allowed."""
+"""Tokens that are worth riding; as many do before anything is measured."""
+
+SOON = 0.05
+"""Seconds of a step in which no turn has a row."""
 
 
 class Courtesy:
@@ -23,35 +40,59 @@ class Courtesy:
 
     def __init__(self, stretch: float) -> None:
         self._stretch = stretch
-        self._decoding = self._token = 0.0
-        self._in_a_row = 0
+        self._decoding = self._token = self._rider = 0.0  # seconds of a step, of one token more
+        self._in_a_row = 0  # steps with riders
+        self._since = EVERY  # steps that decoded since one caught up
+        self._left = 0  # tokens that waited when the last step was planned, and were not in it
 
-    def limit(self, chunk: int, rows: list[PlanRow]) -> int:
-        """Of ``chunk`` tokens those that idle sequences may have beside ``rows``, which are of turns."""
-        if self._stretch <= 1 or not rows:
+    def limit(self, chunk: int, rows: list[PlanRow], waiting: int) -> int:
+        """Of ``chunk`` tokens those that idle sequences may have beside ``rows``, which are of turns.
+
+        ``waiting``: tokens that they have to compute.
+        """
+        came, self._left = waiting > self._left, waiting
+        limit = self._limit(chunk, rows, came=came)
+        self._left -= min(limit, waiting)
+        return limit
+
+    def _limit(self, chunk: int, rows: list[PlanRow], *, came: bool) -> int:
+        if self._stretch <= 1:
             return chunk
-        decodes = sum(map(_decodes, rows))
-        prompts = sum(row.count for row in rows) - decodes
-        if decodes and not prompts:
-            self._in_a_row += 1
-            if self._in_a_row > PROBE_EVERY:
-                self._in_a_row = 0
-                return 0
-        if not self._token:
-            return min(chunk, LEAST)
-        without = (self._decoding if decodes else 0.0) + self._token * prompts
-        return min(chunk, max(LEAST, int((self._stretch - 1) * without / self._token)))
+        if not all(map(_decodes, rows)):
+            return 0
+        token = self._token or self._rider
+        if not token or (rows and not self._decoding):
+            return min(chunk, LEAST) if rows else chunk
+        if not rows:
+            return min(chunk, max(LEAST, int(SOON / token)))
+        if self._since >= (EVERY if came else EVERY + PATIENCE):
+            self._since = 0
+            seconds = SHARE / (1 - SHARE) * EVERY * self._decoding
+            return min(chunk, max(LEAST, int(seconds / token)))
+        return min(chunk, self._riders())
 
     def took(self, plan: Plan, seconds: float) -> None:
         """The step took so long on the device."""
         decodes = sum(map(_decodes, plan.rows))
         prompts = plan.tokens - decodes
+        self._since += bool(decodes)
         if not prompts:
             if decodes:
                 self._decoding = _mixed(self._decoding, seconds, WEIGHT)
         elif not decodes or self._decoding:
-            added = max(0.0, seconds - (self._decoding if decodes else 0.0))
-            self._token = _mixed(self._token, added / prompts, WEIGHT * min(1.0, prompts / USUAL))
+            added = max(0.0, seconds - (self._decoding if decodes else 0.0)) / prompts
+            if prompts < FEW:
+                self._rider = _mixed(self._rider, added, WEIGHT)
+            else:
+                self._token = _mixed(self._token, added, TOKEN_WEIGHT * min(1.0, prompts / USUAL))
+
+    def _riders(self) -> int:
+        riders = int((self._stretch - 1) * self._decoding / (self._rider or self._token))
+        self._in_a_row += 1
+        if riders < LEAST or self._in_a_row > PROBE_EVERY:
+            self._in_a_row = 0
+            return 0
+        return riders
 
 
 def _decodes(row: PlanRow) -> bool:

@@ -112,11 +112,11 @@ class Engine:
             self.log.launched(timing)
         self._idle = not self._in_flight
         self.scheduler.look(self._clock(), idle=self._idle)
-        ended = self.scheduler.ended()
+        told = self.scheduler.rows()
         if self._idle:
             self.log.rest()
             self._audit()
-            return Step(self.scheduler.counters.steps, ended) if ended else None
+            return Step(self.scheduler.counters.steps, told) if told else None
         plan, handle, timing = self._in_flight.popleft()
         self.log.waits(timing)
         try:
@@ -124,13 +124,13 @@ class Engine:
         except EngineDied:
             raise
         except Exception as error:  # whatever it is, one sequence may be the cause of it
-            return Step(plan.step, ended + self._isolate(plan, error))
+            return Step(plan.step, told + self._isolate(plan, error))
         self._lost_steps = 0
         self.log.landed(timing)
         self.scheduler.took(plan, timing.busy)
         rows = self.scheduler.commit(plan, outcomes)
         self.log.committed(timing, plan.step, len(plan.rows))
-        return Step(plan.step, ended + rows)
+        return Step(plan.step, told + rows)
 
     def due(self) -> float | None:
         """Seconds after which `step` has something to do though no verb came; None: never."""

@@ -47,11 +47,16 @@ class Errands:
         """Whether somebody waits."""
         return bool(self._running)
 
-    def stage(self, request: int, sequence: Sequence, now: float) -> None:
-        """The sequence has just been staged."""
-        before = sequence.prefilled + sequence.recomputed
-        errand = _Errand(request, sequence, now, settling=False, computed=before)
+    @staticmethod
+    def before(request: int, sequence: Sequence, now: float) -> _Errand:
+        """The sequence is about to be staged; some of it may come at once."""
+        errand = _Errand(request, sequence, now, settling=False)
+        errand.computed = sequence.prefilled + sequence.recomputed
         errand.host, errand.disk = sequence.host, sequence.disk
+        return errand
+
+    def stage(self, errand: _Errand) -> None:
+        """The sequence has been staged."""
         self._running.append(errand)
 
     def settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> None:
@@ -136,6 +141,8 @@ class Errands:
                 found["host"] += tokens
             elif paging.pool.index.block_of(key) is not None:
                 found["device"] += tokens
+            elif disk is not None and key in disk:
+                found["disk"] += tokens
         lost = max(0, len(sequence.tokens) - 1 - sum(found.values()))
         return Moved(**found, recomputed=lost, seconds=now - errand.since)
 

@@ -31,6 +31,14 @@ class Matcher(Protocol):
         """The reply goes on with ``token``, which is no end."""
         ...
 
+    def go_on(self, most: int) -> list[int]:
+        """Take what must come next, at most so many tokens, written as the tokenizer would; they are no ends.
+
+        They depend on what was taken before alone, and once taken nothing more must come: who takes the same
+        tokens one by one, or gets them in the ``said`` of `Compiler.compile`, goes on alike.
+        """
+        ...
+
     def fill(self, mask: NDArray[np.int64]) -> None:
         """Set the bits of the tokens that may come next, the ends where it accepts; all others are cleared.
 

@@ -14,12 +14,14 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .bounds import check
 from .errors import GrammarInvalid
 from .grammars import Matcher
 from .link.messages import Grammar, GrammarKind
@@ -120,7 +122,7 @@ class Guidance:
             tokenizer.eos_tokens
         )  # the library takes one where none is named
         ends = frozenset(token for token in stop_ids if token in own or tokenizer.is_special_token(token))
-        return GuidedReply(matcher, ends, own - ends)
+        return GuidedReply(matcher, ends, own - ends, frozenset(stop_ids))
 
     def _loaded(self) -> LLTokenizer:
         with self._loading:
@@ -140,10 +142,13 @@ class Guidance:
 
         began = time.perf_counter()
         try:
+            check(grammar)
             text = _source(grammar)
             matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
             trial = matcher.deep_copy()
             trial.compute_bitmask()  # what is only found out in its first step is found out here
+        except GrammarInvalid as passed:
+            return self._refuse(passed.message)
         except (ValueError, RecursionError) as error:
             return self._refuse(str(error))
         finally:
@@ -173,13 +178,16 @@ class GuidedReply:
     """`grammars.Matcher`: one reply's own copy of a compiled grammar.
 
     ``ends``: tokens that end it, allowed exactly where the grammar accepts. ``others``: end tokens of the model
-    that do not end this reply, never allowed.
+    that do not end this reply, never allowed. ``stops``: ends too, but such as the grammar has as text.
     """
 
-    def __init__(self, matcher: LLMatcher, ends: frozenset[int], others: frozenset[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, ends: frozenset[int], others: frozenset[int], stops: frozenset[int]
+    ) -> None:
         self._matcher = matcher
         self._ends = ends
         self._others = others
+        self._halts = ends | others | stops
 
     @property
     def complete(self) -> bool:
@@ -194,6 +202,14 @@ class GuidedReply:
     def take(self, token: int) -> None:
         """As `grammars.Matcher` has it."""
         self._matcher.consume_token(token)
+
+    def go_on(self, most: int) -> list[int]:
+        """As `grammars.Matcher` has it."""
+        if most < 1 or self._matcher.is_error():
+            return []
+        forced = self._matcher.compute_ff_tokens()[:most]
+        ids = list(takewhile(lambda token: token not in self._halts, forced))
+        return ids if not ids or self._matcher.consume_tokens(ids) else []
 
     def fill(self, mask: NDArray[np.int64]) -> None:
         """As `grammars.Matcher` has it."""

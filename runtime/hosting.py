@@ -11,12 +11,14 @@ import os
 import secrets
 import shutil
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from ..kvstore.host import HostTier
 from ..kvstore.keys import BlockHasher
+from ..kvstore.shares import tenant_of
 from ..kvstore.shelf.client import DiskTier
 from ..kvstore.shelf.messages import Begin
 from ..kvstore.slots import SlotMemory, make_memory
@@ -91,9 +93,17 @@ def with_secret(settings: EngineSettings) -> EngineSettings:
 
 
 def disk_tier(
-    control: int, host: HostTier, settings: EngineSettings, hasher: BlockHasher, namespace: bytes
+    control: int,
+    host: HostTier,
+    settings: EngineSettings,
+    hasher: BlockHasher,
+    namespace: bytes,
+    blocks: Callable[[int], Sequence[memoryview]] | None = None,
 ) -> DiskTier | None:
-    """The tier on disk below ``host``, by way of a keeper at the other end of ``control``."""
+    """The tier on disk below ``host``, by way of a keeper at the other end of ``control``.
+
+    ``blocks``: the bytes of a device block, where they lie in this machine's memory.
+    """
     folder = kv_folder(settings)
     sock = socket.socket(fileno=control)
     sock.set_inheritable(False)
@@ -102,8 +112,13 @@ def disk_tier(
         return None
     space = hasher.space(namespace)
     budget = disk_bytes(settings, folder)
-    begin = Begin(str(folder / space.hex()), space, host.memory.block_bytes, budget)
-    return DiskTier(host, sock, begin)
+    caps = {
+        tenant_of(hasher.root(namespace, one.salt)): one.disk_bytes
+        for one in settings.tenants
+        if one.disk_bytes is not None
+    }
+    begin = Begin(str(folder / space.hex()), space, host.memory.block_bytes, budget, caps)
+    return DiskTier(host, sock, begin, blocks)
 
 
 def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) -> Path | None:

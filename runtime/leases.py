@@ -9,8 +9,11 @@ nothing about steps; the clock is the caller's.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
+from ..kvstore.shares import tenant_of
 from .link.messages import Grant, Lease, Receipt
 from .paging import Paging
 from .roster import Roster
@@ -25,7 +28,10 @@ LEAD_SECONDS = 0.5  # before the expected return KV is brought up
 
 
 class Leases:
-    """All leases of one engine. Their budget: a share of the pool, and the same share of the host tier."""
+    """All leases of one engine. Their budget: a share of the pool, and the same share of the host tier.
+
+    A tenant with a cap (`SchedulerSettings.lease_caps`) has no more of it than that.
+    """
 
     def __init__(
         self, settings: SchedulerSettings, roster: Roster, paging: Paging, shelving: Shelving
@@ -38,6 +44,10 @@ class Leases:
         self._due: dict[int, float] = {}  # when to bring up what is expected back
         self._next = math.inf  # nothing ends or is due before
         self._blocks = self._records = 0
+        roots = {paging.root(salt): most for salt, most in settings.lease_caps.items()}
+        self._caps = {tenant_of(root): most for root, most in roots.items()}
+        self._blocks_of: Counter[int] = Counter()
+        self._records_of: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -53,7 +63,7 @@ class Leases:
         if not ttl:
             grant = Grant.GRANTED if asked == 0 else Grant.CLIPPED
             return Receipt(grant, 0, 0.0, 0.0, 0, 0)
-        if self._room() < 1:
+        if self._room(sequence) < 1:
             return Receipt(Grant.DENIED, 0, 0.0, 0.0, 0, 0)
         sequence.promise = Promise(priority, now + ttl, now + returns_in, 0, 0)
         self._held[sequence.id] = sequence
@@ -71,11 +81,11 @@ class Leases:
         promise = sequence.promise
         if promise is None:
             return
-        self._give_back(promise)
+        self._count(sequence, -promise.blocks, -promise.records)
         names = sequence.names()
-        blocks = min(self._paging.blocks_for(len(sequence.tokens)), self._room())
-        records = min(len(names), self._slots())
-        self._blocks, self._records = self._blocks + blocks, self._records + records
+        blocks = min(self._paging.blocks_for(len(sequence.tokens)), self._room(sequence))
+        records = min(len(names), self._slots(sequence))
+        self._count(sequence, blocks, records)
         sequence.promise = replace(promise, blocks=blocks, records=records)
         self._paging.moves.promise(sequence.id, names[:records], promise.returns)
 
@@ -84,7 +94,7 @@ class Leases:
         self._due.pop(sequence.id, None)
         if sequence.promise is not None:
             del self._held[sequence.id]
-            self._give_back(sequence.promise)
+            self._count(sequence, -sequence.promise.blocks, -sequence.promise.records)
             sequence.promise = None
             self._paging.moves.promise(sequence.id, [], 0.0)
             self._rank(sequence)
@@ -123,18 +133,30 @@ class Leases:
         if sequence.id in self._roster.holders or sequence.id in self._roster.leased:
             self._roster.rank(sequence)
 
-    def _give_back(self, promise: Promise) -> None:
-        self._blocks -= promise.blocks
-        self._records -= promise.records
+    def _count(self, sequence: Sequence, blocks: int, records: int) -> None:
+        tenant = tenant_of(sequence.root)
+        self._blocks += blocks
+        self._records += records
+        self._blocks_of[tenant] += blocks
+        self._records_of[tenant] += records
 
-    def _room(self) -> int:
-        """Blocks that the budget has left."""
-        return int(self._settings.lease_share * self._settings.blocks) - self._blocks
+    def _room(self, sequence: Sequence) -> int:
+        """Blocks that the budget has left, and the tenant."""
+        left = int(self._settings.lease_share * self._settings.blocks) - self._blocks
+        return self._within_cap(sequence, left, self._blocks_of)
 
-    def _slots(self) -> int:
-        """Slots that it has left."""
+    def _slots(self, sequence: Sequence) -> int:
+        """Slots that they have left."""
         tier = self._paging.moves.tier
-        return 0 if tier is None else int(self._settings.lease_share * tier.memory.slots) - self._records
+        if tier is None:
+            return 0
+        left = int(self._settings.lease_share * tier.memory.slots) - self._records
+        return self._within_cap(sequence, left, self._records_of)
+
+    def _within_cap(self, sequence: Sequence, left: int, used: Mapping[int, int]) -> int:
+        tenant = tenant_of(sequence.root)
+        most = self._caps.get(tenant)
+        return left if most is None else min(left, most - used[tenant])
 
     def _covered(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens that the lease covers on the device, and in the host tier."""

@@ -26,7 +26,7 @@ class Moves:
         self.saved = self.loaded = 0
         self._block_tokens = block_tokens
         self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens
-        self._above: set[bytes] = set()  # of those, full ones that the device keeps
+        self._spare: set[bytes] = set()  # of those: only where no other record has to go for them
         self._loads: list[BlockLoad] = []
         self._tenants: dict[int, int] = {}  # by block, of what it held when it was sealed or loaded
 
@@ -38,13 +38,13 @@ class Moves:
     def save(self, key: bytes, block: int, tokens: int | None = None, tenant: int = 0) -> None:
         """Keep the first ``tokens`` (all by default) of a tenant's block below; its content is committed.
 
-        A full one stays above meanwhile, and gives way below (see `given_up`).
+        A full one stays above meanwhile: below it takes nobody's place, and gives way (see `given_up`).
         """
         self._tenants[block] = tenant
         if self.tier is not None and not self.tier.sought(key):
             self._wanted[key] = block, tokens or self._block_tokens
             if tokens is None:
-                self._above.add(key)
+                self._spare.add(key)
 
     def load(self, slot: int, block: int) -> None:
         """Bring a slot's bytes into a leased block, before the rows of the plan being made."""
@@ -53,13 +53,25 @@ class Moves:
         self._tenants[block] = self.tier.tenant_of(slot)
         self._loads.append(BlockLoad(slot, block))
 
+    def raised(self, block: int, tenant: int) -> None:
+        """A tenant's record was brought into this block without a plan."""
+        self._tenants[block] = tenant
+
+    def pending(self) -> set[int]:
+        """Blocks that the next plan saves or loads: nobody else may write them before."""
+        return {block for block, _ in self._wanted.values()} | {load.block for load in self._loads}
+
     def found(self, keys: Iterable[bytes]) -> list[int]:
         """The slots of the longest beginning of ``keys`` that the tier holds; not yet checked or held."""
         return [] if self.tier is None else _beginning(map(self.tier.slot_of, keys))
 
     def checked(self, keys: Iterable[bytes]) -> list[int]:
         """As `found`, each one's bytes checked now."""
-        return [] if self.tier is None else _beginning(map(self.tier.find, keys))
+        return [] if self.tier is None else self.tier.find_beginning(keys)
+
+    def fetching(self, key: bytes) -> bool:
+        """Whether it is on its way up to the tier."""
+        return self.disk is not None and self.disk.fetching(key)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A turn used these, in this order."""
@@ -79,17 +91,24 @@ class Moves:
             self.tier is not None and self.tier.sought(key) and self.tier.slot_of(key) is None
         )
 
-    def given_up(self, block: int, key: bytes) -> None:
-        """The device gives up a full block: below it is now the only copy, or is saved once more."""
+    def given_up(self, block: int, key: bytes, wanted: bool = True) -> None:
+        """The device gives up a full block: below it is now the only copy, or is saved once more.
+
+        Not ``wanted`` by anybody, it takes nobody's place there.
+        """
         if self.tier is None:
             return
-        if self.tier.sought(key):
-            self.tier.touch([key])
-        elif self.disk is not None and self.disk.stored(key):
-            self.disk.touch(key)
-        else:
+        on_disk = self.disk is not None and self.disk.stored(key)
+        if not on_disk and not self.tier.sought(key):
             self._wanted[key] = block, self._block_tokens
-        self._above.discard(key)
+            if not wanted:
+                self._spare.add(key)
+        elif wanted and self.tier.sought(key):
+            self.tier.touch([key])
+        elif wanted and self.disk is not None:
+            self.disk.touch(key)
+        if wanted:
+            self._spare.discard(key)
 
     def retire(self, keys: Sequence[bytes]) -> None:
         """Nobody is likely to want these again: they give way before others, the last of them first."""
@@ -117,12 +136,13 @@ class Moves:
         saves = []
         for key, (block, tokens) in self._wanted.items():
             tenant = self._tenants.get(block, 0)
-            slot = self.tier.reserve(key, tokens, tenant) if self.tier is not None else None
+            spare = key in self._spare
+            slot = None if self.tier is None else self.tier.reserve(key, tokens, tenant, spare=spare)
             if slot is not None:
-                saves.append(BlockSave(block, slot, tokens, key in self._above))
+                saves.append(BlockSave(block, slot, tokens, spare))
         loads = tuple(self._loads)
         self._wanted.clear()
-        self._above.clear()
+        self._spare.clear()
         self._loads.clear()
         return tuple(saves), loads
 
@@ -133,9 +153,8 @@ class Moves:
         for save in plan.saves:
             self.tier.filled(save.slot)
         for load in plan.loads:
-            self.tier.let_go(load.slot)
-        self.tier.give_way(load.slot for load in plan.loads)
-        self.tier.give_way(save.slot for save in plan.saves if save.above)
+            self.tier.let_go(load.slot, above=True)
+        self.tier.give_way(save.slot for save in plan.saves if save.spare)
         self.saved += len(plan.saves)
         self.loaded += len(plan.loads)
 

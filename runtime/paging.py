@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
+from itertools import takewhile
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,6 +20,9 @@ from ..kvstore.shelf.client import DiskTier
 from .moves import Moves
 from .plan import BlockCopy
 from .sequence import Sequence
+
+_Raised: TypeAlias = tuple[bytes, int, int]
+"""A record's key, the block it was brought up into, and its tokens."""
 
 
 class Paging:
@@ -85,6 +90,8 @@ class Paging:
         self._hash(sequence, most // size)
         keys = sequence.keys[own : most // size]
         found = keys[: len(self.moves.found(keys))]
+        if len(found) < len(keys) and self.moves.fetching(keys[len(found)]):
+            return found
         tail = next((key for key in self._tails(sequence, own + len(found)) if key in tier), None)
         return found if tail is None else [*found, tail]
 
@@ -148,13 +155,66 @@ class Paging:
         own = sequence.computed // self.block_tokens
         blocks = self.pool.lease(len(slots), sequence.id)
         self._drop(sequence, own)
-        end = own * self.block_tokens
+        raised: list[_Raised] = []
         for key, slot, leased in zip(keys, slots, blocks, strict=False):
-            block, tokens = leased, self.moves.tier.tokens_of(slot)
-            if tokens == self.block_tokens:
-                block = self.pool.join(leased, key, sequence.id)
+            tokens = self.moves.tier.tokens_of(slot)
+            block = self._named(sequence, key, leased, tokens)
             if block == leased:
                 self.moves.load(slot, leased)
+            raised.append((key, block, tokens))
+        return self._count_in(sequence, own, raised)
+
+    def at_hand(self, sequence: Sequence, disk: DiskTier) -> list[bytes]:
+        """Keys of the records that go on where the computed tokens end and can be copied to the device now,
+        a tail the last; none where not one of them is on disk, so that `restore` does as well.
+        """
+        tier, size, most = self.moves.tier, self.block_tokens, len(sequence.tokens) - 1
+        if tier is None or sequence.planned != sequence.computed or sequence.computed >= most:
+            return []
+        own, full = sequence.computed // size, most // size
+        self._hash(sequence, full)
+
+        def within(key: bytes) -> bool:
+            return (key in tier or disk.placed(key)) and self.pool.index.block_of(key) is None
+
+        found = list(takewhile(within, sequence.keys[own:full]))
+        at = own + len(found)
+        if at == full or sequence.keys[at] not in disk:
+            tail = next(filter(within, self._tails(sequence, at)), None)
+            found += [] if tail is None else [tail]
+        first = next((key for key in found if key not in tier), None)
+        return found if first is not None and disk.at_hand(first) else []
+
+    def read_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier) -> int:
+        """Copy as many of ``keys`` (see `at_hand`) as are sound, and blocks available for, to the device, now:
+        no step is in flight. Returns tokens brought up.
+
+        Blocks whose bytes a move that waits still reads or writes are passed over.
+        """
+        own = sequence.computed // self.block_tokens
+        leased = self.pool.lease(min(len(keys), self.pool.available), sequence.id)
+        busy = self.moves.pending()
+        blocks = [block for block in leased if block not in busy]
+        found = disk.read(keys[: len(blocks)], blocks)
+        used = set(blocks[: len(found)])
+        self.pool.release([block for block in leased if block not in used], sequence.id, keep=False)
+        if not found:
+            return 0
+        self._drop(sequence, own)
+        raised: list[_Raised] = []
+        for key, block, tokens in zip(keys, blocks, found, strict=False):
+            self.moves.raised(block, sequence.tenant)
+            raised.append((key, self._named(sequence, key, block, tokens), tokens))
+        return self._count_in(sequence, own, raised)
+
+    def _named(self, sequence: Sequence, key: bytes, leased: int, tokens: int) -> int:
+        """The block that holds what was brought up into ``leased``: another, where there is one already."""
+        return leased if tokens < self.block_tokens else self.pool.join(leased, key, sequence.id)
+
+    def _count_in(self, sequence: Sequence, own: int, raised: list[_Raised]) -> int:
+        """These follow the first ``own`` blocks of the sequence's table; returns the tokens it gained."""
+        end = own * self.block_tokens
+        for key, block, tokens in raised:
             sequence.table.append(block)
             end += tokens
             if key in sequence.from_disk:
@@ -240,6 +300,11 @@ class Paging:
         if self.moves.tier is not None:
             self.save_tail(sequence)
             self.moves.touch([sequence.tail[0]] if sequence.tail else [])
+
+    def lower(self, sequence: Sequence) -> None:
+        """Full blocks that the host tier does not have go there: those, too, that came past it from disk."""
+        for key, block in zip(sequence.keys, sequence.table.view[: sequence.sealed].tolist(), strict=False):
+            self.moves.save(key, block, tenant=sequence.tenant)
 
     def fork(self, parent: Sequence, children: Items[Sequence]) -> None:
         """Share with ``children``, whose tokens begin the parent's and are equally many, the committed KV of

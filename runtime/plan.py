@@ -59,14 +59,14 @@ class BlockSave:
     """Copy a block into a host slot, its slots behind the first ``tokens`` as zeros.
 
     It may run beside the rows, but reads what stood there before this plan: it comes before any load, copy or
-    row of this plan or a later one that writes ``block``. Done when ``tokens()`` returns. ``above``: the block
-    is kept, too; of no concern to who copies.
+    row of this plan or a later one that writes ``block``. Done when ``tokens()`` returns. ``spare``: first to
+    give way there, as the block is kept, too, or wanted by nobody; of no concern to who copies.
     """
 
     block: int
     slot: int
     tokens: int
-    above: bool = False
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Every running turn that decodes keeps its one token of the budget; what is left goes to prompts in chunks, the
 oldest turn first; what is left then goes to idle sequences, but only while no turn waits, and beside turns no
-more than `courtesy` allows.
+more than `courtesy` allows, unless a turn on them is due.
 A turn may find no block because those taken for it still lie behind the step fence: it stands still for one
 step, and in the next, where it comes before all younger ones, they are there.
 A turn that is suspected of killing engines comes before all others and shares no step until it has sampled a
@@ -154,9 +154,16 @@ class Planner:
                     self._roster.rank(sequence)
 
     def _add_idle(self, draft: _Draft) -> None:
-        if self._roster.prefill:
-            draft.chunk = self._courtesy.limit(draft.chunk, draft.rows)
-        for sequence in list(islice(self._roster.prefill.values(), self._settings.max_sequences)):
+        waiting = list(islice(self._roster.prefill.values(), self._settings.max_sequences))
+        self._add_all(draft, [sequence for sequence in waiting if sequence.due])
+        others = [sequence for sequence in waiting if not sequence.due]
+        if others:
+            tokens = sum(sequence.to_do for sequence in others)
+            draft.chunk = self._courtesy.limit(draft.chunk, draft.rows, tokens)
+            self._add_all(draft, others)
+
+    def _add_all(self, draft: _Draft, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
             if draft.chunk <= 0 or len(draft.rows) >= self._settings.max_sequences:
                 return
             # else its KV was taken for one used after it; a suspect is not computed before its turn

@@ -31,9 +31,9 @@ class Roster:
     """All open sequences, each idle, waiting or running.
 
     ``holders``: idle ones without a lease that may hold blocks, the longest unused first; ``leased``: those
-    with one. ``prefill``: idle ones with tokens to compute, in the order of their verbs, leased ones before
-    others. ``fetching``: turns whose KV comes up from disk, in the order in which they began; they have no
-    place among the others yet. ``staged``: idle ones for which the same is done. ``compiling``: turns whose
+    with one. ``prefill``: idle ones with tokens to compute, in the order of their verbs, leased and due ones
+    before others. ``fetching``: turns whose KV comes up from disk, in the order in which they began; they have
+    no place among the others yet. ``staged``: idle ones for which the same is done. ``compiling``: turns whose
     grammar is being compiled; they have no place yet either, and keep what they hold unless others need it.
     """
 
@@ -62,7 +62,7 @@ class Roster:
         self.rank(sequence)
         if sequence.to_do:
             self.prefill[sequence.id] = sequence
-            if sequence.promise is not None:
+            if sequence.promise is not None or sequence.due:
                 self.prefill.move_to_end(sequence.id, last=False)
         else:
             self.prefill.pop(sequence.id, None)

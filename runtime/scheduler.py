@@ -100,7 +100,7 @@ class Scheduler:
         pressure = Pressure(settings, self._roster, self._paging, self.counters)
         self._courtesy = Courtesy(settings.idle_stretch)
         self._planner = Planner(settings, self._roster, self._paging, pressure, self._courtesy, self.counters)
-        self.shelving = Shelving(self._roster, self._paging, disk, costs)
+        self.shelving = Shelving(self._roster, self._paging, pressure, self.counters, disk, costs)
         self._leases = Leases(settings, self._roster, self._paging, self.shelving)
         self._errands = Errands(self._roster, self._paging, self.shelving)
         self._committer = Committer(self._roster, self._paging, self.shelving, self._leases, self.counters)
@@ -145,11 +145,14 @@ class Scheduler:
 
     def follow(self, verb: Stage | Settle, now: float) -> None:
         """The same, answered among `answers` when it is done."""
-        self.apply(verb)
+        sequence = self._roster[verb.seq]
         if isinstance(verb, Stage):
-            self._errands.stage(verb.request, self._roster[verb.seq], now)
+            errand = self._errands.before(verb.request, sequence, now)
+            self.apply(verb)
+            self._errands.stage(errand)
         else:
-            self._errands.settle(verb.request, self._roster[verb.seq], now, disk=verb.disk)
+            self.apply(verb)
+            self._errands.settle(verb.request, sequence, now, disk=verb.disk)
 
     def tick(self, now: float) -> None:
         """So late it is: what the disk says, leases that end, KV that is expected back, grammars."""
@@ -161,9 +164,9 @@ class Scheduler:
         """See who has what he waits for; ``idle``: there was nothing to plan."""
         self._errands.tick(now, idle=idle)
 
-    def ended(self) -> list[Row]:
-        """Of turns that ended without a step, since this was asked last."""
-        return self._constraints.ended()
+    def rows(self) -> list[Row]:
+        """Of turns that went on or ended without a step, since this was asked last."""
+        return self._constraints.rows()
 
     def answers(self) -> list[Reply]:
         """To verbs that were followed, and are done since this was asked last."""

@@ -28,7 +28,8 @@ from .tokens import TokenList
 
 @dataclass(slots=True)
 class Turn:
-    """One generation. ``prompt``: tokens when it began. ``sampled``: tokens it has committed so far.
+    """One generation. ``prompt``: tokens when it began. ``sampled``: tokens it has committed so far, with those
+    that its grammar left no choice about.
 
     ``allowed``: tokens it may sample in all, ``exhausted``: why no more. ``resident``: computed tokens that
     its first admission found. ``generated_from``: tokens at the prompt's end that this generation had sampled
@@ -49,6 +50,14 @@ class Turn:
     def output_from(self) -> int:
         """Position of the generation's first token."""
         return max(0, self.prompt - self.generated_from)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether tokens that its grammar leaves no choice about are taken without a step.
+
+        Nobody knows how likely they were; and one that may not come is for the step to find.
+        """
+        return self.matcher is not None and self.sampling.logprobs is None and not self.sampling.bad_words
 
     def forbidden(self, promised: int) -> tuple[int, ...]:
         """Ids that may not come next, with ``promised`` tokens on their way: the end, while it is too soon."""
@@ -94,7 +103,7 @@ class Sequence:
     on the account that the next turn settles, ``disk`` those of them whose records, ``from_disk``, came up from
     disk, for which it waited ``restore_seconds``. ``promise``: its lease. ``place``: of its turn in the order.
     ``meets``: computed no further for now, as what follows is on its way up. ``chosen``: tokens that the next
-    turn computes though a tier below holds them, as that is cheaper.
+    turn computes though a tier below holds them, as that is cheaper. ``due``: a turn is about to begin.
     """
 
     id: int
@@ -124,6 +133,7 @@ class Sequence:
     place: int = 0
     meets: int | None = None
     chosen: int = 0
+    due: bool = False
 
     @property
     def tenant(self) -> int:
@@ -207,6 +217,18 @@ class Sequence:
         if self.turn.matcher is not None and token not in self.turn.limits.stop_ids:
             self.turn.matcher.take(token)
 
+    def go_on(self) -> list[int]:
+        """Append what the turn's grammar leaves no choice about; its ids, which no step has to draw."""
+        turn = self.turn
+        assert turn is not None
+        if turn.matcher is None or not turn.goes_on:
+            return []
+        assert not self.promised, "what must follow a token is not known before it"
+        ids = turn.matcher.go_on(turn.allowed - turn.sampled)
+        self.tokens.extend(np.array(ids, dtype=np.int32))
+        turn.sampled += len(ids)
+        return ids
+
     def recall(self) -> None:
         """Take back what is planned: rows in flight are discarded when their step ends."""
         self.in_flight.clear()
@@ -217,7 +239,7 @@ class Sequence:
         """Start a turn."""
         assert self.turn is None and self.planned < self.total
         self.epoch += 1
-        self.turn = turn
+        self.turn, self.due = turn, False
 
     def admit(self) -> None:
         """The turn starts to run: what is computed now, and was not by work on its account, it found here."""
@@ -246,8 +268,17 @@ class Sequence:
         disk = min(self.disk, host)
         waited = self.restore_seconds
         chosen = min(self.chosen, self.prefilled + self.recomputed)
+        pending = len(self.tokens) - self.computed
         work = Work(
-            self.prefilled, self.recomputed, resident, turn.sampled, host - disk, disk, waited, chosen
+            self.prefilled,
+            self.recomputed,
+            resident,
+            turn.sampled,
+            host - disk,
+            disk,
+            waited,
+            chosen,
+            pending,
         )
         self.prefilled = self.recomputed = self.host = self.disk = self.chosen = 0
         self.restore_seconds = 0.0

@@ -6,12 +6,14 @@ what became of it, checked at birth and trusted below. Reads no argv, no environ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
 from ..kernels.names import BACKENDS
 from .errors import PoolTooSmall, SettingsInvalid
+from .kv_format import KVFormat
 
 SECRET_BYTES = 32
 """Of a secret that is drawn."""
@@ -21,6 +23,17 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 DEPTHS = (1, 2)
 """Steps that may be in flight: lock step, or one planned while the one before it runs."""
+
+
+class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What KV of the tenant ``salt`` may take at most; None: as much as there is.
+
+    leased_bytes: covered by its leases on the device, and as much in the host tier. disk_bytes: on disk.
+    """
+
+    salt: bytes
+    leased_bytes: int | None = None
+    disk_bytes: int | None = None
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,8 +57,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     depth: steps in flight; 1 on a CPU and 2 on a GPU by default.
     watermark: share of the blocks a new turn leaves free while others run.
     lease_share: share of the blocks, and of the host tier, that leases may cover in all.
-    idle_stretch: times as long as without it a step may take that prefills idle sequences (input that still
-        comes, above all) beside turns; 1 or less for no limit.
+    idle_stretch: times as long as without it a step may take into which prefill of idle sequences (input that
+        still comes, above all) is put beside turns, but for one in thirteen; 1 or less for no limit.
+    tenants: those that may have less than all.
     secret: keys the block hashes, 16 to 64 bytes; drawn anew at each start when empty.
     debug: owner tags and an audit whenever the engine is idle.
     """
@@ -69,7 +83,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     depth: int | None = None
     watermark: float = 0.01
     lease_share: float = 0.5
-    idle_stretch: float = 1.4
+    idle_stretch: float = 1.25
+    tenants: tuple[TenantBudget, ...] = ()
     secret: bytes = b""
     debug: bool = False
 
@@ -78,14 +93,22 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise SettingsInvalid("blocks and kv_bytes both say how much KV to hold: give one of them")
         if self.kernels not in BACKENDS:
             raise SettingsInvalid(f"kernels is {self.kernels!r}, not one of {', '.join(BACKENDS)}")
+        KVFormat(self.kv_dtype, *self.kv_scales)
         _check_least(1, blocks=self.blocks, kv_bytes=self.kv_bytes, max_context=self.max_context)
         _check_least(0, host_bytes=self.host_bytes)
         _check_least(1, disk_bytes=self.disk_bytes)
 
-    def resolved(self, *, blocks: int, max_context: int, vocab_size: int, depth: int) -> SchedulerSettings:
+    @property
+    def kv_format(self) -> KVFormat:
+        """How K and V are stored."""
+        return KVFormat(self.kv_dtype, *self.kv_scales)
+
+    def resolved(
+        self, *, blocks: int, block_bytes: int, max_context: int, vocab_size: int, depth: int
+    ) -> SchedulerSettings:
         """The scheduler's numbers, now that the model and its memory are known; own settings go first.
 
-        ``blocks`` and ``max_context`` are what memory and model allow.
+        ``blocks`` of ``block_bytes`` and ``max_context`` are what memory and model allow.
 
         Raises:
             SettingsInvalid, PoolTooSmall: they cannot work together.
@@ -102,12 +125,19 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             watermark_blocks=int(blocks * self.watermark),
             lease_share=self.lease_share,
             idle_stretch=self.idle_stretch,
+            lease_caps={
+                one.salt: one.leased_bytes // block_bytes
+                for one in self.tenants
+                if one.leased_bytes is not None
+            },
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
     """The numbers the scheduler works within. Fields as in `EngineSettings`.
+
+    ``lease_caps``: blocks that a tenant's leases may cover, by its salt, and as many slots of the host tier.
 
     Raises:
         SettingsInvalid: a number out of bounds.
@@ -125,6 +155,7 @@ class SchedulerSettings:
     watermark_blocks: int = 0
     lease_share: float = 0.5
     idle_stretch: float = 0.0
+    lease_caps: Mapping[bytes, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_least(

@@ -6,7 +6,8 @@ device has as well: so that full tiers do not hold the same. Up: a turn whose KV
 roster as *fetching* while others run; its records come through the host tier piece by piece, and what has come
 goes to the device while the rest comes, so that a long sequence needs few slots there. When all have come, or
 will not, it waits for admission like any other. A sequence without a turn is fetched for the same way, at the
-first sign of its return. Without a disk every verb does nothing. The clock is the caller's.
+first sign of its return. Where the device is this machine, what lies in its memory anyway is copied at once,
+and waits for nobody. Without a disk every verb does nothing. The clock is the caller's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from itertools import islice
 from ..kvstore.host import HostTier
 from ..kvstore.shelf.client import DiskTier
 from .costs import CostBook
+from .counters import Counters
 from .paging import Paging
+from .pressure import Pressure
 from .restoring import Held, blocks_to_compute
 from .roster import Roster
 from .sequence import Sequence
@@ -33,6 +36,7 @@ PRESSED = 8  # the host tier is nearly full with less than one part in so many f
 LEAVING_SHARE = 4  # of the host tier's records so many are on disk before their turn to go comes
 MOST_LEAVING = 1024
 WINDOW_SHARE = 8  # of the host tier's slots one in so many may be on its way up for one sequence
+AT_ONCE_BYTES = 64 << 20  # copied to the device between two steps: some 10 ms
 FETCHED_SHARE = 0.75  # of the slots may hold what has come for one and finds no room on the device
 
 
@@ -48,9 +52,11 @@ class _Awaited:
         [asked, end)      on disk
 
     ``since``: when it began; ``stirred``: when the last piece came. ``meets``: computed up to there meanwhile.
+    ``tokens``: the sequence's when its records were looked for.
     """
 
     sequence: Sequence
+    tokens: int
     keys: list[bytes]
     since: float
     stirred: float
@@ -59,6 +65,11 @@ class _Awaited:
     arrived: int = 0
     asked: int = 0
     broken: bool = False
+
+    def goes_on(self, sequence: Sequence) -> bool:
+        """Whether all that could be looked for is on its way."""
+        same = self.sequence is sequence and self.tokens == len(sequence.tokens)
+        return same and not self.broken and not self.meets
 
     def cut(self) -> None:
         """One of them will not come: what follows it is of no use."""
@@ -70,13 +81,21 @@ class Shelving:
     """Moves records between ``paging``'s host tier and ``disk``."""
 
     def __init__(
-        self, roster: Roster, paging: Paging, disk: DiskTier | None, costs: CostBook | None = None
+        self,
+        roster: Roster,
+        paging: Paging,
+        pressure: Pressure,
+        counters: Counters,
+        disk: DiskTier | None,
+        costs: CostBook | None = None,
     ) -> None:
         self.disk = disk
         self.costs = costs or CostBook(None)
         self.now = 0.0
         self._roster = roster
         self._paging = paging
+        self._pressure = pressure
+        self._counters = counters
         self._awaited: dict[int, _Awaited] = {}
         self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
         self._queue: OrderedDict[bytes, None] = OrderedDict()
@@ -96,13 +115,17 @@ class Shelving:
         disk, tier = self.disk, self._paging.moves.tier
         if disk is None or tier is None or not len(disk):
             return False
+        began = self._awaited.get(sequence.id)
+        if disk.reaches and (began is None or began.sequence is not sequence):
+            self._read_up(sequence, disk, tier)
         meets, skipped = self._meeting(sequence, disk)
+        if began is not None and began.goes_on(sequence) and not skipped and not meets:
+            return True
         keys = self._paging.on_disk(sequence, disk)[skipped:]
         if keys:  # what comes up must not take the places of its own beginning
             self._paging.moves.touch(sequence.keys)
-        began = self._awaited.get(sequence.id)
         since = began.since if began is not None and began.sequence is sequence else self.now
-        awaited = _Awaited(sequence, keys, since, self.now, meets)
+        awaited = _Awaited(sequence, len(sequence.tokens), keys, since, self.now, meets)
         self._ask(awaited, disk, tier)
         if not awaited.asked:
             return False
@@ -114,11 +137,31 @@ class Shelving:
 
     def line_up(self, sequence: Sequence) -> None:
         """A turn takes its place among the others, or does so when its KV has come up."""
-        if self.fetch(sequence):
-            self._roster.taken(sequence)
-            self._roster.fetching[sequence.id] = sequence
-        else:
+        self._roster.taken(sequence)
+        self._roster.fetching[sequence.id] = sequence
+        if not self.fetch(sequence):
+            del self._roster.fetching[sequence.id]
             self._roster.enqueue(sequence)
+
+    def _read_up(self, sequence: Sequence, disk: DiskTier, tier: HostTier) -> None:
+        """What lies in this machine's memory anyway goes to a device that is this machine, at once.
+
+        Nothing is sooner computed than that. So much at a time as nobody else notices; what is left comes by
+        way of the shelf.
+        """
+        adopted = self._paging.adopt(sequence)
+        self._counters.adopted += adopted
+        sequence.found(adopted)
+        keys = self._paging.at_hand(sequence, disk)
+        if not keys:
+            return
+        del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
+        if len(keys) > self._paging.pool.available:
+            self._pressure.relieve(len(keys), sequence)
+        sequence.from_disk.update(key for key in keys if key not in tier)
+        before = disk.reading_seconds
+        self._counters.restored += self._paging.read_up(sequence, keys, disk)
+        sequence.restore_seconds += disk.reading_seconds - before
 
     def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
         """Up to which position a turn is computed meanwhile, 0 for none; and records on disk before it."""

@@ -84,6 +84,7 @@ class Verbs:
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         self._check_context(sequence.total + len(tokens))
         sequence.extend(tokens)
+        sequence.due = verb.due
         self._roster.touch(sequence)
         self._shelving.stage(sequence)
         return sequence.state
@@ -94,30 +95,40 @@ class Verbs:
         if verb.expect_epoch != sequence.epoch:
             raise EpochStale(f"sequence {verb.seq} is at epoch {sequence.epoch}, not {verb.expect_epoch}")
         self._check_length(sequence, verb.length)
-        self._halt(sequence)
-        self._paging.forget(sequence, verb.length)
-        if sequence.tail is not None:
-            self._paging.save_tail(sequence)
-        self._roster.touch(sequence)
+        self._shorten(sequence, verb.length)
         return sequence.state
 
     def generate(self, verb: Generate) -> State:
-        """Begin a turn."""
+        """Begin a turn, on tokens that come with it behind those that are there.
+
+        What its grammar has it begin with is told in a row, and not in the state.
+        """
         sequence = self._idle(verb.seq)
-        turn = self._checked_turn(sequence, verb)
+        tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
+        turn = self._checked_turn(sequence, verb, sequence.total + len(tokens))
+        if len(tokens):
+            sequence.extend(tokens)
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
             self._paging.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
+        state = sequence.state
         if verb.sampling.grammar is None:
             self._shelving.line_up(sequence)
         else:
             self._constraints.begin(sequence, verb.sampling.grammar)
-        return sequence.state
+        return state
 
     def stop(self, verb: Stop) -> State:
-        """End the turn, if any; what steps in flight sample is discarded, all that is committed kept."""
+        """End the turn, if any; what steps in flight sample is discarded, all that is committed kept.
+
+        But for what is beyond ``keep``: tokens that nobody has read.
+        """
         sequence = self._roster[verb.seq]
-        self._halt(sequence)
+        if verb.keep is None or verb.keep >= len(sequence.tokens):
+            self._halt(sequence)
+        else:
+            self._check_length(sequence, verb.keep)
+            self._shorten(sequence, verb.keep)
         return sequence.state
 
     def fork(self, verb: Fork) -> State:
@@ -162,11 +173,20 @@ class Verbs:
         """An idle sequence will not be wanted for a while: its KV leaves the device, what it can for disk."""
         sequence = self._idle(verb.seq)
         self._paging.settle(sequence)
+        if not verb.disk:
+            self._paging.lower(sequence)
         self._paging.surrender(sequence)
         self._roster.taken(sequence)
         if verb.disk:
             self._shelving.leave(sequence)
         return sequence.state
+
+    def _shorten(self, sequence: Sequence, length: int) -> None:
+        self._halt(sequence)
+        self._paging.forget(sequence, length)
+        if sequence.tail is not None:
+            self._paging.save_tail(sequence)
+        self._roster.touch(sequence)
 
     def _halt(self, sequence: Sequence) -> None:
         if sequence.turn is not None:
@@ -198,8 +218,8 @@ class Verbs:
         if not 0 <= length <= len(sequence.tokens):
             raise LengthInvalid(f"length {length}; sequence {sequence.id} has {len(sequence.tokens)} tokens")
 
-    def _checked_turn(self, sequence: Sequence, verb: Generate) -> Turn:
-        if not sequence.total:
+    def _checked_turn(self, sequence: Sequence, verb: Generate, prompt: int) -> Turn:
+        if not prompt:
             raise LengthInvalid(f"sequence {sequence.id} has no tokens to go on from")
         check_sampling(verb.sampling, verb.limits, self._settings.vocab_size)
         if verb.sampling.grammar is not None:
@@ -207,13 +227,13 @@ class Verbs:
         left = verb.limits.max_tokens - verb.generated_from
         if verb.generated_from < 0 or left < 1:
             raise SamplingInvalid(f"{verb.generated_from} of {verb.limits.max_tokens} tokens are generated")
-        room = self._settings.max_context - sequence.total
+        room = self._settings.max_context - prompt
         if room < 1:
             raise ContextExceeded(f"sequence {sequence.id} fills the context of {self._settings.max_context}")
         return Turn(
             verb.sampling,
             verb.limits,
-            prompt=sequence.total,
+            prompt=prompt,
             allowed=min(left, room),
             exhausted=Finish.LENGTH if left <= room else Finish.CONTEXT,
             generated_from=verb.generated_from,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from .errors import FieldInvalid, FieldUnknown
-from .frames.client import ResponseCreate
+from .frames.client import ItemCreate, ResponseCreate
+from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem, MessageItem
 from .frames.response import ResponseParams
 from .frames.session import SessionPatch
+from .frames.verbs import ResponseSteer
 from .tools import tools_of
 
+TOGETHER = 64 << 10
+"""Characters of items that go into one frame with a `response.create`; six bytes each at most."""
+
 _Params = TypeVar("_Params", SessionPatch, ResponseParams)
+_Asks = TypeVar("_Asks", ResponseCreate, ResponseSteer)
 
 
 def create_of(overrides: dict[str, Any]) -> ResponseCreate:
@@ -22,6 +29,32 @@ def create_of(overrides: dict[str, Any]) -> ResponseCreate:
     if overrides.get("tools") is not None:
         overrides["tools"] = [tool.definition for tool in tools_of(overrides["tools"]).values()]
     return ResponseCreate(response=converted(overrides, ResponseParams, "response"))
+
+
+def in_brief(create: _Asks) -> _Asks:
+    """The same, with each thing told once, for who reads no more than that; unless it says something of it."""
+    params = create.response or ResponseParams()
+    if params.events is not msgspec.UNSET:
+        return create
+    return msgspec.structs.replace(create, response=msgspec.structs.replace(params, events="brief"))
+
+
+def together(create: ResponseCreate, first: Sequence[ItemCreate]) -> ResponseCreate | None:
+    """Both in one frame; None where that would be a large one."""
+    items = [event.item for event in first]
+    if sum(map(_characters, items)) > TOGETHER:
+        return None
+    return msgspec.structs.replace(create, items=items)
+
+
+def _characters(item: AnyItem) -> int:
+    match item:
+        case MessageItem():
+            return len(item.text)
+        case FunctionCallItem():
+            return len(item.arguments)
+        case FunctionCallOutputItem():
+            return len(item.output)
 
 
 def converted(fields: dict[str, Any], kind: type[_Params], name: str) -> _Params:

@@ -10,7 +10,7 @@ Knows nothing of sockets.
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
@@ -26,7 +26,6 @@ from .frames.client import (
     ClientEvent,
     ItemCreate,
     ItemRetrieve,
-    ResponseCancel,
     SessionUpdate,
     TypedRole,
 )
@@ -196,8 +195,7 @@ class Chat:
         if isinstance(current, Turn | Run):
             current.stop()
         self._current = None
-        if self._exchange.busy:
-            await self._exchange.send(ResponseCancel())
+        await self._exchange.cut()
 
     async def interrupt(self, heard: int | str | None = None) -> str:
         """Cut the last reply where it was heard or shown, whether it runs or is over; returns what stays.
@@ -378,13 +376,18 @@ class Chat:
             yield await self._exchange.receive()
 
     async def aclose(self) -> None:
-        """End the session's connection, and those of the sessions forked from it."""
+        """End the session's connection, and those of the sessions forked from it.
+
+        A turn that was begun and that nobody reads any more is cut; one that is still read or held goes on for
+        a while, for who opens the session again.
+        """
         children, self._children = self._children, []
         if self._calls is not None:
             self._calls.cancel()
         for child in children:
             await child.aclose()
-        await self._exchange.aclose()
+        begun, reading = self._current is not None, self._reader()
+        await self._exchange.aclose(cut=begun and (reading is None or reading.given_up))
 
     async def __aenter__(self) -> Chat:
         return self
@@ -409,7 +412,7 @@ class Chat:
 
     async def _claim(self, reading: _Reading) -> None:
         """Let this turn, and no other, read from now on."""
-        await self._idle()
+        await self._idle(self._exchange.make_way)
         self._follow(reading)
 
     async def _take_over(self, reading: _Reading) -> None:
@@ -424,7 +427,7 @@ class Chat:
         ended = [rounds for rounds in self._turns if rounds][-1:]
         self._turns = [*ended, self._turns[-1], reading.rounds]
 
-    async def _idle(self) -> None:
+    async def _idle(self, clear: Callable[[], Awaitable[None]] | None = None) -> None:
         """Make sure that nothing runs: cancel what nobody reads. Raises `ChatBusy` while somebody does."""
         current = self._reader()
         if current is not None and current.running:
@@ -433,7 +436,7 @@ class Chat:
             if isinstance(current, Turn | Run):
                 current.close()
         self._current = None
-        await self._exchange.quiet()
+        await (clear or self._exchange.quiet)()
         await self._settle_calls()
 
     async def _settle_calls(self) -> None:

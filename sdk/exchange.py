@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
@@ -81,6 +82,8 @@ class Exchange:
         self._cancels: set[str] = set()
         self._asked: list[str] = []  # ids of `response.create`s not answered yet, in order
         self._running: set[str] = set(running)  # ids of responses without their `response.done`
+        self._inherited = frozenset(self._running)  # their beginning is told again
+        self._ending: set[str] = set()  # of those that run, the ones that were told to end
         self._reading = ResourceGuard("reading from")
         self._read = False  # whether a task reads now
         self._fetching = False  # whether one that waits for an answer does
@@ -123,6 +126,7 @@ class Exchange:
         event_id = event.event_id or f"{self._prefix}_{next(self._numbers)}"
         if isinstance(event, ResponseCancel):
             self._cancels.add(event_id)
+            self._ending.update([event.response_id] if isinstance(event.response_id, str) else [])
         elif isinstance(event, ResponseCreate | ResponseSteer):
             self._asked.append(event_id)
         frame = codec.encode(msgspec.structs.replace(event, event_id=event_id))
@@ -243,17 +247,37 @@ class Exchange:
 
     async def quiet(self) -> None:
         """Cancel what runs and read on until nothing does, dropping what still comes."""
-        if self._asked:
-            await self.send(ResponseCancel())
-        for response_id in list(self._running):
-            await self.send(ResponseCancel(response_id=response_id))
+        await self.cut()
         while self.busy:
             await self.receive()
 
-    async def aclose(self) -> None:
-        """End the connection."""
+    async def make_way(self) -> None:
+        """Cancel what runs, for a turn that is sent next: the server serves it when that has ended.
+
+        What was not answered at all is waited for: its answer would be taken for the turn's.
+        """
+        if self._read or self._inherited & self._running:
+            await self.quiet()
+        await self.cut()
+        while self._asked:
+            await self.receive()
+
+    async def aclose(self, *, cut: bool = False) -> None:
+        """End the connection. ``cut``: and what runs, which would go on until the session's lease is over."""
         self._closed = True
-        await self._transport.aclose()
+        try:
+            with suppress(ConnectionLost):
+                if cut:
+                    await self.cut()
+        finally:
+            await self._transport.aclose()
+
+    async def cut(self) -> None:
+        """Cancel what runs and what has been asked for."""
+        if self._asked:
+            await self.send(ResponseCancel())
+        for response_id in self._running - self._ending:
+            await self.send(ResponseCancel(response_id=response_id))
 
     async def _frame(self) -> bytes:
         while True:
@@ -286,9 +310,18 @@ class Exchange:
     async def _resumed(self, back: Return) -> Transport:
         transport, resumed = await back.connect()
         awaited = self._wanted[-1].event_id if self._wanted else None
-        for frame in back.again(resumed, awaited):
+        for frame in [*self._cancelled_again(), *back.again(resumed, awaited)]:
             await transport.send(frame)
         return transport
+
+    def _cancelled_again(self) -> list[bytes]:
+        """A server that died before a cancelled response was over goes on with it, and refuses another."""
+        frames = []
+        for response_id in sorted(self._ending & self._running):
+            event_id = f"{self._prefix}_{next(self._numbers)}"
+            self._cancels.add(event_id)
+            frames.append(codec.encode(ResponseCancel(event_id=event_id, response_id=response_id)))
+        return frames
 
     def _take_in(self, event: ServerEvent) -> bool:
         """Note what the event says of responses; whether it is for the reader."""
@@ -304,6 +337,7 @@ class Exchange:
                 self._running.add(response.id)
             case ResponseDone(response=response):
                 self._running.discard(response.id)
+                self._ending.discard(response.id)
         return True
 
     def _note_arrivals(self, event: ServerEvent) -> None:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import anyio
+import msgspec
 
+from .asking import together
 from .errors import ProtocolBroken, ResponseFailed, SDKError
 from .exchange import Exchange, server_error
 from .frames.client import ItemCreate, ResponseCreate
-from .frames.items import FunctionCallItem, MessageItem
+from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.response import KVReceipt, Response, Usage
 from .frames.sampling import TokenLogprob
 from .frames.server import (
@@ -25,11 +27,11 @@ from .frames.server import (
     ErrorEvent,
     OutputFrame,
     OutputItemAdded,
+    OutputItemDone,
     ResponseCreated,
     ResponseDone,
     ServerEvent,
     TextDelta,
-    TextDone,
 )
 from .frames.verbs import ResponseSteer
 
@@ -107,6 +109,7 @@ class Reply:
         self._first_output: float | None = None
         self._logprobs: list[TokenLogprob] = []
         self._said: dict[str, str] = {}
+        self._output: dict[int, AnyItem] = {}
         self.response_id: str | None = None
         self.finished: Finished | None = None
         self.rounds: list[Finished] = [] if rounds is None else rounds
@@ -164,9 +167,15 @@ class Reply:
         if self._claim is not None:
             await self._claim(self)
         self._began = time.perf_counter()
+        create = self._create
+        if self._first and isinstance(create, ResponseCreate):
+            whole = together(create, self._first)
+            if whole is not None:
+                create = whole
+                self._first.clear()
         while self._first:  # each once, though the waiting be cancelled and taken up again
             self._first_ids.add(await self._exchange.send(self._first.popleft()))
-        self._create_id = await self._exchange.send(self._create)
+        self._create_id = await self._exchange.send(create)
         if isinstance(self._create, ResponseSteer):
             await self._exchange.others()  # who reads the reply that ends for this one reads it to its end
 
@@ -192,10 +201,11 @@ class Reply:
             case ResponseDone() if event.response.id == self.response_id:
                 self._end(event.response)
             case OutputFrame() if event.response_id == self.response_id:
-                if isinstance(event, TextDone) and event.logprobs:
-                    self._logprobs += event.logprobs
                 if isinstance(event, TextDelta):
                     self._said[event.item_id] = self._said.get(event.item_id, "") + event.delta
+                    self._logprobs += event.logprobs or ()
+                if isinstance(event, OutputItemDone):
+                    self._output[event.output_index] = event.item
                 if self._first_output is None and _is_output(event):
                     self._first_output = time.perf_counter()
             case _:
@@ -204,6 +214,8 @@ class Reply:
 
     def _end(self, response: Response) -> None:
         ended = time.perf_counter()
+        if not response.output:  # what was told is not told again
+            response = msgspec.structs.replace(response, output=list(self._output.values()))
         ttft = None if self._first_output is None else (self._first_output - self._began) * 1000
         self.finished = Finished(response, ttft, (ended - self._began) * 1000, tuple(self._logprobs))
         self.rounds.append(self.finished)
@@ -230,8 +242,8 @@ def place_in(said: Mapping[str, str], heard: int) -> tuple[str, int] | None:
 
 
 def _is_output(event: OutputFrame) -> bool:
-    """Whether the event is the model's: text, or the beginning of a call."""
-    if isinstance(event, OutputItemAdded):
+    """Whether the event is the model's: text, or a call, which in brief is told when it is whole."""
+    if isinstance(event, OutputItemAdded | OutputItemDone):
         return isinstance(event.item, FunctionCallItem)
     return isinstance(event, TextDelta | ArgumentsDelta)
 

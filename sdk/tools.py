@@ -171,6 +171,11 @@ def failure(message: str) -> str:
     return output_text({"error": message})
 
 
+def no_such_tool(name: str, known: Iterable[str]) -> str:
+    """Why a call of a tool that nobody knows is not run, for the model to read."""
+    return f"There is no tool `{name}`. There are: {', '.join(f'`{one}`' for one in known) or 'none'}"
+
+
 def output_text(result: Any) -> str:
     """Text as it is, anything else as JSON, spaced as models have mostly read it."""
     if isinstance(result, str):

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 import anyio
 import msgspec
 
+from .asking import in_brief
 from .errors import SDKError, ToolRoundsExceeded
 from .exchange import Exchange
 from .frames.client import ItemCreate, ResponseCreate
@@ -18,14 +19,14 @@ from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem
 from .frames.server import TextDelta
 from .frames.verbs import ResponseSteer
 from .reply import Finished, Reply
-from .tools import Tool
+from .tools import Tool, failure, no_such_tool
 
 
 class Turn:
     """Iterates over pieces of text. `rounds` are its responses: one, and one more for each round of tools.
 
     With `steer` it is begun by that, in the middle of another. Calls of tools that have no callable end the
-    turn: they stand in `rounds[-1].calls`, for the caller.
+    turn: they stand in `rounds[-1].calls`, for the caller. A name that the model made up is answered with that.
     Raises what `Reply` raises, and `ToolRoundsExceeded` when a round beyond `max_rounds` wants tools.
     """
 
@@ -40,7 +41,7 @@ class Turn:
         steer: ResponseSteer | None = None,
     ) -> None:
         self._exchange = exchange
-        self._create = create
+        self._create = in_brief(create)
         self._tools = tools
         self._max_rounds = max_rounds
         self._claim = claim
@@ -49,7 +50,7 @@ class Turn:
         self._over = False
         self._given_up = False
         self.rounds: list[Finished] = []
-        self._reply = Reply(exchange, steer or create, first, rounds=self.rounds)
+        self._reply = Reply(exchange, in_brief(steer) if steer else self._create, first, rounds=self.rounds)
 
     @property
     def running(self) -> bool:
@@ -107,7 +108,7 @@ class Turn:
             self._over = True
             return
         calls = finished.calls if finished.status == "completed" else []
-        ours = [call for call in calls if call.name in self._tools and self._tools[call.name].run]
+        ours = [call for call in calls if self._is_ours(call)]
         if ours and len(self.rounds) > self._max_rounds:
             raise ToolRoundsExceeded(f"The model still calls tools after {self._max_rounds} rounds")
         outputs = await self._outputs(ours)
@@ -118,14 +119,25 @@ class Turn:
         for output in outputs:
             await self._exchange.send(output)
 
+    def _is_ours(self, call: FunctionCallItem) -> bool:
+        """Whether it is answered here: there is something to run, or no tool of that name."""
+        tool = self._tools.get(call.name)
+        if tool is not None:
+            return tool.run is not None
+        asked = self._create.response.tools if self._create.response else None
+        offered = [one.name for one in asked] if isinstance(asked, list) else []
+        return bool(self._tools) and call.name not in offered
+
     async def _outputs(self, calls: Sequence[FunctionCallItem]) -> list[ItemCreate]:
         """Run the calls side by side; their outputs in the order of the calls."""
         outputs: dict[int, str] = {}
 
         async def run(index: int, call: FunctionCallItem) -> None:
-            tool = self._tools[call.name].run
-            if tool is not None:
-                outputs[index] = await tool(call.arguments)
+            tool = self._tools.get(call.name)
+            if tool is None:
+                outputs[index] = failure(no_such_tool(call.name, self._tools))
+            elif tool.run is not None:
+                outputs[index] = await tool.run(call.arguments)
 
         async with anyio.create_task_group() as group:
             for index, call in enumerate(calls):

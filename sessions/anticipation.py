@@ -37,6 +37,7 @@ class Anticipation:
         self._wanted: Message | None = None
         self._done: Message | None = None
         self._task: asyncio.Task[None] | None = None
+        self._rest: asyncio.Task[None] | None = None
 
     def expect(self, message: Message | None) -> None:
         """This much of the next message has come; None: it was taken back, or is an item now."""
@@ -49,18 +50,24 @@ class Anticipation:
             self._task = asyncio.create_task(self._follow(), name="holdfast-anticipation")
 
     async def arrival(self) -> Arrival:
-        """What was prefilled of the history's end as it stands now. Raises ``TemplateFailed``."""
+        """What was prefilled of the history's end as it stands now. Raises ``TemplateFailed``.
+
+        The rest is prefilled from now on: text that was committed will be answered.
+        """
         draft = await self._branch.draft(self._branch.history.script())
         whole = draft.tokens()
         held = max(0, common_prefix(self._branch.sequence.handed, whole) - draft.keep)
+        if held and (self._rest is None or self._rest.done()):
+            self._rest = asyncio.create_task(self._complete(whole), name="holdfast-anticipation-rest")
         return Arrival(held, len(whole) - draft.keep - held)
 
     async def aclose(self) -> None:
         """Stop; what the engine was given stays with its sequence."""
         self._wanted = None
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._rest) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def _due(self) -> bool:
@@ -84,6 +91,11 @@ class Anticipation:
         ids = await self._settled(Script(script.preamble, (*script.segments, message), script.base))
         if len(ids):
             await self._branch.sequence.anticipate(ids, unless=lambda: history.busy)
+
+    async def _complete(self, ids: Ids) -> None:
+        history = self._branch.history
+        with suppress(VerbRefused, EngineGone):
+            await self._branch.sequence.anticipate(ids, unless=lambda: history.busy, due=True)
 
     async def _settled(self, script: Script) -> Ids:
         renderer = self._branch.renderer

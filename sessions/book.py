@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -15,20 +16,22 @@ from functools import partial
 import msgspec
 
 from ..runtime.link.client import EngineLink
-from .errors import HandleUnknown, SessionLimit, SessionUnknown
+from .errors import HandleUnknown, SessionLimit, SessionUnknown, StorageUnavailable
 from .family import Member, check_name, check_pruned, child_of, members
 from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
+from .journal.changes import Drop
 from .journal.journal import Journal
 from .journal.log import EphemeralLog, JournaledLog, SessionLog
 from .journal.records import AnyOperation, SessionRecord
 from .journal.replay import Replayed, condensed, replay
-from .journal.store import Drop, Stored
+from .journal.store import Stored
 from .language import Language
 from .sequence import LiveSequence
 from .session import Session
 from .settings import SessionSettings
+from .tenants import Tenants
 from .waits import Waits
 
 
@@ -61,6 +64,7 @@ class SessionBook:
         self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
         self._reopening = asyncio.Lock()
         self._opened = self._reopened = 0
+        self._tenants = Tenants(self.settings.tenants)
         self.waits = Waits()
         if journal is not None:
             journal.condense = partial(
@@ -72,13 +76,13 @@ class SessionBook:
     ) -> Session:
         """A new session. ``owner`` is whose key made it; ``config`` is kept with it. Raises ``SessionLimit``,
         ``StorageUnavailable``."""
-        self._check_room()
+        self._check_room(salt)
         clock = (now or datetime.now().astimezone()).isoformat()
         record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=clock, config=config)
         log: SessionLog = EphemeralLog()
         if self.journal is not None:
-            if self.journal.fault is not None:
-                raise self.journal.fault
+            if (fault := self.journal.fault_of(salt)) is not None:
+                raise fault
             log = JournaledLog.begin(self.journal, record)
         session = self._made(record, log, SessionHandles(owner, log))
         self._opened += 1
@@ -91,7 +95,7 @@ class SessionBook:
         ``SessionUnknown``, ``SessionLimit``, ``StorageUnavailable``, ``ItemUnknown`` or ``CutInvalid``.
         """
         session = self.get(session_id)
-        self._check_room(len(configs))
+        self._check_room(self._records[session_id].salt, len(configs))
         if session.log.fault is not None:
             raise session.log.fault
         history, operations = session.branch(at)
@@ -140,6 +144,19 @@ class SessionBook:
             raise SessionUnknown(f"No session {session_id!r}")
         return session
 
+    def salt_of(self, session_id: str) -> bytes:
+        """The tenant of an open session. Raises ``SessionUnknown``."""
+        self.get(session_id)
+        return self._records[session_id].salt
+
+    def has_room(self, salt: bytes, more: int = 1) -> bool:
+        """Whether this tenant could open so many sessions more now."""
+        try:
+            self._check_room(salt, more)
+        except SessionLimit:
+            return False
+        return True
+
     async def resume(self, handle: str, owner: bytes) -> Session | Reopened:
         """The session that ``handle`` opens; it has a new handle from now on.
 
@@ -175,6 +192,7 @@ class SessionBook:
         """
         session = self.get(session_id)
         self._forget_handles(session)
+        self._tenants[self._records[session_id].salt].sessions -= 1
         del self._sessions[session_id], self._records[session_id]
         left = asyncio.Event()
         leaving = dict.fromkeys(session.handles.digests(), left)
@@ -189,6 +207,15 @@ class SessionBook:
             left.set()
             for digest in leaving:
                 del self._leaving[digest]
+
+    async def statistics_of(self, salt: bytes) -> dict[str, float]:
+        """What one tenant has: of the journal only while that can be read."""
+        tenant = self._tenants[salt]
+        kept: dict[str, float] = {}
+        if self.journal is not None and self.journal.fault is None:
+            with suppress(StorageUnavailable):
+                kept = await self.journal.statistics_of(salt)
+        return {"sessions": float(tenant.sessions), "turns": float(tenant.turns), **kept}
 
     def statistics(self) -> dict[str, float]:
         """Sums over the open sessions."""
@@ -225,12 +252,14 @@ class SessionBook:
         known = await journal.read(lambda store: store.handle(digest))
         if known is None or known.owner != owner or known.session in journal.live:
             return None
-        self._check_room()
-        journal.live.add(known.session)
+        journal.live.add(known.session)  # from now on retention leaves it alone
         try:
+            if await journal.read(lambda store: store.handle(digest)) is None:
+                raise _unknown()
             stored = await journal.read(lambda store: store.session(known.session))
             if digest not in stored.keyring.digests():
                 raise _unknown()
+            self._check_room(stored.record.salt)
             return await self._again(journal, stored)
         except BaseException:
             journal.live.discard(known.session)
@@ -244,7 +273,8 @@ class SessionBook:
             max_events=journal.settings.max_events,
         )
         replayed = await asyncio.to_thread(work)
-        log = JournaledLog(journal, stored.number, stored.written)
+        self._check_room(stored.record.salt)  # others may have come meanwhile
+        log = JournaledLog(journal, stored.number, stored.written, stored.record.salt)
         handles = SessionHandles(stored.record.owner, log, stored.keyring)
         session = self._made(stored.record, log, handles, replayed.history)
         self._reopened += 1
@@ -287,13 +317,16 @@ class SessionBook:
             reopened=history is not None and sequence is None,
             sequence=sequence,
             waits=self.waits,
+            tenant=self._tenants[record.salt],
         )
+        self._tenants[record.salt].sessions += 1
         self._records[session.id] = record
         self._sessions[session.id] = session
         self._know_handles(session)
         return session
 
-    def _check_room(self, more: int = 1) -> None:
+    def _check_room(self, salt: bytes, more: int = 1) -> None:
+        self._tenants[salt].check_sessions(more)
         if len(self._sessions) + more > self.settings.max_sessions:
             raise SessionLimit(f"{self.settings.max_sessions} sessions are open")
 

@@ -21,10 +21,12 @@ SessionError
 ├── TokenizerUnreadable       the model folder's tokenizer or chat template cannot be used
 ├── SessionUnknown            no session has this id
 ├── SessionLimit              as many sessions are open as may be
+├── TurnLimit                 as many replies of a tenant run as may
 ├── SessionClosed             the session was closed
 ├── HandleUnknown             no session can be resumed with this handle: unknown, foreign, expired, used up
 ├── EventsExpired             what came after the client's last event is no longer kept
 ├── StorageUnavailable        the journal cannot write now: nothing new is begun or acknowledged
+│   └── ShareFull             not for this tenant, whose open sessions fill its share
 ├── RecordDamaged             a record of the journal fails its checksum, or is missing
 ├── StoreUnusable             the journal's store cannot be opened
 │   ├── StoreHeld             another server has it
@@ -178,6 +180,12 @@ class SessionLimit(SessionError):
     code = "session_limit"
 
 
+class TurnLimit(SessionError):
+    """The tenant has as many replies running as it may; nothing was begun."""
+
+    code = "turn_limit"
+
+
 class SessionClosed(SessionError):
     """The session was closed."""
 
@@ -200,6 +208,12 @@ class StorageUnavailable(SessionError):
     """The journal cannot write now: nothing new is begun or acknowledged until there is room."""
 
     code = "storage_unavailable"
+
+
+class ShareFull(StorageUnavailable):
+    """The tenant's open sessions fill its share of the journal: nothing new is begun in them."""
+
+    code = "share_full"
 
 
 class RecordDamaged(SessionError):

@@ -1,19 +1,18 @@
 """What a reply may say, as one grammar for the engine: a text format, calls to be made, strict arguments.
 
-Holds how models write calls (`SYNTAXES`) and the bounds of a schema. Knows tools and tags; no tokens but the
-tags that are one, and nothing of how a grammar is compiled.
+Holds how models write calls (`SYNTAXES`); a schema's bounds are the engine's. Knows tools and tags; no tokens
+but the tags that are one, and nothing of how a grammar is compiled.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
+from ..runtime.bounds import excess
 from ..runtime.link.messages import Grammar, GrammarKind
 from .errors import GrammarInvalid
 from .forms import CallForm
@@ -22,10 +21,6 @@ from .tokenizer import ChatTokenizer
 from .toolcalls import CLOSE, OPEN
 
 MAX_GRAMMAR_BYTES = 128 << 10
-MAX_DEPTH = 64
-MAX_PROPERTIES = 1000
-MAX_VALUES = 5000
-MAX_MULTIPLE = 5000
 MAX_CALLS = 16
 """That one reply may be forced to make."""
 
@@ -81,43 +76,9 @@ def checked_grammar(grammar: Grammar, param: str) -> Grammar:
 
 def check_schema(schema: Any, param: str) -> None:
     """Raises ``GrammarInvalid`` for what would take long to compile: depth, size, multiples."""
-    level, depth, properties, values, multiple = [schema], 0, 0, 0, 1
-    while level:
-        depth += 1
-        for node in level:
-            if isinstance(node, dict):
-                properties += _size(node.get("properties"))
-                values += _size(node.get("enum"))
-                multiple = math.lcm(multiple, _digits(node.get("multipleOf")))
-        bounds = {
-            f"at most {MAX_DEPTH} levels": depth > MAX_DEPTH,
-            f"at most {MAX_PROPERTIES} properties": properties > MAX_PROPERTIES,
-            f"at most {MAX_VALUES} values in its enums": values > MAX_VALUES,
-            f"multipleOf up to {MAX_MULTIPLE}, together": multiple > MAX_MULTIPLE,
-        }
-        for bound, passed in bounds.items():
-            if passed:
-                raise GrammarInvalid(f"A schema to be followed has {bound}", param=param)
-        level = [child for node in level for child in _children(node)]
-
-
-def _children(node: Any) -> Iterator[Any]:
-    if isinstance(node, dict):
-        yield from node.values()
-    elif isinstance(node, list):
-        yield from node
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, dict | list) else 0
-
-
-def _digits(value: Any) -> int:
-    """A multiple without its decimal point: so many states it takes."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or not value:
-        return 1
-    digits = Decimal(str(value)).normalize().as_tuple().digits
-    return int("".join(map(str, digits[:12])))
+    bound = excess(schema)
+    if bound is not None:
+        raise GrammarInvalid(f"A schema to be followed has {bound}", param=param)
 
 
 # --- of calls ---------------------------------------------------------------------------------------------

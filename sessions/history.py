@@ -33,6 +33,9 @@ from .tree import Reply, Tree, TurnNode
 ROOT = "root"
 """As ``previous_item_id``: before the first item."""
 
+WRITTEN = 16
+"""Characters that a template writes in the time in which one is tokenized, or more."""
+
 Segment: TypeAlias = Item | Reply
 
 
@@ -51,8 +54,11 @@ class Script:
     shared: int = 0
 
     def characters(self) -> int:
-        """How much text a template has to write, roughly: that of the items."""
-        return sum(_length(segment) for segment in self.segments) + len(self.preamble.instructions)
+        """How much text has to be written and tokenized, roughly: that of the items. What was before is only
+        written, which is many times as fast."""
+        new, old = self.segments[self.shared :], self.segments[: self.shared]
+        before = sum(map(_length, old)) // WRITTEN
+        return sum(map(_length, new)) + before + (0 if old else len(self.preamble.instructions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,8 @@ class Draft:
     """A script in tokens, without its reply yet: ``prompt`` on the first ``keep`` tokens of ``parent``'s
     path.
 
-    ``inputs``: the items since ``parent``, which ``prompt`` writes out. ``miss`` as in the script.
+    ``inputs``: the items since ``parent``, which ``prompt`` writes out. ``miss`` as in the script. ``path``:
+    the tokens of ``parent``'s, where they are known.
     """
 
     parent: TurnNode | None
@@ -68,6 +75,7 @@ class Draft:
     keep: int
     prompt: Ids
     miss: MissReason | None = None
+    path: Ids | None = None
 
     def node(self, reply: Reply, node_id: str | None = None) -> TurnNode:
         """The turn with its reply."""
@@ -77,7 +85,8 @@ class Draft:
         """The whole prompt from the root, ``[keep + len(prompt)]``."""
         if self.parent is None:
             return self.prompt
-        return frozen(np.concatenate([self.parent.tokens()[: self.keep], self.prompt]))
+        path = self.parent.tokens() if self.path is None else self.path
+        return frozen(np.concatenate([path[: self.keep], self.prompt]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,6 +182,10 @@ class History:
     def items(self) -> tuple[Item, ...]:
         """All items in order, those of the replies included."""
         return tuple(item for entry in self._entries for item in _items_of(entry))
+
+    def backwards(self) -> Iterator[Item]:
+        """All items from the last to the first."""
+        return (item for entry in reversed(self._entries) for item in reversed(_items_of(entry)))
 
     def get(self, item_id: str) -> Item:
         """The item with this id. Raises ``ItemUnknown``."""

@@ -10,13 +10,22 @@ into pieces. Knows nothing of items or ids.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum, auto
 
 import regex
 
 from .items import MAX_NAME
 from .jsonscan import ObjectScanner
-from .toolcalls import CallArguments, CallClosed, CallOpened, Piece, Text, name_in, whole_call
+from .toolcalls import (
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    Piece,
+    Splitter,
+    State,
+    Text,
+    name_in,
+    whole_call,
+)
 
 PYTHON_TAG, TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
 
@@ -29,55 +38,27 @@ _FIRST_KEY = regex.compile(r'\{\s*"([^"\\]*)"')
 _KEYS = frozenset({"name", "type", "id", "arguments", "parameters"})
 
 
-class _State(Enum):
-    TEXT = auto()
-    HEAD = auto()  # a call is due, its name not known yet
-    ARGUMENTS = auto()
-    TAIL = auto()  # after a call, until the next begins
-
-
-class JSONCalls:
+class JSONCalls(Splitter):
     """Splits one reply's text into words and calls. ``tag``: what calls begin with; None: the reply itself."""
 
     def __init__(self, tag: str | None) -> None:
+        super().__init__(State.TEXT if tag else State.HEAD)
         self._tag = tag
-        self._state = _State.TEXT if tag else _State.HEAD
-        self._held = ""
         self._space = ""  # before what is held of a head
         self._listed = False  # in the list that follows a tag
         self._told = False  # whether a call was
-        self._scanner = ObjectScanner()
         self._scanned = 0  # of what is held, by the scanner
-
-    def feed(self, text: str) -> Iterator[Piece]:
-        """What is certain now."""
-        self._held += text
-        before: tuple[_State, int] | None = None
-        while self._held and before != (self._state, len(self._held)):
-            before = (self._state, len(self._held))
-            yield from self._advance()
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
         """The rest. ``cut``: the reply did not end by itself, so a call that has only begun is left out."""
         held, self._held = self._held, ""
-        if self._state is _State.ARGUMENTS:
+        if self._state is State.ARGUMENTS:
             yield CallClosed(complete=False)
-        elif self._state is _State.HEAD and not self._told and not cut:
+        elif self._state is State.HEAD and not self._told and not cut:
             yield from _words(self._opening() + self._space + held)
-        elif self._state is _State.TEXT:
+        elif self._state is State.TEXT:
             yield from _words(held)
-        self._state = _State.TAIL
-
-    def _advance(self) -> Iterator[Piece]:
-        match self._state:
-            case _State.TEXT:
-                yield from self._in_text()
-            case _State.HEAD:
-                yield from self._in_head()
-            case _State.ARGUMENTS:
-                yield from self._in_arguments()
-            case _State.TAIL:
-                self._in_tail()
+        self._state = State.TAIL
 
     def _in_text(self) -> Iterator[Piece]:
         if self._tag is None:  # the reply is no call: all of it is words
@@ -95,7 +76,7 @@ class JSONCalls:
 
     def _begin(self, held: str, *, listed: bool = False) -> None:
         """A call is due."""
-        self._state, self._held, self._listed = _State.HEAD, held, listed
+        self._state, self._held, self._listed = State.HEAD, held, listed
         self._scanner, self._scanned, self._space = ObjectScanner(), 0, ""
 
     def _in_head(self) -> Iterator[Piece]:
@@ -130,7 +111,7 @@ class JSONCalls:
                 return
             call = whole_call(bare[: self._scanned], none=b"") if self._scanner.done else None
             if call is not None:
-                self._state, self._held, self._told = _State.TAIL, bare[self._scanned :], True
+                self._state, self._held, self._told = State.TAIL, bare[self._scanned :], True
                 yield CallOpened(call[0])
                 yield CallArguments(call[1])
                 yield CallClosed(complete=True)
@@ -147,32 +128,23 @@ class JSONCalls:
             yield from self._undone()
 
     def _opened(self, name: str, held: str) -> Iterator[Piece]:
-        self._state, self._held, self._told = _State.ARGUMENTS, held, True
+        self._state, self._held, self._told = State.ARGUMENTS, held, True
         self._scanner = ObjectScanner()
         yield CallOpened(name)
 
     def _no_call(self) -> None:
         """What is held is words, or after a call nothing the model meant to say."""
         if self._told:
-            self._state, self._held = _State.TAIL, self._held[1:]
+            self._state, self._held = State.TAIL, self._held[1:]
 
     def _undone(self) -> Iterator[Piece]:
         """What opened the call that is none is words too."""
-        if self._state is _State.HEAD:
-            self._state = _State.TEXT
+        if self._state is State.HEAD:
+            self._state = State.TEXT
             yield from _words(self._opening() + self._space)
 
     def _opening(self) -> str:
         return f"{self._tag}{'[' if self._listed else ''}" if self._tag else ""
-
-    def _in_arguments(self) -> Iterator[Piece]:
-        read = self._scanner.feed(self._held)
-        delta, self._held = self._held[:read], self._held[read:]
-        if delta:
-            yield CallArguments(delta)
-        if self._scanner.done or self._scanner.broken:
-            self._state = _State.TAIL
-            yield CallClosed(self._scanner.done)
 
     def _in_tail(self) -> None:
         """Between calls stands what the form writes."""

@@ -22,6 +22,7 @@ from .items import Tool
 from .probe import TemplateReport, probe
 from .rendering import Renderer
 from .requests import TurnRequest
+from .settled import Settled
 from .tokenizer import ChatTokenizer, template_file
 
 
@@ -31,6 +32,7 @@ class Language:
 
     tokenizer: ChatTokenizer
     report: TemplateReport
+    settled: Settled
     forms: Forms = HERMES
 
     @classmethod
@@ -54,7 +56,8 @@ class Language:
         """With a tokenizer that is loaded already. Raises ``TemplateFailed``."""
         report = probe(tokenizer)
         found = found_forms(tokenizer.template, report.opening, tokenizer.response_template)
-        return cls(tokenizer, report, Forms(calls or found.calls, reasoning or found.reasoning))
+        forms = Forms(calls or found.calls, reasoning or found.reasoning)
+        return cls(tokenizer, report, Settled(tokenizer), forms)
 
     def digest(self) -> bytes:
         """Of tokenizer and template: token ids mean the same only where these are the same."""
@@ -63,7 +66,7 @@ class Language:
 
     def renderer(self, now: datetime) -> Renderer:
         """A session's renderer; its clock stands at ``now``."""
-        return Renderer(self.tokenizer, now)
+        return Renderer(self.tokenizer, now, self.settled)
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """What ends a reply: the model's end tokens, and the one its template closes a turn with."""

@@ -16,19 +16,23 @@ from .items import Item, Message
 from .settled import Settled
 from .template import ChatTemplate
 from .tokenizer import ChatTokenizer
-from .tree import Reply, TurnNode
+from .tree import Paths, Reply, TurnNode
 
 _END = f"\U000f0004{secrets.token_hex(8)}\U000f0005"
 """Marks where text that is still being written ends; nobody outside this process can write it."""
 
 
 class Renderer:
-    """Makes drafts for one session: its clock stands still, so that a new day does not change the head."""
+    """Makes drafts for one session: its clock stands still, so that a new day does not change the head.
 
-    def __init__(self, tokenizer: ChatTokenizer, now: datetime) -> None:
+    ``settled``: the rule of the tokenizer. It looks through the whole vocabulary once, for all sessions.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, now: datetime, settled: Settled) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, now)
-        self._settled = Settled(tokenizer)
+        self._settled = settled
+        self._paths = Paths()
 
     def draft(self, script: Script) -> Draft:
         """The script in tokens. Raises ``TemplateFailed``.
@@ -72,7 +76,8 @@ class Renderer:
         the template.
         """
         joined = self._joined(parent, self._tokenizer.encode(piece, leads=parent is None))
-        return Draft(parent, inputs, joined.keep, joined.prompt, script.miss)
+        path = self._paths.tokens(parent) if parent is not None and parent is script.base else None
+        return Draft(parent, inputs, joined.keep, joined.prompt, script.miss, path)
 
     def _joined(self, parent: TurnNode | None, ids: list[int]) -> Draft:
         keep = 0 if parent is None else parent.length

@@ -108,8 +108,8 @@ class Run:
             self._cut_for = reason
         self._leaving.set()
         if self._generation is not None and self.ending is None:
-            with suppress(RuntimeFault):
-                await self._generation.aclose()
+            with suppress(RuntimeFault):  # nothing more is read: the engine keeps what was, in the same verb
+                await self._generation.aclose(len(self._prompt) + len(self.reader.ids))
 
     @property
     def _cancelled(self) -> bool:
@@ -128,11 +128,9 @@ class Run:
         return events if self.ending is None else events + self.reader.finish(cut=not over)
 
     async def _start(self) -> None:
-        state = await self._sequence.bring(self._all())
-        self._resident = state.computed
-        if not self._cancelled:
-            said = len(self.reader.ids)
-            self._generation = await self._sequence.generate(self._sampling, self._limits, said)
+        said = len(self.reader.ids)
+        self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
+        self._resident = self._generation.state.computed
 
     async def _outlive(self, fault: RuntimeFault) -> list[ReplyEvent]:
         """The engine is gone: go on with the next one, unless none comes in time or nobody waits."""
@@ -176,7 +174,7 @@ class Run:
         return events
 
     def _finished(self, row: Row, finish: Finish) -> list[ReplyEvent]:
-        self._sequence.finished(self._all())
+        self._sequence.finished(self._all(), 1 if row.work is None else row.work.pending)
         if finish is Finish.STOP:
             self._end(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
         else:
@@ -189,7 +187,7 @@ class Run:
         """End the generation where the reader stands: the engine keeps what was read, no more."""
         if self._generation is not None:
             with suppress(EngineGone):  # then the next turn finds the sequence lost; this one has all it said
-                await self._sequence.stop(self._all())
+                await self._sequence.stop(self._all(), self._generation.stopped)
         self._end(status, reason, work)
         return self.reader.finish(cut=status is not ReplyStatus.COMPLETED)
 

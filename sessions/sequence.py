@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..runtime.errors import EngineDied, EngineGone, SequenceUnknown, VerbRefused
+from ..runtime.errors import EngineDied, EngineGone, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
 from ..runtime.link.generation import Generation
 from ..runtime.link.messages import Limits, Moved, Receipt, Sampling, State
@@ -56,6 +56,7 @@ class LiveSequence:
         self._computed_before = 0  # KV there was before anything was
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
         self._generating = False
+        self._unread = 1
         self._alone = False  # opened so that it shares no step
         self._lease: _Wish | None = None
         self.suspicion = Suspicion()
@@ -103,11 +104,11 @@ class LiveSequence:
                     child._settle(State(seq, at, computed, 0), ids[:at])
 
     def pending(self, keep: int) -> int:
-        """Of a branch's first ``keep`` tokens: 1 if the last was sampled and has no KV yet, else 0."""
+        """Of a branch's first ``keep`` tokens: the last ones that were said, but have no KV yet."""
         if self._state is None or self.lost or len(self._held) < keep:
             return 1
         computed = self._computed_before if self._ahead else self._state.computed
-        return min(1, max(0, keep - computed))
+        return min(self._unread, max(0, keep - computed))
 
     async def bring(self, ids: Ids) -> State:
         """Make the engine hold exactly these tokens; the state tells how many were computed already.
@@ -115,13 +116,30 @@ class LiveSequence:
         Raises the runtime's ``VerbRefused`` and ``EngineGone``.
         """
         async with self._verbs:
-            before, ahead, self._ahead = self.held, self._ahead, False
-            state = await self._bring(ids)
-            self.retracted |= ahead and common_prefix(before, ids) < len(before)
-            return state
+            return await self._brought(ids)
 
-    async def anticipate(self, ids: Ids, *, unless: Callable[[], bool]) -> None:
+    async def begin(
+        self, ids: Ids, sampling: Sampling, limits: Limits, generated_from: int = 0
+    ) -> Generation:
+        """`bring`, and sample what follows, the last ``generated_from`` tokens being of the reply already.
+
+        What only follows on what is held comes with that verb, so no step lies between. `stop` or `finished`
+        tells how it ended.
+        """
+        async with self._verbs:
+            await self._brought(ids, whole=False)
+            try:
+                return await self._generate(ids, sampling, limits, generated_from)
+            except (SequenceBusy, SequenceUnknown):  # it is not as we thought: begin again
+                if self.lost:
+                    raise
+                await self.close()
+                await self._begin(ids, alone=self.suspicion.alone)
+                return await self._generate(ids, sampling, limits, generated_from)
+
+    async def anticipate(self, ids: Ids, *, unless: Callable[[], bool], due: bool = False) -> None:
         """`bring`, for tokens of a turn that has not begun; not if one did while this waited for its place.
+        ``due``: it is about to.
 
         Nor where an engine died over this branch: whether that was its doing is for a turn to find out, which
         pays for it with the poison rule, and not for every piece of text that comes.
@@ -131,7 +149,7 @@ class LiveSequence:
                 before = self.held
                 if not self._ahead:
                     self._computed_before = self._state.computed if self._state else 0
-                await self._bring(ids)
+                await self._bring(ids, due=due)
                 self.retracted |= self._ahead and common_prefix(before, ids) < len(before)
                 self._ahead = True
 
@@ -174,7 +192,8 @@ class LiveSequence:
         death = self._link.death_of(self._incarnation)
         return death is None or self._state.seq in death.step
 
-    async def _bring(self, ids: Ids) -> State:
+    async def _bring(self, ids: Ids, *, whole: bool = True, due: bool = False) -> State:
+        """Not ``whole``: what only follows on what is held is left out. ``due`` as in `anticipate`."""
         assert len(ids) > 0, "a prompt has at least one token"
         alone = self.suspicion.alone
         state = self._state if self._certain and not self.lost and not alone else None
@@ -183,7 +202,7 @@ class LiveSequence:
             state = None if alone else await self._forked(ids)
         if state is not None:
             try:
-                return await self._mend(state, ids)
+                return await self._mend(state, ids, whole=whole, due=due)
             except VerbRefused:  # it is not as we thought: begin again
                 await self.close()
         return await self._begin(ids, alone=alone)
@@ -198,26 +217,24 @@ class LiveSequence:
                 await self._link.lease(state.seq, wish.priority, wish.until - now, returns_in)
         return state
 
-    async def generate(self, sampling: Sampling, limits: Limits, generated_from: int = 0) -> Generation:
-        """Begin a generation on what is held, the last ``generated_from`` tokens of which are of the reply.
+    async def stop(self, ids: Ids, stopped: State | None = None) -> None:
+        """End the generation and keep exactly ``ids``, a beginning of what it made.
 
-        ``stop`` or ``finished`` tells how it ended.
+        ``stopped``: the engine's answer, where it was told to already.
         """
-        self._certain, self._generating = False, True
-        generation = await self._link.generate(self._open.seq, sampling, limits, generated_from)
-        self._state = generation.state  # of the epoch that the rows have
-        return generation
-
-    async def stop(self, ids: Ids) -> None:
-        """End the generation and keep exactly ``ids``, a beginning of what it made."""
-        state = await self._link.stop(self._open.seq)
+        if stopped is None or self.lost:
+            stopped = await self._link.stop(self._open.seq, len(ids))
+        state = stopped
         if state.length > len(ids):
             state = await self._link.truncate(state.seq, len(ids), state.epoch)
+        said = state.length - len(self._held)  # of these a grammar may have had several follow without a step
+        self._unread = max(1, min(said, state.length - state.computed))
         self._settle(state, ids[: state.length])
 
-    def finished(self, ids: Ids) -> None:
-        """The generation ended by itself; ``ids`` is all the sequence holds, the last of them without KV."""
-        self._settle(State(self._open.seq, len(ids), len(ids) - 1, self._open.epoch), ids)
+    def finished(self, ids: Ids, pending: int) -> None:
+        """The generation ended by itself; ``ids`` is all the sequence holds, ``pending`` of them without KV."""
+        self._unread = pending
+        self._settle(State(self._open.seq, len(ids), len(ids) - pending, self._open.epoch), ids)
 
     async def recover(self) -> None:
         """The engine that held it is gone: wait for the next one, and weigh how that one died.
@@ -247,14 +264,30 @@ class LiveSequence:
             raise SequenceUnknown("the session let its sequence go")
         return self._state
 
-    async def _mend(self, state: State, ids: Ids) -> State:
+    async def _mend(self, state: State, ids: Ids, *, whole: bool, due: bool) -> State:
         shared = common_prefix(self._held, ids)
         self._certain = False
         if shared < len(self._held):
             state = await self._link.truncate(state.seq, shared, state.epoch)
-        if shared < len(ids):
-            state = await self._link.extend(state.seq, ids[shared:].tolist())
-        return self._settle(state, ids)
+        if whole and shared < len(ids):
+            state = await self._link.extend(state.seq, ids[shared:].tolist(), due)
+            shared = len(ids)
+        return self._settle(state, ids[:shared])
+
+    async def _brought(self, ids: Ids, *, whole: bool = True) -> State:
+        before, ahead, self._ahead = self.held, self._ahead, False
+        state = await self._bring(ids, whole=whole)
+        self.retracted |= ahead and common_prefix(before, ids) < len(before)
+        return state
+
+    async def _generate(
+        self, ids: Ids, sampling: Sampling, limits: Limits, generated_from: int
+    ) -> Generation:
+        seq, new = self._open.seq, ids[len(self._held) :].tolist()
+        self._certain, self._generating, self._unread = False, True, 1
+        generation = await self._link.generate(seq, sampling, limits, generated_from, new)
+        self._state, self._held = generation.state, ids  # of the epoch that the rows have
+        return generation
 
     async def _forked(self, ids: Ids) -> State | None:
         origin = self._origin

@@ -24,7 +24,8 @@ from .language import Language
 from .requests import TurnRequest
 from .response import Branch, Response
 from .sequence import LiveSequence
-from .settings import SessionSettings
+from .settings import SessionSettings, TenantLimits
+from .tenants import Tenant
 from .tree import TurnNode
 from .waits import Waits
 
@@ -34,6 +35,7 @@ class Session:
 
     ``log`` is its place in the journal, ``handles`` are those that open it, ``reopened`` tells that it comes
     from there. ``sequence``: that of a session that was forked. ``waits``: where its pauses are noted.
+    ``tenant``: whose replies its own are counted with.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Session:
         reopened: bool = False,
         sequence: LiveSequence | None = None,
         waits: Waits | None = None,
+        tenant: Tenant | None = None,
     ) -> None:
         settings = settings or SessionSettings()
         self.id = id
@@ -64,6 +67,7 @@ class Session:
         self._anticipation = Anticipation(self._branch)
         self._waits = waits or Waits()
         self.keeping = Keeping(self._branch, lambda tokens, seconds: self._waits.leaves(id, tokens, seconds))
+        self._tenant = tenant or Tenant(TenantLimits())
         self._responses: list[Response] = []
         self._closed = False
 
@@ -72,9 +76,10 @@ class Session:
         response. ``note`` is kept with it in the journal.
 
         Raises ``ConversationBusy`` while another one writes the conversation; out-of-band ones may run
-        beside it.
+        beside it. Raises ``TurnLimit`` where the tenant has as many running as it may.
         """
         self._check_open()
+        self._tenant.check_turns()
         response = Response(self._branch, request, response_id, ended=self._anticipation.resume)
         form = request_form(request) if response.writes else {}
         if response.writes:
@@ -187,6 +192,7 @@ class Session:
         await self._anticipation.aclose()
         for response in self._live():
             await response.cancel()
+        self._tenant.left(self._responses)
         await self._sequence.close()
         self.log.close()
 
@@ -196,6 +202,7 @@ class Session:
 
     def _began(self, response: Response) -> Response:
         self._responses = [*self._live(), response]
+        self._tenant.began(response)
         return response
 
     def _live(self) -> list[Response]:

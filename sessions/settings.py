@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one tenant may have at once: ``sessions`` open, ``turns`` running. None: as many as there may be."""
+
+    sessions: int | None = None
+    turns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +22,7 @@ class SessionSettings:
     conversations longer than this are rendered and tokenized on a thread, so that they do not hold up the
     event loop. ``debounce_seconds``: how long text on its way is collected before it is prefilled.
     ``recovery_seconds``: a reply whose engine died waits so long for the next one; then it fails.
+    ``tenants``: of what all have, how much one tenant may, by its salt.
     """
 
     max_sessions: int = 10_000
@@ -20,3 +30,4 @@ class SessionSettings:
     aside_characters: int = 32_768
     debounce_seconds: float = 0.02
     recovery_seconds: float = 60.0
+    tenants: Mapping[bytes, TenantLimits] = field(default_factory=dict)

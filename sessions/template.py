@@ -10,6 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -27,12 +28,31 @@ _NONCE = secrets.token_hex(8)
 _SENTINEL = re.compile(f"\U000f0002{_NONCE}\\.([0-9]+)\U000f0003")
 
 
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """What a template is given of a preamble and of segments; ``names``: those of the tools, by call.
+
+    Nobody changes a message that is in here.
+    """
+
+    preamble: Preamble
+    tools: Any
+    segments: tuple[Segment, ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+    replies: int = 0
+
+
 class ChatTemplate:
-    """One model's chat template. ``now`` is what it takes for the present, for as long as this lives."""
+    """One model's chat template. ``now`` is what it takes for the present, for as long as this lives.
+
+    Most scripts are the one before and a few segments more: what was made of that is kept.
+    """
 
     def __init__(self, tokenizer: ChatTokenizer, now: datetime) -> None:
         self._tokenizer = tokenizer
         self._now = now
+        self._kept = _Messages(Preamble(), None)
         try:
             self._template = _compile_jinja_template(tokenizer.template)
         except TemplateError as fault:
@@ -47,20 +67,20 @@ class ChatTemplate:
         with what stands before the next reply. Raises ``TemplateFailed``.
         """
         try:
-            messages, replies = self._messages(preamble, segments)
-            text = self._render(messages, [_tool_form(tool) for tool in preamble.tools], open_reply)
+            said = self._messages(preamble, tuple(segments))
+            text = self._render(said, open_reply)
         except Exception as fault:  # a template is code from outside: whatever it raises is its refusal
             raise TemplateFailed(f"The chat template refused the conversation: {fault}") from fault
         # [text, number, text, number, ..., text]
         parts = _SENTINEL.split(text)
-        if parts[1::2] != [str(number) for number in range(replies)]:
+        if parts[1::2] != [str(number) for number in range(said.replies)]:
             raise TemplateFailed("The chat template lost, doubled or moved a reply")
         return parts[0::2]
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], open_reply: bool) -> str:
+    def _render(self, said: _Messages, open_reply: bool) -> str:
         rendered: str = self._template.render(
-            messages=messages,
-            tools=self._tokenizer.mark(tools) or None,
+            messages=list(said.messages),
+            tools=said.tools,
             documents=None,
             add_generation_prompt=open_reply,
             strftime_now=self._now.strftime,
@@ -68,25 +88,44 @@ class ChatTemplate:
         )
         return rendered
 
-    def _messages(self, preamble: Preamble, segments: Sequence[Segment]) -> tuple[list[dict[str, Any]], int]:
+    def _messages(self, preamble: Preamble, segments: tuple[Segment, ...]) -> _Messages:
+        """All of it; what comes before the last segment is kept, since that one may still grow."""
+        known = self._kept
+        if known.preamble != preamble or known.segments != segments[: len(known.segments)]:
+            known = self._opened(preamble)
+        before = max(len(known.segments), len(segments) - 1)
+        self._kept = known = self._and(known, segments[len(known.segments) : before])
+        return self._and(known, segments[before:])
+
+    def _opened(self, preamble: Preamble) -> _Messages:
         mark = self._tokenizer.mark
-        messages: list[dict[str, Any]] = []
-        names: dict[str, str] = {}
-        replies = 0
-        if preamble.instructions:
-            messages.append({"role": "system", "content": mark(preamble.instructions)})
+        tools = mark([_tool_form(tool) for tool in preamble.tools]) or None
+        told = {"role": "system", "content": mark(preamble.instructions)}
+        return _Messages(preamble, tools, messages=(told,) if preamble.instructions else ())
+
+    def _and(self, known: _Messages, segments: tuple[Segment, ...]) -> _Messages:
+        """What is known, and ``segments`` after it."""
+        if not segments:
+            return known
+        mark = self._tokenizer.mark
+        messages, names, replies = list(known.messages), dict(known.names), known.replies
         for segment in segments:
             if isinstance(segment, Reply):
                 messages.append({"role": "assistant", "content": _sentinel(replies)})
                 replies += 1
-            for item in _items(segment):
-                if isinstance(item, FunctionCall):
-                    names[item.call_id] = item.name
+            names.update(
+                (item.call_id, item.name) for item in _items(segment) if isinstance(item, FunctionCall)
+            )
             if isinstance(segment, FunctionCall) and _takes_calls(messages):
-                messages[-1].setdefault("tool_calls", []).append(mark(_call_form(segment)))
+                last = messages[-1]
+                messages[-1] = {
+                    **last,
+                    "tool_calls": [*last.get("tool_calls", ()), mark(_call_form(segment))],
+                }
             elif not isinstance(segment, Reply):
                 messages.append(mark(_message_form(segment, names)))
-        return messages, replies
+        together = known.segments + segments
+        return _Messages(known.preamble, known.tools, together, tuple(messages), names, replies)
 
 
 def _sentinel(number: int) -> str:

@@ -42,6 +42,7 @@ class ChatTokenizer:
         self.template = template
         self.response_template = response_template
         self.named = dict(named or {})
+        self._newline = self._parse("\n")  # what stands before text that does not lead
         added = backend.get_added_tokens_decoder()
         self.specials = frozenset(token for token, known in added.items() if known.special)
         """Ids of the special tokens, which delivered text leaves out."""
@@ -111,7 +112,7 @@ class ChatTokenizer:
         if leads:
             whole = self.backend.encode(text, add_special_tokens=False)
             return list(whole.ids), list(whole.word_ids)
-        newline = self._parse("\n")
+        newline = self._newline
         whole = self.backend.encode("\n" + text, add_special_tokens=False)
         if list(whole.ids[: len(newline)]) == newline:
             return list(whole.ids[len(newline) :]), list(whole.word_ids[len(newline) :])
@@ -133,7 +134,7 @@ class ChatTokenizer:
         """Ids of text from within a prompt: tokenizers that prefix a space do so only at the beginning."""
         if not text:
             return []
-        newline = self._parse("\n")
+        newline = self._newline
         ids = self._parse("\n" + text)
         return ids[len(newline) :] if ids[: len(newline)] == newline else self._parse(text)
 

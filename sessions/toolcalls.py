@@ -10,6 +10,7 @@ nothing of items or ids.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -72,58 +73,85 @@ class _Call(msgspec.Struct):
     parameters: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _State(Enum):
+class State(Enum):
+    """Where in a reply the text is that comes next."""
+
     TEXT = auto()
-    HEAD = auto()  # after <tool_call>, name not known yet
+    HEAD = auto()  # a call is due, its name not known yet
     ARGUMENTS = auto()
-    TAIL = auto()  # after the arguments, until the tag closes
+    TAIL = auto()  # after a call's arguments, until its form lets words or another call follow
 
 
-class CallParser:
-    """Splits one reply's text into words and calls."""
+class Splitter(ABC):
+    """Text with calls whose arguments are JSON objects, told as they are written; forms differ in the rest."""
 
-    def __init__(self) -> None:
-        self._state = _State.TEXT
+    def __init__(self, state: State) -> None:
+        self._state = state
         self._held = ""
-        self._space = ""  # before the tag: dropped with a call, delivered with what is none
-        self._trim = False  # directly after a call, space is the template's, not the model's words
         self._scanner = ObjectScanner()
 
     def feed(self, text: str) -> Iterator[Piece]:
         """What is certain now."""
         self._held += text
-        before: tuple[_State, str] | None = None
-        while self._held and before != (self._state, self._held):
-            before = (self._state, self._held)
+        before: tuple[State, int] | None = None
+        while self._held and before != (self._state, len(self._held)):
+            before = (self._state, len(self._held))
             yield from self._advance()
+
+    def _advance(self) -> Iterator[Piece]:
+        match self._state:
+            case State.TEXT:
+                yield from self._in_text()
+            case State.HEAD:
+                yield from self._in_head()
+            case State.ARGUMENTS:
+                yield from self._in_arguments()
+            case State.TAIL:
+                self._in_tail()
+
+    def _in_arguments(self) -> Iterator[Piece]:
+        read = self._scanner.feed(self._held)
+        delta, self._held = self._held[:read], self._held[read:]
+        if delta:
+            yield CallArguments(delta)
+        if self._scanner.done or self._scanner.broken:
+            self._state = State.TAIL
+            yield CallClosed(self._scanner.done)
+
+    @abstractmethod
+    def _in_text(self) -> Iterator[Piece]: ...
+
+    @abstractmethod
+    def _in_head(self) -> Iterator[Piece]: ...
+
+    @abstractmethod
+    def _in_tail(self) -> None: ...
+
+
+class CallParser(Splitter):
+    """Splits one reply's text into words and calls."""
+
+    def __init__(self) -> None:
+        super().__init__(State.TEXT)
+        self._space = ""  # before the tag: dropped with a call, delivered with what is none
+        self._trim = False  # directly after a call, space is the template's, not the model's words
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
         """The rest. ``cut``: the reply did not end by itself, so a call that has only begun is left out."""
         held, self._held = self._held, ""
-        if self._state is _State.TEXT:
+        if self._state is State.TEXT:
             yield from self._words(held)
-        elif self._state is _State.ARGUMENTS:
+        elif self._state is State.ARGUMENTS:
             yield CallClosed(complete=False)
-        elif self._state is _State.HEAD and not cut:
+        elif self._state is State.HEAD and not cut:
             yield from self._whole(held, closed="")
-        self._state = _State.TAIL
-
-    def _advance(self) -> Iterator[Piece]:
-        match self._state:
-            case _State.TEXT:
-                yield from self._in_text()
-            case _State.HEAD:
-                yield from self._in_head()
-            case _State.ARGUMENTS:
-                yield from self._in_arguments()
-            case _State.TAIL:
-                self._in_tail()
+        self._state = State.TAIL
 
     def _in_text(self) -> Iterator[Piece]:
         before, tag, after = self._held.partition(OPEN)
         if tag:
             words = before.rstrip()
-            self._state, self._held, self._space = _State.HEAD, after, before[len(words) :]
+            self._state, self._held, self._space = State.HEAD, after, before[len(words) :]
             yield from self._words(words)
         else:
             free = len(_without_begun_tag(self._held).rstrip())
@@ -135,22 +163,13 @@ class CallParser:
         head = _HEAD.match(self._held, 0, len(self._held) if cut < 0 else cut)
         name = None if head is None else name_in(head[1])
         if head is not None and name is not None:
-            self._state, self._held = _State.ARGUMENTS, self._held[head.end() :]
+            self._state, self._held = State.ARGUMENTS, self._held[head.end() :]
             self._scanner = ObjectScanner()
             yield CallOpened(name)
         elif cut >= 0:
             body, self._held = self._held[:cut], self._held[cut + len(CLOSE) :]
-            self._state = _State.TEXT
+            self._state = State.TEXT
             yield from self._whole(body, closed=CLOSE)
-
-    def _in_arguments(self) -> Iterator[Piece]:
-        read = self._scanner.feed(self._held)
-        delta, self._held = self._held[:read], self._held[read:]
-        if delta:
-            yield CallArguments(delta)
-        if self._scanner.done or self._scanner.broken:
-            self._state = _State.TAIL
-            yield CallClosed(self._scanner.done)
 
     def _in_tail(self) -> None:
         found = [(at, tag) for tag in (CLOSE, OPEN) if (at := self._held.find(tag)) >= 0]
@@ -159,7 +178,7 @@ class CallParser:
             return
         at, tag = min(found)
         self._held = self._held[at + len(tag) :]
-        self._state = _State.TEXT if tag == CLOSE else _State.HEAD
+        self._state = State.TEXT if tag == CLOSE else State.HEAD
         self._space, self._trim = "", True
 
     def _whole(self, body: str, closed: str) -> Iterator[Piece]:

@@ -84,6 +84,25 @@ class TurnNode:
         return frozen(ids)
 
 
+class Paths:
+    """Tokens of the paths to nodes: that of the one asked for last is kept, and its child's follow from it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[TurnNode, Ids] | None = None
+
+    def tokens(self, node: TurnNode) -> Ids:
+        """`TurnNode.tokens`, in one step where that is the last one's child."""
+        last = self._last
+        if last is None or (last[0] is not node and last[0] is not node.parent):
+            ids = node.tokens()
+        elif last[0] is node:
+            ids = last[1]
+        else:
+            ids = frozen(np.concatenate([last[1][: node.keep], node.prompt, node.reply.ids]))
+        self._last = (node, ids)
+        return ids
+
+
 class Tree:
     """Where a conversation stands in its tree: the head, or None before the first turn."""
 

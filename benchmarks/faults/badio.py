@@ -160,9 +160,9 @@ async def _round(
     acknowledged: dict[int, list[str]],
     found: dict[str, Any],
 ) -> None:
+    from ...sessions.journal.changes import Drop
     from ...sessions.journal.log import JournaledLog
     from ...sessions.journal.records import Heard, Keyring, SessionRecord
-    from ...sessions.journal.store import Drop
 
     record = SessionRecord(id=f"s{round_}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     log = JournaledLog.begin(book, record)

@@ -22,9 +22,10 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.errors import RecordUnavailable
 from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable, StoreUnusable
+from holdfast.sessions.journal.changes import Append, Change, Put
 from holdfast.sessions.journal.records import HandleRecord, Heard, Keyring, SessionRecord
 from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.journal.store import Append, Change, JournalStore, Put, Table, key_of
+from holdfast.sessions.journal.store import JournalStore, Table, key_of
 
 from .crowd import Tally
 

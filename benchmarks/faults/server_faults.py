@@ -11,12 +11,12 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from holdfast.sdk import Client, ConnectionLost, connect
+from holdfast.sdk import Client, ConnectionFailed, ConnectionLost, connect
 from holdfast.sdk.frames.client import ItemCreate, ResponseCreate
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.server import ResponseCreated, ResponseDone, ServerGoingAway
@@ -86,7 +86,8 @@ async def orphaned(tries: int, seed: int) -> Tally:
             tally.gap = max(tally.gap, asyncio.get_running_loop().time() - began)
             tally.tries += 1
             tally.wrong += not children
-            await speaking
+            with suppress(ConnectionFailed):  # killed before it had answered
+                await speaking
     return tally
 
 

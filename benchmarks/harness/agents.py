@@ -1,20 +1,31 @@
-"""Agent-like traffic as data: who speaks when, how many tokens are new, how many are said; and its optimum.
+"""Agent-like traffic as data: who speaks when, how many tokens are new, how many are said.
 
 The `coding` workload: sessions begin with a prompt that all share and an input of their own; each step appends
 what a tool said, and pauses are those of tools, and now and then of people. Lengths are log-normal with a
-Pareto tail, scaled down; the seed decides everything. `optimum` is what no policy can beat. Pure arithmetic.
+Pareto tail, scaled down; the seed decides everything. Pure arithmetic; knows no policy (`optimum`).
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import inf, log
+from dataclasses import dataclass, replace
+from math import log
 
 SHARED = 15_000
+LONGEST_PAUSE = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """How long something lets a session wait: log-normal, with its median in seconds."""
+
+    median: float
+    sigma: float
+
+
+TOOL, HUMAN = Pause(0.285, 3.0), Pause(85.0, 2.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,7 @@ class Turn:
     """``fresh`` tokens come (in a first turn behind the shared prompt), ``said`` are generated.
 
     ``before``: tokens of the session by then, the shared prompt among them; 0 in a first turn. ``at``: seconds.
+    ``human``: a person comes next, not what a tool said.
     """
 
     at: float
@@ -44,6 +56,7 @@ class Turn:
     fresh: int
     said: int
     last: bool
+    human: bool = False
 
     def after(self, scale: Scale) -> int:
         """Tokens of the session when the turn is over."""
@@ -67,7 +80,7 @@ def coding(sessions: int, turns: int, seed: int, scale: Scale) -> list[Turn]:
     while len(trace) < turns:
         at, name, rest = heapq.heappop(coming)
         turn, pause = next(rest)
-        trace.append(Turn(at, name, turn.before, turn.fresh, turn.said, turn.last))
+        trace.append(replace(turn, at=at))
         if turn.last:
             name = next(names)
             rest = _session(name, rng, scale)
@@ -83,7 +96,9 @@ def _session(name: int, rng: random.Random, scale: Scale) -> Iterator[tuple[Turn
         turn = Turn(0.0, name, before, fresh, said, step == steps - 1)
         before, fresh = turn.after(scale), _appended(rng, scale)
         full = before + fresh + 8000 // scale.tokens > scale.context
-        yield Turn(0.0, name, turn.before, turn.fresh, said, turn.last or full), _pause(rng) / scale.times
+        human = rng.random() < 1 / 8.8
+        pause = _pause(HUMAN if human else TOOL, rng)
+        yield replace(turn, last=turn.last or full, human=human), pause / scale.times
         if full:
             return
 
@@ -98,10 +113,8 @@ def _appended(rng: random.Random, scale: Scale) -> int:
     return _tokens(count, scale, scale.context // 4)
 
 
-def _pause(rng: random.Random) -> float:
-    human = rng.random() < 1 / 8.8
-    spread = rng.lognormvariate(log(85), 2.1) if human else rng.lognormvariate(log(0.285), 3.0)
-    return min(3600.0, spread)
+def _pause(pause: Pause, rng: random.Random) -> float:
+    return min(LONGEST_PAUSE, rng.lognormvariate(log(pause.median), pause.sigma))
 
 
 def working_set(trace: Sequence[Turn], scale: Scale, block: int) -> int:
@@ -119,38 +132,3 @@ def working_set(trace: Sequence[Turn], scale: Scale, block: int) -> int:
 def truly_new(trace: Sequence[Turn], scale: Scale) -> int:
     """Tokens that any policy must prefill: the shared prompt once, and what is new in each turn."""
     return scale.shared + sum(turn.new for turn in trace)
-
-
-def optimum(trace: Sequence[Turn], scale: Scale, block: int, capacity: int) -> int:
-    """The least number of tokens prefilled again by any policy that keeps ``capacity`` blocks in all.
-
-    Belady's MIN on this trace, every tier taken as one store without duplicates, and any block free to stay or
-    go between two turns: what goes is what is used again latest, or never. A session's blocks are used
-    together, so only the end of the one that returns last is given up, and what is kept is always a beginning.
-    The running turn's own needs on the device are left out. So it is a lower bound, which perhaps nobody meets.
-    """
-    uses: dict[int, list[int]] = {}
-    for at, turn in enumerate(trace):
-        uses.setdefault(turn.session, []).append(at)
-    room = capacity - -(-scale.shared // block)  # every session's next use is the shared prompt's
-    kept: dict[int, int] = {}
-    again = held = 0
-    for at, turn in enumerate(trace):
-        whole = max(0, (turn.before - scale.shared - 1) // block)  # but for the tail and the pending token
-        again += block * max(0, whole - kept.get(turn.session, 0)) if turn.before else 0
-        wanted = -(-(turn.after(scale) - scale.shared) // block)
-        held += wanted - kept.get(turn.session, 0)
-        kept[turn.session] = wanted
-        while held > room:
-            latest = max(kept, key=lambda one: _next_use(uses[one], at))
-            gone = min(kept[latest], held - room)
-            held -= gone
-            kept[latest] -= gone
-            if not kept[latest]:
-                del kept[latest]
-    return again
-
-
-def _next_use(uses: list[int], at: int) -> float:
-    following = bisect_right(uses, at)
-    return uses[following] if following < len(uses) else inf

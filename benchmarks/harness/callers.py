@@ -1,98 +1,127 @@
-"""A toy that calls a tool in each reply: a language with a call's pieces as tokens, and draws that force them.
+"""A toy that calls a tool in each reply: its grammar forces the call, its weights choose an argument.
 
-The weights are random; `forced` leaves them one choice after each piece. A call that is rendered from its item
-is the same tokens as one that was sampled: a history that is sent again has as many as one that is kept.
+Words are those of this program's own source, in a vocabulary of byte pairs learnt from it, so that a token is
+about as many characters as a real model's. What the weights choose are digits, which are tokens of their own
+in any text: a call that is rendered from its item is the same tokens as one that was sampled, and a history
+that is sent again has as many as one that is kept.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import holdfast
 from holdfast.sdk import Tool, tool
 
-from ..toys import ASSISTANT, FIRST_CHARACTER, SHAPES, USER, make_toy, text_of
+from ..toys import SHAPES, make_toy
 
-PIECES = (
-    '<tool_call>{"name": "step", ',
-    '"arguments": {"path": "src/',
-    'main.py", "line": ',
-    "17}",
-    "}</tool_call>",
-)
-CLOSING = 3
-"""The piece whose last character closes the arguments."""
+TOOL = "step"
+"""That every reply calls."""
 OUTPUT_TOKENS = 48
+USER, ASSISTANT, OPEN, CLOSE, END = MARKS = (
+    "<|user|>",
+    "<|assistant|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|end|>",
+)
+"""The last tokens of the vocabulary, in order."""
+ROOMS = ("gateway", "sessions")
+"""Whose source the words are from."""
 
+_SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.role == 'assistant' -%}
-{{- '{assistant}' ~ message.content -}}
+{{- '<|assistant|>' ~ message.content -}}
 {%- for call in message.tool_calls or [] -%}
-{{- '<tool' ~ '_call>{"name": "' ~ call.function.name ~ '", "arguments": ' -}}
-{{- (call.function.arguments | tojson) ~ '}' ~ '</tool_call>' -}}
+{{- '<tool_call>\\n{"name": "' ~ call.function.name ~ '", "arguments": ' -}}
+{{- (call.function.arguments | tojson) ~ '}\\n</tool_call>' -}}
 {%- endfor -%}
-{{- '{end}' -}}
-{%- else -%}{{- '{user}' ~ message.content -}}
+{{- '<|end|>' -}}
+{%- else -%}{{- '<|user|>' ~ message.content -}}
 {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{- '{assistant}' -}}{%- endif -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
 """
 
 
-def make_caller(model: str, folder: Path, seed: int, dtype: str) -> Path:
-    """Write the toy ``model`` with the language of calls, and return its folder."""
-    make_toy(model, folder, seed=seed, dtype=dtype, eos_token_id=end_of(model))
-    from tokenizers import AddedToken, Tokenizer, decoders
-    from tokenizers.models import BPE
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The toy: its ``folder``, its tokenizer, and its words as tokens."""
 
-    end, pieces = end_of(model), pieces_of(model)
-    vocabulary = {text_of([token]): token for token in range(pieces[0])}
-    vocabulary |= dict(zip(PIECES, pieces, strict=True)) | {text_of([end]): end}
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in PIECES])
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    template = _TEMPLATE
-    for name, token in (("assistant", ASSISTANT), ("user", USER), ("end", end)):
-        template = template.replace(f"{{{name}}}", text_of([token]))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    return folder
+    folder: Path
+    tokenizer: Tokenizer
+    said: tuple[int, ...]
+
+    @classmethod
+    def make(cls, model: str, folder: Path, seed: int, dtype: str) -> Caller:
+        """Write the toy ``model`` with the language of calls."""
+        size = int(SHAPES[model]["vocab_size"])
+        make_toy(model, folder, seed=seed, dtype=dtype, eos_token_id=size - 1)
+        source = _source()
+        tokenizer = _learnt(source, size)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE}))
+        said = tokenizer.encode(source, add_special_tokens=False).ids
+        return cls(folder, tokenizer, tuple(said))
+
+    @property
+    def closing(self) -> int:
+        """The token that closes a call's arguments: the one after the last digit."""
+        token: int = self.tokenizer.encode(f"7}}}}\n{CLOSE}", add_special_tokens=False).ids[1]
+        return token
+
+    def forced(self) -> dict[str, Any]:
+        """Session fields that make every reply one call, and nothing else."""
+        return {"temperature": 0, "tool_choice": {"type": "function", "name": TOOL}, "max_output_tokens": 64}
+
+    def words(self, count: int, seed: int) -> str:
+        """Text of so many tokens, from somewhere in the source."""
+        at = random.Random(seed).randrange(len(self.said) - 2 * count)
+        while True:
+            text: str = self.tokenizer.decode(list(self.said[at : at + count]), skip_special_tokens=False)
+            if len(self.tokenizer.encode(text, add_special_tokens=False).ids) == count:
+                return text
+            at += 1  # a word that is cut is spelled otherwise
+
+    def tool(self, seed: int) -> Tool:
+        """The tool that is called: it answers at once."""
+        rng = random.Random(seed)
+
+        @tool(name=TOOL)
+        async def step(path: Literal["src/main.py"], line: Annotated[int, Meta(ge=100, le=999)]) -> str:
+            """Look at a line."""
+            return self.words(OUTPUT_TOKENS, rng.randrange(1 << 30))
+
+        return step
 
 
-def end_of(model: str) -> int:
-    """The token that ends a reply."""
-    return int(SHAPES[model]["vocab_size"]) - 1
+def _source() -> str:
+    """What is written in ASCII in the program's source, in the order of its files."""
+    root = Path(holdfast.__file__).parent
+    files = (path for room in ROOMS for path in sorted((root / room).rglob("*.py")))
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    return text.encode("ascii", errors="ignore").decode()
 
 
-def pieces_of(model: str) -> list[int]:
-    """The tokens of a call's pieces."""
-    return [end_of(model) - len(PIECES) + at for at in range(len(PIECES))]
-
-
-def forced(model: str) -> dict[str, Any]:
-    """Sampling fields that make every reply one call, and nothing else: after each piece only the next."""
-    chain = [*pieces_of(model), end_of(model)]
-    bias = {token: 100.0 if at == 0 else 60.0 for at, token in enumerate(chain)}
-    banned = [[one, other] for at, one in enumerate(chain[:-1]) for other in chain if other != chain[at + 1]]
-    return {"temperature": 0, "logit_bias": bias, "bad_words": banned, "max_output_tokens": len(chain) + 2}
-
-
-def words(model: str, count: int, seed: int) -> str:
-    """Text of so many tokens."""
-    rng = random.Random(seed)
-    return "".join(chr(FIRST_CHARACTER + rng.randrange(2, pieces_of(model)[0])) for _ in range(count))
-
-
-def step_tool(model: str, seed: int) -> Tool:
-    """The tool that is called: it answers at once."""
-    rng = random.Random(seed)
-
-    @tool
-    async def step(path: str, line: int) -> str:
-        """Look at a line."""
-        return words(model, OUTPUT_TOKENS, rng.randrange(1 << 30))
-
-    return step
+def _learnt(source: str, size: int) -> Tokenizer:
+    """Byte pairs of the source, and `MARKS`: ``size`` tokens in all."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    vocabulary = size - len(MARKS)
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False)
+    tokenizer.train_from_iterator([source], trainer)
+    assert tokenizer.get_vocab_size() == vocabulary, "the source has words enough"
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
+    return tokenizer

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 from holdfast.sdk import Chat, Client
@@ -73,15 +74,21 @@ class Listening:
             heard.mistakes.append(await streamed(chat, text, rate, self._words))
 
     async def beside(self, length: int, rate: float, heard: Heard) -> None:
-        """The same while others speak, whose gaps are taken for as long without it."""
+        """The same while others speak, whose gaps are taken for as long without it.
+
+        Half of that before and half after: what the others have said grows, and their steps with it.
+        """
         others = Others()
         async with others.speaking(self._client, self._sizes.others, self._words):
-            began = time.perf_counter()
-            await asyncio.sleep(length / rate)
-            silent = time.perf_counter()
-            heard.gaps["without"].append(others.gaps(began, silent))
+            times = [time.perf_counter()]
+            await asyncio.sleep(length / rate / 2)
+            times.append(time.perf_counter())
             heard.beside["streamed"].append(await self._said("streamed", length, rate))
-            heard.gaps["with"].append(others.gaps(silent, time.perf_counter()))
+            times.append(time.perf_counter())
+            await asyncio.sleep(length / rate / 2)
+            before, during, after = (others.gaps(*ends) for ends in pairwise([*times, time.perf_counter()]))
+            heard.gaps["with"].append(during)
+            heard.gaps["without"].append(before + after)
             heard.beside["at once"].append(await self._said("at once", length, 1e9))
 
     async def load(self, share: float, capacity: float) -> dict[str, list[Spoken]]:

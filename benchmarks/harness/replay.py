@@ -21,7 +21,8 @@ from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.kvstore.shelf.client import STORES_IN_FLIGHT, STORING_SHARE, ShelfStatistics
-from holdfast.kvstore.shelf.store import PAGE, Given, RecordStore
+from holdfast.kvstore.shelf.places import PAGE
+from holdfast.kvstore.shelf.store import Given, RecordStore
 from holdfast.kvstore.slots import ENTRY, SlotMemory, make_memory
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.plan import Outcome, Plan
@@ -76,6 +77,7 @@ class InlineDisk:
         self._fetching: dict[bytes, int] = {}
         self._superseded: list[bytes] = []
         self._touched: list[bytes] = []
+        self._yielding: list[bytes] = []
 
     ready = True
 
@@ -92,8 +94,8 @@ class InlineDisk:
         """Leases are of no account here."""
 
     def give_way(self, key: bytes) -> None:
-        """It stays above."""
-        self._store.give_way([key])
+        """It stays above: said with the next that is stored."""
+        self._yielding.append(key)
 
     def __len__(self) -> int:
         return len(self._store)
@@ -110,6 +112,8 @@ class InlineDisk:
     def room(self) -> int:
         """Stores that could begin now."""
         return min(STORES_IN_FLIGHT, self._host.memory.slots // STORING_SHARE) - len(self._storing)
+
+    reaches = False
 
     def fetching(self, key: bytes) -> bool:
         """Whether it is on its way up."""
@@ -150,6 +154,8 @@ class InlineDisk:
             for key, (slot, tokens, digest) in self._storing.items()
         ]
         if given:
+            self._store.give_way(self._yielding)
+            self._yielding.clear()
             self._store.put(given, self._superseded, self._touched)
             self._superseded.clear()
             self._touched.clear()

@@ -46,6 +46,7 @@ class Tiered(Ours):
         super().__init__()
         self._folder = folder
         self._base = 0
+        self._records: list[bytes] = []
         self._keeper: ShelfKeeper
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
@@ -90,6 +91,7 @@ class Tiered(Ours):
         self._base = len(request["tokens"])
         self._rest()
         self._flush()
+        self._records = self._tier.oldest(len(self._tier))
         return {}
 
     def again(self, request: Json) -> Json:
@@ -125,6 +127,8 @@ class Tiered(Ours):
             self._flush()
             for key in self._tier.oldest(len(self._tier)):
                 self._tier.drop(key)
+        else:
+            self._have_above_disk()
         if request["cold"]:
             self._forget_pages()
         return self._shelf_faults()
@@ -181,6 +185,14 @@ class Tiered(Ours):
         while shelving.busy:
             shelving.tick(time.monotonic())
             time.sleep(0.001)
+
+    def _have_above_disk(self) -> None:
+        """The host tier has what it would have if nothing had been lost there in other rounds."""
+        now = time.monotonic()
+        for key in self._records:
+            assert key in self._tier or self._disk.fetch(key, now), "lost for good"
+        while self._disk.waiting:
+            self._disk.poll(now)
 
     def _until_ready(self) -> None:
         end = time.monotonic() + READY_SECONDS

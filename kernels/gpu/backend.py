@@ -85,18 +85,7 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
     if not torch.compiler.is_compiling():
         single = query.shape[0] == batch.context_lengths.shape[0]
         return (decode_attention if single else extend_attention)(query, arena, layer, batch, how)
-    result: Tensor = ops.paged_attention(
-        query,
-        arena,
-        layer,
-        batch.positions,
-        batch.row_starts,
-        batch.context_lengths,
-        batch.tables,
-        how.scale,
-        how.window,
-        how.soft_cap,
-    )
+    result: Tensor = ops.paged_attention(query, arena, layer, *ops.flat(batch, how))
     return result
 
 

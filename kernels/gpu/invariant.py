@@ -7,14 +7,13 @@ activation and draw, each row by itself, it shares.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from .. import reference
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention
-from . import rowwise
-from .backend import add_norm, allow, gated, log_probabilities, penalize, rotate_and_store, sample
-from .products import linear
+from . import ops, products
+from .backend import add_norm, allow, gated, log_probabilities, penalize, rms_norm, rotate_and_store, sample
 from .store import copy_blocks
 from .stretches import extend_attention
 
@@ -34,13 +33,14 @@ __all__ = [
 ]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / rms(x) * weight`` over the last axis."""
-    if weight.shape != x.shape[-1:]:
-        return reference.rms_norm(x, weight, eps)
-    return rowwise.rms_norm(x, weight, eps)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``, each row's sums in one order."""
+    return (ops.invariant_linear if torch.compiler.is_compiling() else products.linear)(x, weight, bias)
 
 
 def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
     """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``."""
-    return extend_attention(query, arena, layer, batch, how)
+    if not torch.compiler.is_compiling():
+        return extend_attention(query, arena, layer, batch, how)
+    result: Tensor = ops.invariant_attention(query, arena, layer, *ops.flat(batch, how))
+    return result

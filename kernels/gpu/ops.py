@@ -6,14 +6,25 @@ functions themselves, which costs the host less.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
-from . import rowwise, store
+from . import products, rowwise, store, stretches
 from .decode import decode_attention
 from .extend import extend_attention
+
+Flat: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, float, int | None, float | None]
+"""What the attention operators are told of a batch, and how to attend to it."""
+
+
+def flat(batch: PagedBatch, how: Attention) -> Flat:
+    """The last arguments of the attention operators: a schema knows no classes."""
+    tensors = (batch.positions, batch.row_starts, batch.context_lengths, batch.tables)
+    return *tensors, how.scale, how.window, how.soft_cap
 
 
 @torch.library.custom_op("holdfast::paged_attention", mutates_args=())
@@ -33,6 +44,30 @@ def paged_attention(
     batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
     attend = decode_attention if query.shape[0] == context_lengths.shape[0] else extend_attention
     return attend(query, arena, layer, batch, Attention(scale, window, soft_cap))
+
+
+@torch.library.custom_op("holdfast::invariant_attention", mutates_args=())
+def invariant_attention(
+    query: Tensor,
+    arena: Tensor,
+    layer: int,
+    positions: Tensor,
+    row_starts: Tensor,
+    context_lengths: Tensor,
+    tables: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
+    """`stretches.extend_attention`."""
+    batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
+    return stretches.extend_attention(query, arena, layer, batch, Attention(scale, window, soft_cap))
+
+
+@torch.library.custom_op("holdfast::invariant_linear", mutates_args=())
+def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`products.linear`."""
+    return products.linear(x, weight, bias)
 
 
 @torch.library.custom_op("holdfast::rotate_and_store", mutates_args=("arena",))
@@ -71,8 +106,14 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
 
 
 @paged_attention.register_fake
+@invariant_attention.register_fake
 def _(query: Tensor, *others: object) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@invariant_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
 
 
 @rotate_and_store.register_fake

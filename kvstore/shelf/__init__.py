@@ -2,7 +2,7 @@
 
 ``keeper`` starts it, kills it and reaps it, beside the engine; ``client`` is the engine's end, ``messages``
 what crosses between them; ``serve`` is the process, ``store`` its file, ``record`` what stands in it, ``order``
-which record goes first, ``places`` where payloads lie, so that they are read ahead; ``upkeep`` is for the
-operator.
+which record goes first, ``places`` where payloads lie, so that they are read ahead; ``shortcut`` reads what
+lies in memory from there, past the process; ``upkeep`` is for the operator.
 Knows keys, slots and bytes; no sequences, no tensors. Nothing here waits for a disk but the process itself.
 """

@@ -3,7 +3,7 @@
 Never waits: requests go into a socket that may be full, answers are taken when `poll` is called. A request
 has a deadline; past it, or when the socket ends, the shelf counts as lost: another is asked for, and the slots
 it had are taken back only when that one is there, which means that the first is dead. Which keys are on disk
-is known here. The clock is the caller's; one thread uses it.
+is known here. The clock is the caller's, but for what a `read` takes; one thread uses it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import itertools
 import logging
 import os
 import socket
+import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
+from pathlib import Path
 
 from ..host import HostTier
 from ..keys import KEY_BYTES
 from ..slots import PAGE
 from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Fetched, Gone, Known, Store, Up, encode
 from .messages import up_decoder as decoder
+from .shortcut import Lying, Shortcut
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
@@ -43,7 +46,10 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class ShelfStatistics:
-    """``records`` and ``waiting`` requests now; counts: requests done by kind, refused, ``lost`` shelves."""
+    """``records`` and ``waiting`` requests now; counts: requests done by kind, refused, ``lost`` shelves.
+
+    ``read``: records that came past the shelf.
+    """
 
     records: int
     waiting: int
@@ -51,15 +57,28 @@ class ShelfStatistics:
     fetched: int
     failed: int
     lost: int
+    read: int = 0
 
 
 class DiskTier:
-    """Records below ``host``; ``control`` is the engine's end of a `keeper.ShelfKeeper`'s socket."""
+    """Records below ``host``; ``control`` is the engine's end of a `keeper.ShelfKeeper`'s socket.
 
-    def __init__(self, host: HostTier, control: socket.socket, begin: Begin) -> None:
+    ``blocks``: the bytes of a device block, in parts, where this process can write them: then what lies in
+    memory anyway can be ``read`` into them past the shelf.
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        control: socket.socket,
+        begin: Begin,
+        blocks: Callable[[int], Sequence[memoryview]] | None = None,
+    ) -> None:
         self._host = host
         self._control = control
         self._begin = begin
+        self._blocks = blocks
+        self._shortcut = Shortcut(Path(begin.folder), begin.block_bytes)
         self._sock: socket.socket | None = None
         self._ready = False
         self._keys: set[bytes] = set()
@@ -77,7 +96,8 @@ class DiskTier:
         self._leases: Counter[bytes] = Counter()
         self._told: set[bytes] = set()  # leased keys that the shelf knows of
         self._untold = False  # whether it may know others than there are
-        self._stored = self._fetched = self._failed = self._lost = self._pieces = 0
+        self._stored = self._fetched = self._failed = self._lost = self._pieces = self._read = 0
+        self.reading_seconds = 0.0  # that `read` took so far
         control.setblocking(False)
         self._ask()
 
@@ -129,7 +149,7 @@ class DiskTier:
         self._send(
             Store(ticket, slot, key, tokens, digest, tenant, superseded, touched, yielding, *leases), now
         )
-        self._keys.difference_update(superseded)
+        self._forget(superseded)
         return True
 
     def fetch(self, key: bytes, now: float, tenant: int = 0) -> bool:
@@ -150,10 +170,53 @@ class DiskTier:
             self._ask_for_piece(now)
         return True
 
+    @property
+    def reaches(self) -> bool:
+        """Whether device blocks are within reach: else nothing may be `read`."""
+        return self._blocks is not None
+
+    def placed(self, key: bytes) -> bool:
+        """Whether `read` could succeed: it is known where the record lies."""
+        return key in self and key in self._shortcut
+
+    def at_hand(self, key: bytes) -> bool:
+        """Whether `read` is likely to succeed: it lies in memory, too."""
+        return self.placed(key) and self._shortcut.has(key)
+
+    def read(self, keys: Sequence[bytes], blocks: Sequence[int]) -> list[int]:
+        """Fill device blocks with records of the host tier, or that lie in memory, and check them.
+
+        Returns tokens of the longest beginning that came. What follows does not lie there, or is not what was
+        stored: only the shelf can tell, see `fetch`. No step may be in flight, and no move that waits may
+        want what stands in ``blocks``, or write it.
+        """
+        assert self._blocks is not None, "no blocks within reach"
+        began = time.perf_counter()
+        found = self._read_into([self._blocks(block) for block in blocks[: len(keys)]], keys)
+        self.reading_seconds += time.perf_counter() - began
+        return found
+
+    def _read_into(self, parts: Sequence[Sequence[memoryview]], keys: Sequence[bytes]) -> list[int]:
+        found: list[int] = []
+        while len(found) < len(parts):
+            at = len(found)
+            above = self._host.find_beginning(takewhile(self._host.__contains__, keys[at : len(parts)]))
+            found += map(self._copy, above, parts[at:])
+            at = len(found)
+            below = list(takewhile(lambda key: key not in self._host, keys[at : len(parts)]))
+            found += self._shortcut.read(below, parts[at:])
+            self._read += len(found) - at
+            for key in below[: len(found) - at]:
+                self.give_way(key)
+            if len(found) < at + len(below) or not (above or below):
+                break
+        return found
+
     def supersede(self, key: bytes) -> None:
-        """Forget a record with the next that is stored."""
+        """Forget a record: here now, on disk with the next that is stored."""
         if self.stored(key) and len(self._superseded) < MOST_SUPERSEDED:
             self._superseded.append(key)
+            self._forget([key])
 
     def touch(self, key: bytes) -> None:
         """A record leaves the host tier: on disk it counts as used now, from the next that is stored on."""
@@ -197,11 +260,18 @@ class DiskTier:
     def statistics(self) -> ShelfStatistics:
         """Gauges and counters."""
         return ShelfStatistics(
-            len(self._keys), len(self._requests), self._stored, self._fetched, self._failed, self._lost
+            len(self._keys),
+            len(self._requests),
+            self._stored,
+            self._fetched,
+            self._failed,
+            self._lost,
+            self._read,
         )
 
     def close(self) -> None:
         """Leave: the shelf writes what it has, and ends."""
+        self._shortcut.close()
         for sock in (self._sock, self._control):
             if sock is not None:
                 sock.close()
@@ -266,11 +336,13 @@ class DiskTier:
                 if answer.ignored:
                     log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
             case Gone():
-                self._keys.difference_update(_split(answer.keys))
+                self._forget(_split(answer.keys))
             case Done() | Failed():
                 message = self._requests.pop(answer.ticket).message
                 assert isinstance(message, Store)
                 self._end_store(message, kept=isinstance(answer, Done))
+                if isinstance(answer, Done):
+                    self._shortcut.learn(message.key, Lying(answer.offset, message.tokens, message.digest))
             case Fetched():
                 piece = self._requests.pop(answer.ticket).message
                 assert isinstance(piece, Fetch)
@@ -287,16 +359,31 @@ class DiskTier:
 
     def _take_up(self, piece: Fetch, answer: Fetched) -> None:
         self._pieces += 1
-        self._keys.difference_update(piece.keys[at] for at in answer.gone)
-        records = zip(piece.keys, piece.slots, answer.tokens, answer.digests, strict=True)
-        for key, slot, tokens, digest in records:
+        self._forget(piece.keys[at] for at in answer.gone)
+        records = zip(piece.keys, piece.slots, answer.tokens, answer.digests, answer.offsets, strict=True)
+        for key, slot, tokens, digest, offset in records:
             del self._fetching[key]
             if tokens:
                 self._fetched += 1
                 self._host.filled(slot, tokens=tokens, digest=digest)
+                self._shortcut.learn(key, Lying(offset, tokens, digest))
             else:
                 self._failed += 1
                 self._host.abandon(slot)
+
+    def _copy(self, slot: int, parts: Sequence[memoryview]) -> int:
+        self._host.hold(slot)
+        at, payload = 0, self._host.memory.payload(slot)
+        for part in parts:
+            part[:] = payload[at : at + len(part)]
+            at += len(part)
+        self._host.let_go(slot, above=True)
+        return self._host.tokens_of(slot)
+
+    def _forget(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._keys.discard(key)
+            self._shortcut.forget(key)
 
     def _give_up(self, message: Store | Fetch) -> None:
         """The shelf is dead: the request's slots are ours again."""
@@ -317,6 +404,7 @@ class DiskTier:
         self._sock, self._ready = None, False
         self._outbox.clear()
         self._keys.clear()  # the next one says what it holds
+        self._shortcut.forget_all()
         self._told.clear()
         self._untold = True
         self._ask()

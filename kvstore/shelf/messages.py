@@ -15,12 +15,13 @@ KEYS_PER_PACKET = 4096
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """The first packet: which records, where, and how many bytes of them."""
+    """The first packet: which records, where, and how many bytes of them; ``caps``: of which tenants fewer."""
 
     folder: str
     space: bytes
     block_bytes: int
     budget: int
+    caps: dict[int, int] = {}
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
@@ -61,21 +62,24 @@ class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """It is stored."""
+    """It is stored; ``offset``: where its payload lies in the file, 0 where nobody knows."""
 
     ticket: int
+    offset: int = 0
 
 
 class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
     """The piece is in its slots: tokens and xxh3 of each record; 0 tokens where it is not.
 
-    ``gone``: which of its records are there no more.
+    ``gone``: which of its records are there no more. ``offsets``: where each lies in the file, 0 where nobody
+    knows.
     """
 
     ticket: int
     tokens: list[int]
     digests: list[int]
-    gone: list[int] = []
+    gone: list[int]
+    offsets: list[int]
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):

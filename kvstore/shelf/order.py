@@ -6,7 +6,7 @@ The rule is `shares`'. Knows keys, tenants and turns; no medium.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import chain, islice
 
 from ..shares import by_largest
@@ -64,6 +64,13 @@ class RecordOrder:
         last = by_largest(held, {t: self._keys(t, besides, leased=True) for t in self._queues})
         return list(islice(chain(first, last), count))
 
+    def surplus(self, tenant: int, most: int, coming: int, besides: Collection[bytes] = ()) -> list[bytes]:
+        """What a tenant that may have ``most`` gives up for ``coming`` of its own; ``besides`` goes anyway."""
+        leaving = sum(self._tenants.get(key) == tenant for key in besides)
+        staying = len(self._queues.get(tenant, ())) - leaving
+        own = (self._keys(tenant, besides, leased=leased) for leased in (False, True))
+        return list(islice(chain.from_iterable(own), max(0, staying + coming - most)))
+
     def _keys(self, tenant: int, besides: Container[bytes], *, leased: bool) -> Iterator[bytes]:
-        queue = self._queues[tenant]
+        queue: Iterable[bytes] = self._queues.get(tenant, ())
         return (key for key in queue if key not in besides and (key in self._leased) == leased)

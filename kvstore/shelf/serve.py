@@ -104,7 +104,8 @@ class Shelf:
                 self._refused(error)
             else:
                 tokens[at], digests[at] = header.tokens, header.digest
-        self._send(Fetched(request.ticket, tokens, digests, gone))
+        offsets = [self._store.place_of(key) for key in request.keys]
+        self._send(Fetched(request.ticket, tokens, digests, gone, offsets))
 
     def _keep(self, stores: list[Store]) -> None:
         records = [
@@ -128,10 +129,10 @@ class Shelf:
         if self._refusing:
             log.warning("the disk takes records again")
             self._refusing = False
-        if evicted:
-            self._send(Gone(b"".join(evicted)))
         for store in stores:
-            self._send(Done(store.ticket))
+            self._send(Done(store.ticket, self._store.place_of(store.key)))
+        if evicted:  # some of these, perhaps, where a tenant may keep fewer than it gave
+            self._send(Gone(b"".join(evicted)))
 
     def _sync(self) -> None:
         if self._dirty:
@@ -161,7 +162,7 @@ def serve(sock: socket.socket, memory_fd: int) -> None:
         raise msgspec.ValidationError("the first packet begins nothing")
     memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
     folder = Path(begin.folder)
-    store = RecordStore(folder, begin.space, begin.block_bytes, begin.budget)
+    store = RecordStore(folder, begin.space, begin.block_bytes, begin.budget, begin.caps)
     if beside := others(folder):
         log.warning("%s holds KV of %d other models or settings: ignored", folder.parent, beside)
     with contextlib.suppress(OSError):  # a full disk: only who looks from outside misses it

@@ -12,8 +12,10 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,10 +24,9 @@ from xxhash import xxh3_64_intdigest
 
 from ..errors import KVStoreError, RecordDamaged, RecordMissing
 from .order import RecordOrder
-from .places import Places
+from .places import FILE, Places, stride_of
 from .record import RecordHeader, read_header
 
-PAGE = 4096
 FIRST_MAP = 16 << 20
 SPARE = 64 << 20  # of the map, beyond twice the budget: pages freed are not free at once
 
@@ -54,6 +55,7 @@ class Given:
 class RecordStore:
     """The records of one namespace under ``folder``, at most ``budget`` bytes of them.
 
+    ``caps``: bytes that those of a tenant may take of it, by the tenant's number.
     ``ignored``: headers found that are not of this namespace, block size or layout; they are dropped.
 
     Raises:
@@ -61,15 +63,23 @@ class RecordStore:
         StoreFailed: the folder or file cannot be opened, even anew.
     """
 
-    def __init__(self, folder: Path, space: bytes, block_bytes: int, budget: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        space: bytes,
+        block_bytes: int,
+        budget: int,
+        caps: Mapping[int, int] | None = None,
+    ) -> None:
         self._folder = folder
         self._space = space
         self._length = block_bytes
-        self._record_size = -(-(block_bytes + 16) // PAGE) * PAGE
+        self._record_size = stride_of(block_bytes)
         self.budget = budget
+        self._most = {tenant: cap // self._record_size for tenant, cap in (caps or {}).items()}
         self._order = RecordOrder()
         self._used: set[bytes] = set()  # read since the last batch
-        self._places = Places(folder / "data.mdb")
+        self._places = Places(folder / FILE)
         self._stamp = 0
         self.ignored = 0
         try:
@@ -85,8 +95,9 @@ class RecordStore:
         strange = self._read_order()
         self._places.mapped()
         self.ignored = len(strange)
-        if strange:
-            self.drop(strange)
+        surplus = [key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)]
+        if strange or surplus:
+            self.drop([*strange, *surplus])
 
     def __len__(self) -> int:
         return len(self._order)
@@ -108,7 +119,8 @@ class RecordStore:
     ) -> list[bytes]:
         """Keep these and forget ``superseded``, all in one transaction; returns keys given up for room.
 
-        ``touched``: used now, as if they had been put.
+        ``touched``: used now, as if they had been put. A tenant with a cap gives up its own, of these records
+        the first where they alone are more than it may keep.
 
         Raises:
             StoreFailed: none of it happened.
@@ -119,26 +131,31 @@ class RecordStore:
                 self._order.move(key, last=True)
                 self._used.add(key)
         fresh = [record for record in records if record.key not in self._order or record.key in kept]
+        fresh, refused = self._within_caps(fresh)
         gone = [key for key in kept if key in self._order]
-        room = self.budget - self.size - self._record_size * (len(fresh) - len(gone))
+        surplus = self._surplus(fresh, kept)
+        going = kept.union(surplus)
+        room = self.budget - self.size - self._record_size * (len(fresh) - len(gone) - len(surplus))
         wanted = max(0, -(room // self._record_size))
-        evicted = self._order.evicted(wanted, [record.tenant for record in fresh], kept)
-        if len(evicted) < wanted:
+        evicted = [*surplus, *self._order.evicted(wanted, [record.tenant for record in fresh], going)]
+        if len(evicted) < wanted + len(surplus):
             raise StoreFailed(f"{len(fresh)} records do not fit a budget of {self.budget} bytes")
         stamps = {key: self._stamp + 1 + at for at, key in enumerate(sorted(self._used))}
+
+        first = self._stamp + len(stamps) + 1
+        headers = [self._header(record, first + at) for at, record in enumerate(fresh)]
 
         def work(txn: Any) -> None:
             for key in (*gone, *evicted):
                 self._delete(txn, key)
             for key, stamp in stamps.items():
                 self._restamp(txn, key, stamp)
-            for at, record in enumerate(fresh):
-                stamp = self._stamp + len(stamps) + at + 1
-                txn.put(record.key, self._header(record, stamp).packed(), db=self._headers)
+            for header, record in zip(headers, fresh, strict=True):
+                txn.put(record.key, header.packed(), db=self._headers)
                 txn.put(record.key, record.payload, db=self._payloads)
 
         self._write(work)
-        self._find(record.key for record in fresh)
+        self._find(headers)
         self._stamp += len(stamps) + len(fresh)
         self._used.clear()
         for key in (*gone, *evicted):
@@ -146,7 +163,7 @@ class RecordStore:
             self._places.forget(key)
         for record in fresh:
             self._order.add(record.key, record.tenant)
-        return evicted
+        return [*evicted, *refused]
 
     def give_way(self, keys: Iterable[bytes]) -> None:
         """These are kept above: they go before all others here, the first of them first."""
@@ -162,17 +179,12 @@ class RecordStore:
         return self._order.held()
 
     def expect(self, keys: Iterable[bytes]) -> None:
-        """These will be read next: have the medium read ahead where it is known where they lie.
+        """These will be read next: what is known to lie on the medium alone is read ahead."""
+        self._places.expect(keys)
 
-        First the pages of the B-trees that lead there, which would else wait behind all those payloads: looked
-        up is what would stand right behind each key, as a payload that is found is read at once.
-        """
-        listed = list(keys)
-        with contextlib.suppress(lmdb.Error), self._env.begin() as txn:
-            for key in listed:
-                txn.get(key + b"\0", db=self._headers)
-                txn.get(key + b"\0", db=self._payloads)
-        self._places.expect(listed, self._length)
+    def place_of(self, key: bytes) -> int:
+        """Where its payload lies in the file, for who checks what it reads there; 0: nobody knows."""
+        return self._places.place_of(key)
 
     def get(self, key: bytes, into: memoryview) -> RecordHeader:
         """Copy the payload into ``into`` and check it there; from now on it is the first to give way here.
@@ -182,15 +194,18 @@ class RecordStore:
             RecordDamaged: header or bytes are not what was stored; it is dropped.
             StoreFailed: the medium refused.
         """
+        header = self._get_by_place(key, into)
+        if header is not None:
+            self._order.move(key, last=False)
+            return header
         try:
             with self._env.begin(buffers=True) as txn:
                 head = txn.get(key, db=self._headers)
                 with self._places.searching(key):
                     body = txn.get(key, db=self._payloads)
-                if body is not None and key not in self._places:
-                    self._places.learn(key, body)
                 header = None if head is None else read_header(head, key, self._space, self._length)
                 if header is not None and body is not None and len(body) == self._length:
+                    self._places.learn(key, body, header)
                     into[:] = body
                 else:
                     header = None
@@ -247,9 +262,29 @@ class RecordStore:
 
     # --- inside -----------------------------------------------------------------------------------------
 
+    def _within_caps(self, fresh: list[Given]) -> tuple[list[Given], list[bytes]]:
+        """Of these the last ones, as many of each tenant as it may keep; and the keys of the others."""
+        left = dict(self._most)
+        staying: list[Given] = []
+        refused: list[bytes] = []
+        for record in reversed(fresh):
+            if left.get(record.tenant, 1) < 1:
+                refused.append(record.key)
+                continue
+            staying.append(record)
+            if record.tenant in left:
+                left[record.tenant] -= 1
+        return staying[::-1], refused
+
+    def _surplus(self, fresh: list[Given], besides: Collection[bytes]) -> list[bytes]:
+        """What tenants with a cap give up for these."""
+        coming = Counter(record.tenant for record in fresh if record.tenant in self._most)
+        found = (self._order.surplus(one, self._most[one], coming[one], besides) for one in coming)
+        return list(chain.from_iterable(found))
+
     def _open(self) -> tuple[Any, Any, Any]:
         """The environment; one that is torn is thrown away: whoever reads a truncated map dies."""
-        path = self._folder / "data.mdb"
+        path = self._folder / FILE
         for _ in range(2):
             try:
                 env = self._environment()
@@ -268,13 +303,13 @@ class RecordStore:
         raise StoreFailed(f"{self._folder}: cannot be opened, even anew")
 
     def _environment(self) -> Any:
-        size = max(FIRST_MAP, (self._folder / "data.mdb").stat().st_size if self._made else 0)
+        size = max(FIRST_MAP, (self._folder / FILE).stat().st_size if self._made else 0)
         # With readahead, for the scan at the beginning; then `Places` says what is read ahead.
         return lmdb.open(str(self._folder), map_size=size, max_dbs=2, sync=False, writemap=False)
 
     @property
     def _made(self) -> bool:
-        return (self._folder / "data.mdb").exists()
+        return (self._folder / FILE).exists()
 
     def _read_order(self) -> list[bytes]:
         """Take what the file holds, the longest unused first; gives keys of records that are not ours."""
@@ -325,13 +360,21 @@ class RecordStore:
             self._read_order()
             self._places.mapped()
 
-    def _find(self, keys: Iterable[bytes]) -> None:
+    def _get_by_place(self, key: bytes, into: memoryview) -> RecordHeader | None:
+        """The payload from where it is known to lie; None if nobody knows, or something else lies there."""
+        try:
+            header = self._places.read(key, into)
+        except OSError as error:
+            raise StoreFailed(str(error)) from error
+        return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
+
+    def _find(self, headers: Iterable[RecordHeader]) -> None:
         """Look up where these have just been put, while their pages are still in memory."""
         with contextlib.suppress(lmdb.Error), self._env.begin(db=self._payloads, buffers=True) as txn:
-            for key in keys:
-                body = txn.get(key)
+            for header in headers:
+                body = txn.get(header.key)
                 if body is not None:
-                    self._places.learn(key, body)
+                    self._places.learn(header.key, body, header)
 
     def _delete(self, txn: Any, key: bytes) -> None:
         txn.delete(key, db=self._headers)

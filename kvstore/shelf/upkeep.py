@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .places import FILE
 from .store import RecordStore, clear, hold
 
 ABOUT = "about.json"
@@ -90,6 +91,6 @@ def _opened(folder: Path) -> RecordStore:
 
 
 def _account(folder: Path, store: RecordStore, damaged: int = 0) -> Account:
-    path = folder / "data.mdb"
+    path = folder / FILE
     size = path.stat().st_blocks * 512 if path.exists() else 0
     return Account(folder.name, len(store), store.size, size, damaged, store.ignored, store.held())

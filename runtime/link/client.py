@@ -128,10 +128,10 @@ class EngineLink:
         seq = self._new_id()
         return _state(await wire.call(Open(wire.next_request(), seq, salt, list(tokens), alone)))
 
-    async def extend(self, seq: int, tokens: Sequence[int]) -> State:
-        """Append tokens; refused while the sequence generates."""
+    async def extend(self, seq: int, tokens: Sequence[int], due: bool = False) -> State:
+        """Append tokens; refused while the sequence generates. ``due``: they are computed like a turn's."""
         wire = self._there(seq)
-        return _state(await wire.call(Extend(wire.next_request(), seq, list(tokens))))
+        return _state(await wire.call(Extend(wire.next_request(), seq, list(tokens), due)))
 
     async def truncate(self, seq: int, length: int, expect_epoch: int) -> State:
         """Keep the first ``length`` tokens, ending what runs; refused where the epoch is another."""
@@ -139,18 +139,29 @@ class EngineLink:
         return _state(await wire.call(Truncate(wire.next_request(), seq, length, expect_epoch)))
 
     async def generate(
-        self, seq: int, sampling: Sampling, limits: Limits, generated_from: int = 0
+        self,
+        seq: int,
+        sampling: Sampling,
+        limits: Limits,
+        generated_from: int = 0,
+        tokens: Sequence[int] = (),
     ) -> Generation:
-        """Sample tokens. ``generated_from``: how many of the last tokens were generated before this call."""
+        """Append ``tokens`` and sample what follows. ``generated_from``: how many of the last tokens were
+        generated before this call.
+        """
         wire = self._there(seq)
         generation = Generation(self.stop)
-        await wire.call(Generate(wire.next_request(), seq, sampling, limits, generated_from), generation)
+        verb = Generate(wire.next_request(), seq, sampling, limits, generated_from, list(tokens))
+        await wire.call(verb, generation)
         return generation
 
-    async def stop(self, seq: int) -> State:
-        """End the generation, if one runs; the length is the authoritative one. Its iterator ends cleanly."""
+    async def stop(self, seq: int, keep: int | None = None) -> State:
+        """End the generation, if one runs; the length is the authoritative one. Its iterator ends cleanly.
+
+        ``keep``: cut the sequence to so many tokens, too, if it has more.
+        """
         wire = self._there(seq)
-        return _state(await wire.call(Stop(wire.next_request(), seq)))
+        return _state(await wire.call(Stop(wire.next_request(), seq, keep)))
 
     async def fork(self, seq: int, children: int, at: int | None = None) -> list[int]:
         """Make sequences that share the first ``at`` tokens (by default all committed); gives their ids."""

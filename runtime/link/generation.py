@@ -26,7 +26,7 @@ class Generation:
     ``EngineDied`` is raised. For one reader; leaving ``async with``, or ``aclose``, stops what still runs.
     """
 
-    def __init__(self, stop: Callable[[int], Awaitable[object]]) -> None:
+    def __init__(self, stop: Callable[[int, int | None], Awaitable[object]]) -> None:
         self.state: State
         self.last: Row | None = None
         self.stopped: State | None = None
@@ -72,11 +72,14 @@ class Generation:
     ) -> None:
         await self.aclose()
 
-    async def aclose(self) -> None:
-        """Stop it if it runs. The stop is sent at once: it holds even where the wait for its reply is cut."""
+    async def aclose(self, keep: int | None = None) -> None:
+        """Stop it if it runs. The stop is sent at once: it holds even where the wait for its reply is cut.
+
+        ``keep``: so many tokens of the sequence stay at most.
+        """
         if not self._over:
             try:
-                await self._stop(self.state.seq)
+                await self._stop(self.state.seq, keep)
             except EngineGone:
                 return
 

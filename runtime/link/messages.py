@@ -110,10 +110,11 @@ class Open(Verb, frozen=True, tag="open"):
 
 
 class Extend(Verb, frozen=True, tag="extend"):
-    """Append tokens. Refused while the sequence generates."""
+    """Append tokens. Refused while the sequence generates. ``due``: a turn on them is about to begin."""
 
     seq: int
     tokens: list[int]
+    due: bool = False
 
 
 class Truncate(Verb, frozen=True, tag="truncate"):
@@ -125,18 +126,23 @@ class Truncate(Verb, frozen=True, tag="truncate"):
 
 
 class Generate(Verb, frozen=True, tag="generate"):
-    """Sample tokens until a limit. ``generated_from`` of them were generated before (after a crash)."""
+    """Append ``tokens``, then sample until a limit. Of all ``generated_from`` were generated before."""
 
     seq: int
     sampling: Sampling
     limits: Limits
     generated_from: int = 0
+    tokens: list[int] = []
 
 
 class Stop(Verb, frozen=True, tag="stop"):
-    """End the running generation, if any; the reply's length is the authoritative one."""
+    """End the running generation, if any; the reply's length is the authoritative one.
+
+    ``keep``: so many tokens stay at most; None: all that are committed.
+    """
 
     seq: int
+    keep: int | None = None
 
 
 class Fork(Verb, frozen=True, tag="fork"):
@@ -266,9 +272,10 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     """Tokens one generation cost, counted by the engine's steps, the verbs before ``generate`` included.
 
     ``prefilled``: computed for the first time; ``recomputed``: computed again after preemption;
-    ``resident``: found computed when the turn began (own KV or a prefix hit); ``decoded``: sampled;
+    ``resident``: found computed when the turn began (own KV or a prefix hit); ``decoded``: sampled or forced;
     ``host``, ``disk``: of its prompt, brought up from that tier; ``restore_seconds``: waited for the disk.
-    ``chosen``: of what was computed, tokens that a tier held and that were cheaper to compute.
+    ``chosen``: of what was computed, tokens that a tier held and that were cheaper to compute. ``pending``:
+    tokens at the end that have no KV yet: the last one, and what a grammar had follow without a draw.
     """
 
     prefilled: int
@@ -279,6 +286,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     disk: int = 0
     restore_seconds: float = 0.0
     chosen: int = 0
+    pending: int = 1
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -114,7 +114,8 @@ def _drive(loaded: Loaded, uplink: Uplink, pulse: Pulse) -> None:
         if step is not None:
             pulse.enter(Phase.STEPPING, STEP_FLOOR)
             _shorten(uplink, pulse)
-            uplink.send(step)
+            if step.rows:  # a step that only prefilled is nothing to wake the gateway for
+                uplink.send(step)
 
 
 def _shorten(uplink: Uplink, pulse: Pulse) -> None:

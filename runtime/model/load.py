@@ -14,11 +14,12 @@ import torch
 from ...kvstore.groups import KVGroup
 from ...kvstore.keys import namespace_digest
 from ..errors import SettingsInvalid
+from ..kv_format import AS_COMPUTED, KVFormat
 from .checkpoint import Checkpoint
 from .config import DTYPES, ModelConfig, read_config
 from .decoder import Decoder
 from .folder import find_model
-from .kv_format import AS_COMPUTED, KVFormat
+from .folding import fold
 from .weights import allocate, assemble, may_be_ignored, pieces_of
 
 Progress = Callable[[float, str], None]
@@ -81,7 +82,7 @@ def load_model(
     progress(0.0, "reading the configuration")
     folder = find_model(str(name))
     config = read_config(folder, max_context)
-    target, kind = _device(device), _dtype(dtype, config)
+    target, kind = device_named(device), dtype_named(dtype, config)
     pieces = pieces_of(config)
     with Checkpoint(folder) as checkpoint:
         checkpoint.check(pieces, lambda tensor: may_be_ignored(tensor, config))
@@ -94,7 +95,7 @@ def load_model(
             tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
             progress((number + 1) / len(pieces), f"loading {piece.name}")
         digest = checkpoint.digest()
-    kv.fold(config, tensors)
+    fold(kv, config, tensors)
     return LoadedModel(
         name=str(name),
         folder=folder,
@@ -106,9 +107,12 @@ def load_model(
     )
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """The device that ``name`` means; ``auto``: CUDA where there is one. Raises ``SettingsInvalid``."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise SettingsInvalid(f"device {name}: not one of auto, cpu, cuda, cuda:N")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -117,7 +121,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, config: ModelConfig) -> torch.dtype:
+def dtype_named(name: str, config: ModelConfig) -> torch.dtype:
+    """The type of weights that ``name`` means; ``auto``: as stored. Raises ``SettingsInvalid``."""
     resolved = (config.dtype or DTYPES[0]) if name == "auto" else name
     if resolved not in DTYPES:
         raise SettingsInvalid(f"dtype {name}: not one of auto, {', '.join(DTYPES)}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..frames.items import FunctionCallItem
 from ..toolcontext import ToolContext
-from ..tools import Tool, failure
+from ..tools import Tool, failure, no_such_tool
 from .events import CallFinished, CallOutcome, CallProgress, CallStarted, RunEvent
 
 
@@ -61,8 +61,7 @@ class Calls:
         call_id = item.call_id or ""
         tool = self._tools.get(item.name)
         if tool is None:
-            known = ", ".join(f"`{name}`" for name in self._tools) or "none"
-            self.answer(item, f"There is no tool `{item.name}`. There are: {known}", "unknown_tool")
+            self.answer(item, no_such_tool(item.name, self._tools), "unknown_tool")
             return
         call = self._calls[call_id] = _Call(item, time.perf_counter(), tool.expects())
         self._tell(CallStarted(call_id, item.name, item.arguments, call.expected))

@@ -17,6 +17,7 @@ import anyio
 import msgspec
 
 from .. import keeping
+from ..asking import in_brief
 from ..errors import SDKError
 from ..exchange import Exchange
 from ..frames.client import ItemCreate, ResponseCancel, ResponseCreate
@@ -56,7 +57,7 @@ class Run:
         hint_seconds: float | None,
     ) -> None:
         self._exchange = exchange
-        self._create = create
+        self._create = in_brief(create)
         self._tools = tools
         self._budget = Budget(limits)
         self._limits = limits
@@ -72,7 +73,7 @@ class Run:
         self._begun = self._over = self._given_up = False
         self.calls = Calls(tools)
         self.rounds: list[Finished] = []
-        self._reply = Reply(exchange, create, first, rounds=self.rounds)
+        self._reply = Reply(exchange, self._create, first, rounds=self.rounds)
 
     # --- as the chat sees a turn ---
 

@@ -50,8 +50,12 @@ class ItemDelete(ClientFrame, frozen=True, tag="conversation.item.delete"):
 
 
 class ResponseCreate(ClientFrame, frozen=True, tag="response.create"):
-    """Ask the model for a reply."""
+    """Ask the model for a reply.
 
+    `items` (ours) are put at the conversation's end first: all of them, or none where one of them is refused.
+    """
+
+    items: Annotated[list[AnyItem], Meta(max_length=4096)] = msgspec.field(default_factory=list)
     response: ResponseParams | None = None
 
 

@@ -29,7 +29,10 @@ class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_f
 
     `conversation` "none" leaves the history alone and may run beside others; `input` replaces the context.
     What the reply's text must be: `text.format` as in the Responses interface, `response_format` as in Chat
-    Completions, or `grammar` (ours): one of them. The last three fields have no effect (`unserved`).
+    Completions, or `grammar` (ours): one of them. `events` "brief" (ours): each thing is told once. There are
+    `response.created`, text as it comes, `response.output_item.done` for what is whole, and `response.done`
+    without `output`; no item is told of as the conversation's.
+    The last three fields have no effect (`unserved`).
     """
 
     conversation: Literal["auto", "none"] | UnsetType | None = UNSET
@@ -42,6 +45,7 @@ class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_f
     text: TextConfig | UnsetType | None = UNSET
     response_format: ResponseFormat | UnsetType | None = UNSET
     grammar: AnyGrammar | UnsetType | None = UNSET
+    events: Literal["all", "brief"] | UnsetType | None = UNSET
     audio: Any = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
     reasoning: Any = UNSET

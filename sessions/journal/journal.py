@@ -17,11 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import RecordDamaged, StorageUnavailable
+from ..errors import RecordDamaged, ShareFull, StorageUnavailable
+from .changes import Change
 from .lock import StoreLock
 from .opening import open_for
 from .settings import JournalSettings
-from .store import Change, Condense, JournalStore
+from .store import Condense, JournalStore
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Journal:
         self._durable = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._fault: StorageUnavailable | None = None
+        self._full: frozenset[bytes] = frozenset()  # tenants whose open sessions fill their shares
         self._looked = 0.0
         self._free: int | None = 0
         self._lack: StorageUnavailable | None = None
@@ -71,6 +73,7 @@ class Journal:
         try:
             store = await asyncio.to_thread(open_for, folder, model, settings)
             await asyncio.to_thread(store.sweep, frozenset())
+            await asyncio.to_thread(store.keep_shares, frozenset())
             journal = cls(store, held, settings, await asyncio.to_thread(store.next_number))
         except BaseException:
             held.release()
@@ -141,6 +144,21 @@ class Journal:
         self._judge(self._free)
         return self._lack
 
+    def fault_of(self, salt: bytes) -> StorageUnavailable | None:
+        """Why this tenant may begin nothing new now."""
+        if self.fault is None and salt in self._full:
+            most = self.settings.tenants[salt].bytes
+            return ShareFull(f"This tenant's open sessions fill its share of the journal, {most} bytes")
+        return self.fault
+
+    def leave(self, number: int, salt: bytes = b"") -> None:
+        """A session is not in memory any more: retention may have it."""
+        self.live.discard(number)
+        if salt in self.settings.tenants:
+            with self._changed:
+                self._jobs.append((lambda store: store.shares.look_again(salt), self._loop.create_future()))
+                self._changed.notify()
+
     def _judge(self, free: int | None) -> None:
         """Whether new changes have a place to go to; a change of that is a line in the log."""
         reserve = self.settings.reserve_bytes
@@ -156,6 +174,10 @@ class Journal:
         elif lack is None and self._lack is not None:
             log.warning("the journal has room again")
         self._lack = lack
+
+    async def statistics_of(self, salt: bytes) -> dict[str, float]:
+        """What a tenant that has a share of the journal has of it. Raises ``StorageUnavailable``."""
+        return await self.read(lambda store: store.shares.statistics(salt))
 
     async def statistics(self) -> dict[str, float]:
         """Queue and store."""
@@ -184,6 +206,8 @@ class Journal:
                 self._tell(self._committed, upto)
             for job, answer in jobs:
                 self._answer(job, answer)
+            with suppress(StorageUnavailable, RecordDamaged):
+                self._full = self._store.keep_shares(self.live)
             self._shorten()
             if time.monotonic() - swept > self.settings.sweep_seconds:
                 swept = time.monotonic()

@@ -7,7 +7,8 @@ needs them. Works inside a transaction of the store.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ import lmdb
 
 from ..errors import RecordDamaged
 from .records import FORMAT, READERS, AnyOperation, Origin, SessionRecord, Snapshot, unseal
+from .shares import Born
 
 
 class Table(StrEnum):
@@ -77,6 +79,25 @@ def family(transaction: lmdb.Transaction, tables: Tables, number: int) -> list[t
     return sorted(found, key=lambda pair: pair[0])
 
 
+def born(transaction: lmdb.Transaction, tables: Tables) -> Iterator[Born]:
+    """All sessions of which there is a record; damaged ones, which are counted when they are read, not."""
+    for key, value in transaction.cursor(tables[Table.SESSIONS]):
+        with suppress(RecordDamaged):
+            record: SessionRecord = unseal(bytes(key), bytes(value), SessionRecord)
+            yield Born(struct.unpack(">Q", bytes(key))[0], record.salt, len(value))
+
+
+def size(transaction: lmdb.Transaction, tables: Tables, number: int) -> int:
+    """Bytes of a session's own operations."""
+    cursor = transaction.cursor(tables[Table.LOG])
+    found = cursor.set_range(key_of(number))
+    total = 0
+    while found and bytes(cursor.key())[:8] == key_of(number):
+        total += len(cursor.value())
+        found = cursor.next()
+    return total
+
+
 def inherited(
     transaction: lmdb.Transaction, tables: Tables, origin: Origin | None, own: tuple[AnyOperation, ...]
 ) -> tuple[AnyOperation, ...]:
@@ -91,10 +112,13 @@ def inherited(
     return tuple(operation for piece in reversed(pieces[1:]) for operation in piece)
 
 
-def erase(transaction: lmdb.Transaction, tables: Tables, number: int) -> None:
-    """The operations of a session that was forgotten, and of those it came from, if nobody needs them."""
+def erase(transaction: lmdb.Transaction, tables: Tables, number: int) -> list[int]:
+    """The operations of a session that was forgotten, and of those it came from, if nobody needs them.
+
+    Returns the sessions of which nothing is left.
+    """
     if forked(transaction, tables, number):
-        return
+        return []
     try:
         origin = _record(transaction, tables, number).origin
     except RecordDamaged:  # counted when it was read
@@ -108,7 +132,8 @@ def erase(transaction: lmdb.Transaction, tables: Tables, number: int) -> None:
     if origin is not None:
         transaction.delete(key_of(origin.session, number), db=tables[Table.FORKS])
         if transaction.get(key_of(origin.session), db=tables[Table.TAILS]) is None:
-            erase(transaction, tables, origin.session)
+            return [number, *erase(transaction, tables, origin.session)]
+    return [number]
 
 
 def _record(transaction: lmdb.Transaction, tables: Tables, number: int) -> SessionRecord:

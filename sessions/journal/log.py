@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from ..errors import StorageUnavailable
+from .changes import Append, Change, Put
 from .journal import Journal
 from .records import AnyOperation, HandleRecord, Heard, Keyring, Origin, Said, SessionRecord, Typed, merged
-from .store import Append, Change, Put, Table, key_of
+from .store import Table, key_of
 
 LAZY = Said | Heard | Typed
 """Operations that nobody is told of: they may wait for company."""
@@ -76,12 +77,13 @@ class EphemeralLog:
 
 
 class JournaledLog:
-    """A session's operations in the journal; ``index`` is the next one's."""
+    """A session's operations in the journal; ``index`` is the next one's, ``salt`` its tenant's."""
 
     durable = True
 
-    def __init__(self, journal: Journal, number: int, index: int = 0) -> None:
+    def __init__(self, journal: Journal, number: int, index: int = 0, salt: bytes = b"") -> None:
         self.number = number
+        self._salt = salt
         self._journal = journal
         self._index = index
         self._operations: list[AnyOperation] = []
@@ -94,14 +96,14 @@ class JournaledLog:
     @classmethod
     def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
         """A new session's."""
-        log = cls(journal, journal.new_number())
+        log = cls(journal, journal.new_number(), salt=record.salt)
         log._queue(Put(Table.SESSIONS, key_of(log.number), record))
         return log
 
     @property
     def fault(self) -> StorageUnavailable | None:
         """Why nothing new may be begun."""
-        return self._journal.fault
+        return self._journal.fault_of(self._salt)
 
     def append(self, operation: AnyOperation) -> None:
         """Queue it for the journal, together with all of this stretch of the loop."""
@@ -135,7 +137,7 @@ class JournaledLog:
         """Take nothing more in, and let retention have the session."""
         self._flush()
         self._closed = True
-        self._journal.live.discard(self.number)
+        self._journal.leave(self.number, self._salt)
 
     def _queue(self, change: Change) -> None:
         if not self._closed:

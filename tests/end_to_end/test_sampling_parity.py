@@ -128,7 +128,6 @@ def say(
     return list(said.values())
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize(
     ("sampling", "least", "asked"),
     [
@@ -145,29 +144,34 @@ def say(
     ids=["repetition", "repetition, longer", "repetition below 1", "at least", "bias"],
 )
 def test_greedy_tokens_are_those_of_generate(
-    pocket: LoadedModel, reference, depth: int, sampling: Sampling, least: int, asked: dict[str, object]
+    pocket: LoadedModel, reference, sampling: Sampling, least: int, asked: dict[str, object]
 ) -> None:
     eos = pocket.config.eos_ids
     expected = [transformers_says(reference, prompt, eos, **asked) for prompt in prompts(6)]
-    plain = [transformers_says(reference, prompt, eos) for prompt in prompts(6)]
+    plain = said_plainly(reference, eos)
     assert sum(one != other for one, other in zip(expected, plain, strict=True)) >= 3, "it must matter"
     turns = [(prompt, sampling, Limits(NEW, eos, least)) for prompt in prompts(6)]
-    assert [said.tokens for said in say(build(pocket, depth), turns)] == expected
+    for depth in DEPTHS:
+        assert [said.tokens for said in say(build(pocket, depth), turns)] == expected, depth
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_bad_words_are_those_of_generate(pocket: LoadedModel, reference, depth: int) -> None:
+def test_bad_words_are_those_of_generate(pocket: LoadedModel, reference) -> None:
     """Banned are pairs that transformers would say, so each must be avoided where it would be completed."""
     eos = pocket.config.eos_ids
     turns, expected = [], []
-    for prompt in prompts(6):
-        plain = transformers_says(reference, prompt, eos)
+    for prompt, plain in zip(prompts(6), said_plainly(reference, eos), strict=True):
         words = [plain[at : at + 2] for at in range(0, len(plain) - 1, 3)] + [[plain[0]]]
         words = [word for word in words if word[-1] not in eos]
         expected.append(transformers_says(reference, prompt, eos, bad_words_ids=words))
         assert expected[-1] != plain
         turns.append((prompt, Sampling(bad_words=tuple(map(tuple, words))), Limits(NEW, eos)))
-    assert [said.tokens for said in say(build(pocket, depth), turns)] == expected
+    for depth in DEPTHS:
+        assert [said.tokens for said in say(build(pocket, depth), turns)] == expected, depth
+
+
+@lru_cache
+def said_plainly(model, eos: tuple[int, ...]) -> list[list[int]]:
+    return [transformers_says(model, prompt, eos) for prompt in prompts(6)]
 
 
 def transformers_says(model, prompt: list[int], eos: tuple[int, ...], **asked: object) -> list[int]:
@@ -185,27 +189,26 @@ def transformers_says(model, prompt: list[int], eos: tuple[int, ...], **asked: o
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_seeds_repeat_alone_in_a_batch_after_preemption_and_begun_again(
-    pocket: LoadedModel, depth: int
-) -> None:
+def test_seeds_repeat_alone_in_a_batch_after_preemption_and_begun_again(pocket: LoadedModel) -> None:
     turns = [(prompt, how, Limits(NEW, (), 5)) for prompt, how in zip(prompts(6), WARM, strict=True)]
     alone = [say(build(pocket, 1), [turn])[0].tokens for turn in turns]
     assert all(len(set(one)) > 8 for one in alone)
-    engine = build(pocket, depth)
-    assert [said.tokens for said in say(engine, turns)] == alone
+    for depth in DEPTHS:
+        engine = build(pocket, depth)
+        assert [said.tokens for said in say(engine, turns)] == alone
 
-    def evict(step: int) -> None:
-        if step % 4 == 0:
-            engine.scheduler.evict(100 + step // 4 % 6)
+        def evict(step: int, engine: Engine = engine) -> None:
+            if step % 4 == 0:
+                engine.scheduler.evict(100 + step // 4 % 6)
 
-    assert [said.tokens for said in say(engine, turns, first=100, disturb=evict)] == alone
-    for cut in (1, 17):  # as after a crash: the rest of the reply, said by another engine
-        again = [
-            (prompt + one[:cut], how, limits) for (prompt, how, limits), one in zip(turns, alone, strict=True)
-        ]
-        rest = say(build(pocket, depth), again, generated_from=cut)
-        assert [one[:cut] + said.tokens for one, said in zip(alone, rest, strict=True)] == alone
+        assert [said.tokens for said in say(engine, turns, first=100, disturb=evict)] == alone
+        for cut in (1, 17):  # as after a crash: the rest of the reply, said by another engine
+            again = [
+                (prompt + one[:cut], how, limits)
+                for (prompt, how, limits), one in zip(turns, alone, strict=True)
+            ]
+            rest = say(build(pocket, depth), again, generated_from=cut)
+            assert [one[:cut] + said.tokens for one, said in zip(alone, rest, strict=True)] == alone
 
 
 def test_another_seed_says_something_else(pocket: LoadedModel) -> None:

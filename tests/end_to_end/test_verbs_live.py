@@ -27,14 +27,6 @@ async def items_of(chat: Chat) -> list[str]:
     return [item.id for item in chat.last.response.output]
 
 
-async def read_some(chat: Chat, pieces: int) -> str:
-    """So many pieces of a story, which goes on."""
-    turn = chat.say(STORY)
-    said = "".join([await anext(turn) for _ in range(pieces)])
-    await chat.interrupt()
-    return said
-
-
 async def test_a_reply_is_cut_where_it_was_heard(wired: Client) -> None:
     async with wired.session() as chat:
         await chat.say("My name is Marisol.").text()

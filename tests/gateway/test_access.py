@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.gateway.access import TENANT, Guard, Keys, keys_of, salt_of
+from holdfast.gateway.access import TENANT, Guard, Keys, salt_of
 from holdfast.gateway.errors import KeysUnusable
-from holdfast.gateway.settings import GatewaySettings
 
 pytestmark = pytest.mark.anyio
 ROUTES = ["/v1/realtime", "/v1/models", "/v1/models/pocket", "/metrics", "/version", "/anything"]
@@ -93,7 +92,7 @@ async def test_a_keys_file_tells_tenants_apart(tmp_path: Path) -> None:
         seen.append(scope[TENANT])
         await let_in(scope, receive, send)
 
-    guard = Guard(noted, keys_of(GatewaySettings(keys=path)))
+    guard = Guard(noted, Keys.read(path))
     for key in ("alpha", "beta", "gamma"):
         assert await answered(guard, "http", "/version", [("Authorization", f"Bearer {key}")]) == 200
     assert seen[0] == seen[1] == salt_of("acme") != seen[2] == salt_of("zenith")

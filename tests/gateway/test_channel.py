@@ -49,6 +49,18 @@ async def test_a_sender_waits_for_its_reader() -> None:
     await there.close(1000, "")
 
 
+async def test_of_a_burst_no_more_is_handed_on_than_there_is_room_for() -> None:
+    here, there = memory_pair(depth=2)
+    frames = [b"1", b"2", b"3"]
+    assert await here.send_some(frames) == 2, "each of the others has its own time to be taken in"
+    assert [await there.receive(), await there.receive()] == frames[:2]
+    assert await here.send_some(frames[2:]) == 1
+    there.drop()
+    with pytest.raises(ChannelClosed, match="1006"):
+        await here.send_some(frames)
+    here.drop()
+
+
 async def test_a_drop_ends_both_ways_at_once() -> None:
     here, there = memory_pair(depth=1)
     await here.send(b"1")

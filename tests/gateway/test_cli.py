@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -29,7 +30,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def invoke(*words: str, **environment: str) -> tuple[int, str]:
-    result = CliRunner().invoke(cli.app, list(words), env=environment)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        result = CliRunner().invoke(cli.app, list(words), env=environment)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
@@ -136,6 +141,21 @@ def test_what_cannot_be_is_refused_with_exit_2(served: list[Any], words: list[st
     code, output = invoke(*words)
     assert code == 2 and output.strip()
     assert not served
+
+
+def test_a_benchmark_that_is_ended_ends_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = list[str]()
+
+    def measuring(_words: list[str]) -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            ended.append("server")
+        return 0
+
+    monkeypatch.setattr("holdfast.benchmarks.memory.main", measuring)
+    assert invoke("bench", "memory")[0] == 128 + signal.SIGTERM
+    assert ended == ["server"]
 
 
 def test_a_benchmark_is_a_module_with_a_main(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from realtime_grammar import Grammar
 
-from holdfast.gateway.conversation import CancelResponse, Conversation, Effect, Send, StartResponse
+from holdfast.gateway.conversation import Conversation
+from holdfast.gateway.effects import CancelResponse, Effect, Send, StartResponse
 from holdfast.runtime.link.messages import Sampling
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.items import MessageItem

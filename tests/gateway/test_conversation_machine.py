@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from realtime_grammar import Grammar
 
-from holdfast.gateway.conversation import CancelResponse, Conversation, Send, StartResponse
+from holdfast.gateway.conversation import Conversation
+from holdfast.gateway.effects import CancelResponse, Send, StartResponse
 from holdfast.sdk.errors import FrameError
 from holdfast.sdk.frames import codec
 from holdfast.sdk.frames.session import SessionResource

@@ -72,3 +72,26 @@ def test_all_of_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.run(POCKET) == 0
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("cores", "KV per token", "chat template"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"dtype": "int7"}, "dtype int7: not one of auto"),
+        ({"device": "meta"}, "device meta: not one of auto, cpu"),
+        ({"device": "cuda:99"}, "device cuda:99: "),
+        ({"kernels": "triton", "device": "cpu"}, "computes on a CUDA device, not on cpu"),
+    ],
+)
+def test_what_the_engine_would_refuse_is_refused_in_one_line(
+    asked: dict[str, str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.run(EngineSettings(model="pocket", **asked)) == 2  # type: ignore[arg-type]
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1
+
+
+def test_the_kernels_it_names_are_those_that_read_such_kv() -> None:
+    narrow = EngineSettings(model="pocket", device="cpu", kv_dtype="float8_e4m3fn")
+    facts = dict(doctor.model(narrow))
+    assert facts["kernels"].startswith("reference (") and "float8_e4m3fn" in facts["KV per token"]

@@ -98,6 +98,12 @@ async def test_the_order_holds_on_a_real_server(socket: Transport) -> None:
     await strict.sends(said("Enough.", "enough"), ResponseCancel())
     assert await strict.ends() == ["cancelled"]
 
+    # cut, and the next turn in the same breath
+    await strict.sends(said("Tell me the story of the fox."), ResponseCreate())
+    await strict.until(is_delta)
+    await strict.sends(ResponseCancel(), said("Hello!"), ResponseCreate())
+    assert await strict.ends(2) == ["cancelled", "completed"]
+
     # one that writes, two beside it, and one too many
     aside = ResponseParams(conversation="none", input=[ItemReference(id="hello")])
     asides = [ResponseCreate(response=aside)] * 2

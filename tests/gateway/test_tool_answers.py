@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gateway.conversation import Conversation, Send, StartResponse
+from holdfast.gateway.conversation import Conversation
+from holdfast.gateway.effects import Send, StartResponse
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.events import CallDone, CallStarted, ReplyStarted

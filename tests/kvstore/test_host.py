@@ -295,6 +295,18 @@ def test_what_this_process_hashed_is_trusted_and_what_it_adopted_is_not() -> Non
     assert after.find(KEY_B) is not None
 
 
+def test_what_was_checked_in_its_slot_is_hashed_again_only_where_all_is() -> None:
+    for recheck in (True, False):
+        memory = memory_of()
+        tier = HostTier(memory, recheck=recheck)
+        slot = tier.reserve(KEY_A, 0)
+        assert slot is not None
+        tier.filled(slot, tokens=4, digest=99)
+        assert (KEY_A in tier) is not recheck and tier.statistics().damaged == recheck
+    after = HostTier(memory, recheck=False)
+    assert after.find(KEY_A) is None, "another process's word is not believed"
+
+
 def test_what_is_above_gives_way_first_and_says_when_it_leaves() -> None:
     tier = HostTier(memory_of(3))
     left: list[bytes] = []
@@ -307,6 +319,21 @@ def test_what_is_above_gives_way_first_and_says_when_it_leaves() -> None:
     for key in keys[3:]:
         tier.put(Record(key, 4, memoryview(content(key, 1))))
     assert left == [keys[2], keys[0]]
+    tier.audit()
+
+
+def test_a_spare_record_takes_a_free_slot_or_that_of_another_and_nobody_elses() -> None:
+    tier = HostTier(memory_of(2))
+    keys = [bytes([number + 1]) * 16 for number in range(4)]
+    spare = tier.reserve(keys[0], 4, spare=True)
+    assert spare is not None
+    tier.filled(spare)
+    tier.put(Record(keys[1], 4, memoryview(content(keys[1], 1))))
+    assert tier.reserve(keys[2], 4, spare=True) is None and keys[0] in tier
+    tier.give_way([spare])
+    assert tier.reserve(keys[2], 4, spare=True) == spare
+    assert tier.reserve(keys[3], 4, spare=True) is None and keys[1] in tier
+    tier.abandon(spare)
     tier.audit()
 
 

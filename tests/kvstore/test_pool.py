@@ -263,3 +263,17 @@ def test_a_cached_block_that_is_kept_elsewhere_is_given_up_a_held_one_is_not() -
     assert pool.discard(blocks[1]) and found(pool, "a", 2) == 1
     assert pool.state(blocks[1]) is BlockState.FREE
     pool.audit({})
+
+
+def test_what_nobody_wants_is_said_to_be_so_until_it_is_found_again() -> None:
+    pool = BlockPool(4)
+    told: list[tuple[bytes, bool]] = []
+    pool.gives_up = lambda block, key, wanted: told.append((key, wanted))
+    blocks = sealed_chain(pool, "a", 4)
+    pool.release(blocks)
+    pool.give_way(blocks[1:])
+    pool.share([blocks[2]])
+    pool.release([blocks[2]])
+    pool.lease(4)
+    assert sorted(told) == [(b"a:0", True), (b"a:1", False), (b"a:2", True), (b"a:3", False)]
+    assert not pool._unwanted

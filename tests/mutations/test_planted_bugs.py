@@ -1,34 +1,33 @@
 """A test that passes with a known bug in the code is not a test: each bug of ``planted.toml`` must be caught.
 
 Each is planted alone, in a copy of the source, where its test runs in a process of its own and has to fail;
-without any bug all those tests pass there. Two run at a time.
+without any bug all those tests pass there. How they run: ``forks.py``.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-COPIED = ("kernels", "kvstore", "runtime", "sessions", "tests")
 FAILED = 1
 """Pytest's exit code for tests that ran and failed; broken imports and unknown tests have others."""
+SOUND = ""
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass(frozen=True)
 class Bug:
-    """``old`` in ``file`` becomes ``new``; ``test``, one or several node ids, must then fail."""
+    """``old`` in ``file`` becomes ``new``; ``test``, a node id, must then fail."""
 
     name: str
     file: str
@@ -40,78 +39,75 @@ class Bug:
 BUGS = [Bug(**bug) for bug in tomllib.loads(Path(__file__).with_name("planted.toml").read_text())["bug"]]
 
 
-def run_in_copy(where: Path, tests: list[str], bug: Bug | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``tests`` on a copy of the source under ``where``, with ``bug`` planted."""
-    house = where / "holdfast"
-    for name in COPIED:
-        shutil.copytree(
-            ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
-        )
-    for name in ("__init__.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, house)
-    if bug is not None:
-        source = (house / bug.file).read_text()
-        assert source.count(bug.old) == 1, f"{bug.name}: {source.count(bug.old)} such places in {bug.file}"
-        (house / bug.file).write_text(source.replace(bug.old, bug.new))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "--timeout",
-        "60",
-        *tests,
-    ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(where),
-        "PYTHONSAFEPATH": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        "HOLDFAST_EXAMPLES": "1",
-        "HOLDFAST_NO_SHRINK": "1",
-    }
-    return subprocess.run(command, cwd=house, env=environment, capture_output=True, text=True, check=False)
+class Runs:
+    """One for each bug, begun in their order, and one without any."""
+
+    def __init__(self, folder: Path, bugs: Iterable[Bug]) -> None:
+        self._folder = folder
+        self._codes: dict[str, int] = {}
+        self._names: dict[str, Path] = {}
+        lines = [self._line(SOUND, sorted({bug.test for bug in bugs}), None)]
+        lines += [self._line(bug.name, [bug.test], (bug.file, bug.old, bug.new)) for bug in bugs]
+        orders = folder / "orders"
+        orders.write_text("\n".join(lines))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOLDFAST_EXAMPLES": "1"}
+        environment |= {"HOLDFAST_NO_SHRINK": "1", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        with orders.open() as stdin:
+            self._process = subprocess.Popen(
+                [sys.executable, Path(__file__).with_name("forks.py")],
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+                start_new_session=True,
+            )
+
+    def _line(self, name: str, tests: list[str], bug: tuple[str, str, str] | None) -> str:
+        where = self._names[name] = self._folder / str(len(self._names))
+        where.mkdir()
+        return json.dumps({"name": name, "where": str(where), "tests": tests, "bug": bug})
+
+    def ended(self, name: str) -> tuple[int, str]:
+        """The exit code of a run and what it said, when it has ended."""
+        assert self._process.stdout is not None
+        while name not in self._codes:
+            line = self._process.stdout.readline()
+            assert line, "the process that runs them is gone"
+            end = json.loads(line)
+            self._codes[end["name"]] = end["code"]
+        return self._codes[name], (self._names[name] / "said").read_text()
+
+    def close(self) -> None:
+        """Those that are not awaited any more end too."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
 
 @pytest.fixture(scope="module")
-def runs(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
-    """A run for each bug, begun in their order, and one without any."""
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        every = sorted({bug.test for bug in BUGS})
-        runs = {"": pool.submit(run_in_copy, tmp_path_factory.mktemp("sound"), every)}
-        for bug in BUGS:
-            runs[bug.name] = pool.submit(run_in_copy, tmp_path_factory.mktemp("bug"), [bug.test], bug)
-        yield runs
-        pool.shutdown(cancel_futures=True)
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    runs = Runs(tmp_path_factory.mktemp("planted"), BUGS)
+    yield runs
+    runs.close()
 
 
-def test_without_a_bug_all_pass_in_the_copy(
-    runs: dict[str, Future[subprocess.CompletedProcess[str]]],
-) -> None:
-    run = runs[""].result()
-    assert run.returncode == 0, run.stdout + run.stderr
+def test_without_a_bug_all_pass_in_the_copy(runs: Runs) -> None:
+    code, said = runs.ended(SOUND)
+    assert code == 0, said
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_the_bug_is_caught(bug: Bug, runs: dict[str, Future[subprocess.CompletedProcess[str]]]) -> None:
-    run = runs[bug.name].result()
-    assert run.returncode == FAILED, f"{bug.test} did not catch it:\n{run.stdout}{run.stderr}"
+def test_the_bug_is_caught(bug: Bug, runs: Runs) -> None:
+    code, said = runs.ended(bug.name)
+    assert code == FAILED, f"{bug.test} did not catch it:\n{said}"
 
 
 def test_the_copy_is_what_runs(tmp_path: Path) -> None:
     """The editable install must not answer for the copy."""
+    old = '"""Room kvstore'
     bug = Bug(
-        "broken door plate",
-        "kvstore/__init__.py",
-        '"""Room kvstore',
-        'raise RuntimeError\n"""Room kvstore',
-        "",
+        "broken", "kvstore/__init__.py", old, f"raise RuntimeError\n{old}", "tests/runtime/test_verbs.py"
     )
-    run = run_in_copy(tmp_path, ["tests/runtime/test_verbs.py"], bug)
-    assert run.returncode not in (0, FAILED) and "RuntimeError" in run.stdout
+    runs = Runs(tmp_path, [bug])
+    code, said = runs.ended("broken")
+    assert code not in (0, FAILED) and "RuntimeError" in said
+    runs.close()

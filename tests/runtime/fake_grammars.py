@@ -1,8 +1,9 @@
 """A grammar compiler without a library: what it compiles is done when it is told so.
 
-The text of a grammar is two numbers: in "STEP COUNT" the n-th token leaves what n leaves when divided by STEP,
-and it is complete after COUNT of them; "STEP" alone goes on for ever and accepts from the first on. Anything
-else cannot be compiled.
+The text of a grammar is numbers: in "STEP COUNT" the n-th token leaves what n leaves when divided by STEP, and
+it is complete after COUNT of them; "STEP" alone goes on for ever and accepts from the first on. In "STEP COUNT
+RUN" there is a choice for each RUN-th token only, the first among them, and in "STEP COUNT RUN FIRST" for the
+FIRST-th and each RUN-th from there; the others must be n % STEP. Anything else cannot be compiled.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ def grammar(text: str) -> Grammar:
 
 
 class FakeMatcher:
-    """`grammars.Matcher` of "STEP COUNT"."""
+    """`grammars.Matcher` of "STEP COUNT RUN"."""
 
-    def __init__(self, step: int, count: int | None, ends: tuple[int, ...]) -> None:
-        self.step, self.count, self.ends = step, count, ends
+    def __init__(
+        self, ends: tuple[int, ...], step: int, count: int | None = None, run: int = 1, first: int = 0
+    ) -> None:
+        self.step, self.count, self.ends, self.run, self.first = step, count, ends, run, first
         self.taken: list[int] = []
         self.fault = ""
 
@@ -35,6 +38,16 @@ class FakeMatcher:
     def take(self, token: int) -> None:
         assert not (token - len(self.taken)) % self.step and not self.complete, f"{token} after {self.taken}"
         self.taken.append(token)
+
+    def go_on(self, most: int) -> list[int]:
+        ids: list[int] = []
+        while len(ids) < most and not self.complete and (len(self.taken) - self.first) % self.run:
+            token = len(self.taken) % self.step
+            if token in self.ends:
+                break
+            ids.append(token)
+            self.take(token)
+        return ids
 
     def fill(self, mask: np.ndarray) -> None:
         allowed = np.zeros(64 * len(mask), dtype=np.uint8)
@@ -71,11 +84,11 @@ class FakeCompiler:
 
     def _finish(self, job: Future[Matcher], text: str, stop_ids: tuple[int, ...], said: list[int]) -> None:
         try:
-            step, *count = map(int, text.split())
+            numbers = list(map(int, text.split()))
         except ValueError:
             job.set_exception(GrammarInvalid("no such grammar"))
             return
-        matcher = FakeMatcher(step, count[0] if count else None, stop_ids)
+        matcher = FakeMatcher(stop_ids, *numbers)
         for token in said:
             matcher.take(token)
         self.matchers.append(matcher)

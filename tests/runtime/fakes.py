@@ -300,9 +300,20 @@ class FakeRunner:
         seen = xxh3_64_intdigest(content)
         assert self._ledger.setdefault(self.memory.entry(slot).key, seen) == seen, "other bytes under a key"
 
+    def write(self, block: int, payload: bytes | memoryview, key: bytes, tokens: int) -> None:
+        """Bring bytes into a block beside all plans; what stands there nobody may want."""
+        assert not self._in_flight, "a step may read or write the block"
+        self.moves += 1
+        self._positions[block], self._digests[block] = self._halves(payload)
+        content = self._positions[block, :tokens].tobytes() + self._digests[block, :tokens].tobytes()
+        seen = xxh3_64_intdigest(content)
+        assert self._ledger.setdefault(key, seen) == seen, "other bytes under a key"
+
     def _slot(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
         assert self.memory is not None
-        payload = self.memory.payload(slot)
+        return self._halves(self.memory.payload(slot))
+
+    def _halves(self, payload: bytes | memoryview) -> tuple[np.ndarray, np.ndarray]:
         half = 8 * self.block_tokens
         return np.frombuffer(payload[:half], np.int64), np.frombuffer(payload[half:], np.uint64)
 
@@ -369,6 +380,8 @@ class FakeHandle:
 
 
 SECRET = bytes(range(32))
+SPACE = b"fake"
+"""The namespace of fake engines."""
 
 
 def fake_engine(
@@ -392,10 +405,10 @@ def fake_engine(
     device = FakeRunner(settings.blocks, settings.block_tokens, chance=chance, memory=memory, **runner)  # type: ignore[arg-type]
     tier = HostTier(memory) if memory is not None else None
     if disk is None or tier is None:
-        scheduler = Scheduler(settings, pool, hasher, b"fake", tier, compiler=compiler)
+        scheduler = Scheduler(settings, pool, hasher, SPACE, tier, compiler=compiler)
         return Engine(scheduler, device, debug=True, clock=clock), device
-    disk.begin(tier)
-    scheduler = Scheduler(settings, pool, hasher, b"fake", tier, disk)  # type: ignore[arg-type]
+    disk.begin(tier, device if disk.near and settings.depth == 1 else None)
+    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk)  # type: ignore[arg-type]
     return Engine(scheduler, device, debug=True, clock=disk.clock), device
 
 
@@ -403,17 +416,21 @@ class FakeDisk:
     """A `DiskTier` without a process: each request ends when ``chance`` says so, well or badly.
 
     ``time``: virtual seconds, one for each look at the clock. Bytes go to the slot when the request ends.
+    ``near``: blocks of a device at depth 1 are within reach, and of every four records three lie in memory.
     """
 
-    def __init__(self, chance: Random) -> None:
+    def __init__(self, chance: Random, *, near: bool = False) -> None:
+        self.near = near
         self.records: dict[bytes, tuple[int, bytes]] = {}
         self.time = 0.0
-        self.fetched = 0
+        self.fetched = self.reads = 0
         self._chance = chance
+        self._device: FakeRunner | None = None
 
-    def begin(self, host: HostTier) -> None:
+    def begin(self, host: HostTier, device: FakeRunner | None = None) -> None:
         """Another engine: requests of the one before are forgotten, as its shelf is dead."""
         self._host = host
+        self._device = device
         self._storing: dict[bytes, int] = {}
         self._fetching: dict[bytes, int] = {}
 
@@ -434,6 +451,34 @@ class FakeDisk:
     @property
     def waiting(self) -> bool:
         return bool(self._storing or self._fetching)
+
+    reading_seconds = 0.0
+
+    @property
+    def reaches(self) -> bool:
+        return self._device is not None
+
+    def placed(self, key: bytes) -> bool:
+        return key in self.records
+
+    def at_hand(self, key: bytes) -> bool:
+        return self.placed(key) and key[0] % 4 > 0
+
+    def read(self, keys: list[bytes], blocks: list[int]) -> list[int]:
+        found: list[int] = []
+        for key, block in zip(keys, blocks, strict=False):
+            slot = self._host.slot_of(key)
+            if slot is not None:
+                tokens, payload = self._tokens(slot), bytes(self._host.memory.payload(slot))
+            elif self.at_hand(key) and self._chance.random() < 0.95:
+                tokens, payload = self.records[key]
+                self.reads += 1
+            else:
+                break
+            assert self._device is not None
+            self._device.write(block, payload, key, tokens)
+            found.append(tokens)
+        return found
 
     def fetching(self, key: bytes) -> bool:
         return key in self._fetching

@@ -95,6 +95,31 @@ def test_a_reply_follows_its_grammar_and_ends_where_nothing_may_follow(depth: in
 
 
 @DEPTHS
+@pytest.mark.parametrize("text", ["5 9 3", "5 9 3 2", "6 9 9 8", "5 9 4 1"])
+def test_what_must_come_is_said_without_being_drawn(depth: int, text: str) -> None:
+    step, count, run, *first = map(int, text.split())
+    here = Stage(depth)
+    here.begin(0, text)
+    here.begin(1, None)
+    here.run()
+    said, counters = here.said(0), here.engine.scheduler.counters
+    chosen = {place for place in range(count) if not (place - (first or [0])[0]) % run}
+    assert [token % step for token in said] == [place % step for place in range(count)]
+    assert all(said[place] == place % step for place in range(count) if place not in chosen)
+    assert counters.forced == count - len(chosen) and counters.sampled == len(chosen) + len(here.said(1))
+    assert here.end(0).finish is Finish.STOP and here.end(0).work.decoded == count
+    assert here.end(0).length == len(PROMPT) + 1 + count
+
+
+def test_a_reply_without_any_choice_takes_no_step() -> None:
+    here = Stage()
+    here.begin(0, "9 4 9 8")
+    here.run()
+    assert [row.tokens for row in here.rows[0]] == [[0, 1, 2, 3]] and here.end(0).finish is Finish.STOP
+    assert here.engine.scheduler.counters.sampled == 0
+
+
+@DEPTHS
 def test_an_end_token_comes_only_where_the_grammar_accepts(depth: int) -> None:
     here = Stage(depth)
     here.begin(0, "1", most=40)  # everything but the end, at first

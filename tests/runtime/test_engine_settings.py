@@ -23,7 +23,7 @@ def test_they_are_checked_at_birth(wrong: dict[str, int]) -> None:
 
 
 def test_own_settings_go_before_defaults_and_the_model_limits_the_context() -> None:
-    known = {"blocks": 100, "max_context": 512, "vocab_size": 1000, "depth": 2}
+    known = {"blocks": 100, "block_bytes": 64, "max_context": 512, "vocab_size": 1000, "depth": 2}
     usual = EngineSettings(model="pocket").resolved(**known)
     assert (usual.depth, usual.max_context, usual.watermark_blocks) == (2, 512, 1)
     own = EngineSettings(model="pocket", depth=1, max_context=64, max_sequences=3, watermark=0.25)
@@ -34,4 +34,6 @@ def test_own_settings_go_before_defaults_and_the_model_limits_the_context() -> N
 
 def test_a_context_that_does_not_fit_the_pool_is_refused() -> None:
     with pytest.raises(PoolTooSmall, match="max_context = 512 tokens takes 32 blocks"):
-        EngineSettings(model="pocket").resolved(blocks=31, max_context=512, vocab_size=10, depth=1)
+        EngineSettings(model="pocket").resolved(
+            blocks=31, block_bytes=64, max_context=512, vocab_size=10, depth=1
+        )

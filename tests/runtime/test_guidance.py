@@ -132,6 +132,36 @@ def check_arguments(talker: Talker, schema: dict[str, Any], seed: int) -> None:
     jsonschema.validate(json.loads(arguments), schema)
 
 
+@settings(FEW, max_examples=15)
+@given(schema=SCHEMAS, seed=st.integers(0, 99))
+def test_a_reply_begun_again_at_any_token_has_the_same_words_follow(
+    talker: Talker, folder: Path, schema: dict[str, Any], seed: int
+) -> None:
+    """What is forced depends on what was said alone, wherever an engine died."""
+    sampling = Sampling(grammar=json_of(schema), temperature=1.0, seed=seed)
+    ((said, _),) = talker.say((sampling, Limits(400, (END,))))
+    words = said[:-1] if said[-1:] == [END] else said
+    compiler = Guidance(folder / "tokenizer.json", 1536, (END,))
+    for cut in range(len(words) + 1):
+        again = compiler.compile(json_of(schema), (END,), np.array(words[:cut], dtype=np.int32)).result()
+        forced = again.go_on(400)
+        assert forced == words[cut : cut + len(forced)] and not again.go_on(400)
+
+
+def test_a_schema_with_little_to_choose_is_mostly_said_without_a_draw(talker: Talker) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"measurement": {"const": "temperature"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["measurement", "unit"],
+        "additionalProperties": False,
+    }
+    before = talker.engine.statistics()
+    text, _ = talker.follow(json_of(schema))
+    now = talker.engine.statistics()
+    assert json.loads(text)["unit"] in ("celsius", "fahrenheit")
+    assert now["forced"] - before["forced"] > 2 * (now["sampled"] - before["sampled"])
+
+
 @settings(FEW, max_examples=40)
 @given(schema=SCHEMAS, seed=st.integers(0, 99))
 def test_any_schema_is_followed(talker: Talker, schema: dict[str, Any], seed: int) -> None:

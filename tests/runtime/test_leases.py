@@ -65,6 +65,30 @@ def test_the_budget_clips_and_then_denies() -> None:
     assert third is not None and third.tokens == 16, "what is given back can be had"
 
 
+def test_a_tenant_with_a_cap_is_clipped_at_it_and_the_others_have_the_rest() -> None:
+    """Half of 16 blocks may be leased: three of them by one tenant, whatever the others have."""
+    here = world(depth=1, blocks=16, slots=16, lease_caps={b"capped": 3})
+    for seq in range(4):
+        here.open(seq, story(seq, 7), salt=b"capped" if seq < 2 else b"")
+        here.reply(seq, 1)
+    first, second = here.lease(0, ttl=60.0), here.lease(1, ttl=60.0)
+    assert first is not None and (first.grant, first.tokens) == (Grant.GRANTED, 8)
+    assert second is not None and (second.grant, second.tokens, second.host_tokens) == (Grant.CLIPPED, 4, 4)
+    here.reply(0, 8)
+    assert here.scheduler.statistics()["leased_blocks"] == 3, "its leases do not grow beyond it"
+    for seq in (2, 3):
+        receipt = here.lease(seq, ttl=60.0)
+        assert receipt is not None and receipt.grant is Grant.GRANTED
+    here.lease(0, ttl=0)
+    again = here.lease(1, ttl=60.0)
+    assert again is not None and (again.grant, again.tokens) == (Grant.GRANTED, 8), "what is given back"
+    here.fork(1, [7])
+    here.lease(7, ttl=60.0)
+    denied = here.lease(0, ttl=60.0)
+    assert denied is not None and denied.grant is Grant.DENIED, "a fork's are counted with it"
+    assert here.state(0).length == 16
+
+
 def test_an_unknown_sequence_has_no_lease() -> None:
     here = idle(seqs=1)
     assert here.lease(7) is None

@@ -238,3 +238,24 @@ def test_what_the_host_tier_gave_up_goes_down_again_when_the_device_gives_it_up(
     here.extend(0, [8])
     here.reply(0, 2)
     assert work_of(here, 0).host > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_nobody_wants_any_more_pushes_nothing_out_of_a_full_host_tier(depth: int) -> None:
+    """Ten slots for a session that left the device; many others come, are closed, and leave it too."""
+    here = world(depth=depth, slots=10)
+    here.open(0, ONE + TWO + THREE + FOUR + [7])
+    here.reply(0, 6)
+    away(here, 0)
+    for seq in range(1, 6):
+        here.open(seq, [*range(seq * 40, seq * 40 + 30)])
+        here.reply(seq, 2)
+        here.run()
+        here.close(seq)
+    pool = here.scheduler.pool
+    pool.release(pool.lease(pool.available, "flood"), "flood")
+    here.run()
+    here.extend(0, [8])
+    here.reply(0, 2)
+    work = work_of(here, 0)
+    assert (work.host, work.recomputed) == (22, 0)

@@ -72,7 +72,11 @@ def refused(verb: AnyVerb) -> str:
         (Generate(9, 0, Sampling(), Limits(0)), "sampling_invalid"),
         (Generate(9, 0, Sampling(), GOOD, 5), "sampling_invalid"),
         (Generate(9, 0, Sampling(), GOOD, -1), "sampling_invalid"),
+        (Generate(9, 0, Sampling(), GOOD, 0, [VOCAB]), "length_invalid"),
+        (Generate(9, 0, Sampling(), GOOD, 0, [1] * 11), "context_exceeded"),
+        (Generate(9, 1, Sampling(), GOOD, 0, [1]), "sequence_busy"),
         (Stop(9, 5), "sequence_unknown"),
+        (Stop(9, 1, -1), "length_invalid"),
         (Fork(9, 5, [6]), "sequence_unknown"),
         (Fork(9, 0, [6, 6]), "sequence_exists"),
         (Fork(9, 0, [6, 1]), "sequence_exists"),
@@ -93,6 +97,20 @@ def test_a_full_context_cannot_generate() -> None:
     here.generate(0, 1)
     here.truncate(0, 7)
     here.reply(0, 1)
+
+
+def test_tokens_that_come_with_a_generation_are_computed_by_the_step_that_samples() -> None:
+    here = world(depth=1, max_step_tokens=16)
+    here.open(0, [1, 2, 3])
+    here.run()
+    before = here.steps
+    here.generate(0, 1, tokens=[4, 5, 6, 7])
+    here.run()
+    assert here.steps == before + 1 and here.ended[0].length == 8
+    here.open(1, [])
+    here.generate(1, 1, tokens=[9])
+    here.run()
+    assert here.ended[1].length == 2
 
 
 def test_only_so_many_sequences_may_be_open() -> None:

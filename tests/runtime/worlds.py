@@ -6,9 +6,12 @@ have ended. Used by the state machine and by tests that tell one story.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
+from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.slots import SlotMemory
 from holdfast.runtime.leases import MOST_PRIORITY, MOST_SECONDS
 from holdfast.runtime.link.messages import (
@@ -36,7 +39,7 @@ from holdfast.runtime.link.messages import (
 )
 from holdfast.runtime.roster import HEAD_START
 from holdfast.runtime.settings import SchedulerSettings
-from holdfast.tests.runtime.fakes import GREEDY, FakeDisk, Shadow, fake_engine, fake_memory
+from holdfast.tests.runtime.fakes import GREEDY, SECRET, SPACE, FakeDisk, Shadow, fake_engine, fake_memory
 
 DRAWN = 256
 """Tokens the fake device samples are below this; the three that fail are above."""
@@ -75,7 +78,7 @@ class Being:
         return any(token >= DRAWN for token in self.shadow.tokens)
 
 
-def world(*, late: bool = False, slots: int | None = None, **numbers: int) -> World:
+def world(*, late: bool = False, slots: int | None = None, **numbers: Any) -> World:
     """A small world in overlapped steps, unless said otherwise; with a host tier of ``slots`` slots."""
     usual = {
         "blocks": 16,
@@ -148,13 +151,13 @@ class World:
             self.beings[seq] = Being(Shadow(tokens, DRAWN), alone=alone)
             self._check_state(seq)
 
-    def extend(self, seq: int, tokens: list[int]) -> None:
+    def extend(self, seq: int, tokens: list[int], *, due: bool = False) -> None:
         being = self.beings.get(seq)
         refusal = self._busy(being)
         if being is not None and not refusal:
             total = len(being.shadow.tokens) + len(tokens)
             refusal = "context_exceeded" if total > self.settings.max_context else None
-        if self._apply(Extend(self._next(), seq, tokens), refusal) and being is not None:
+        if self._apply(Extend(self._next(), seq, tokens, due), refusal) and being is not None:
             being.shadow.extend(tokens)
             self._check_state(seq)
 
@@ -182,11 +185,12 @@ class World:
         stop_ids: tuple[int, ...] = (),
         sampling: Sampling = GREEDY,
         generated_from: int = 0,
+        tokens: Sequence[int] = (),
     ) -> None:
         being = self.beings.get(seq)
         refusal = self._busy(being)
         if being is not None and not refusal:
-            length = len(being.shadow.tokens)
+            length = len(being.shadow.tokens) + len(tokens)
             if not length:
                 refusal = "length_invalid"
             elif max_tokens <= generated_from:
@@ -194,8 +198,10 @@ class World:
             elif length >= self.settings.max_context:
                 refusal = "context_exceeded"
         limits = Limits(max_tokens, stop_ids)
-        if self._apply(Generate(self._next(), seq, sampling, limits, generated_from), refusal):
+        verb = Generate(self._next(), seq, sampling, limits, generated_from, list(tokens))
+        if self._apply(verb, refusal):
             assert being is not None
+            being.shadow.extend(tokens)
             being.epoch += 1
             prompt = len(being.shadow.tokens)
             deadline = self._ahead(seq) + self.settings.most_steps(prompt, max_tokens)
@@ -239,9 +245,14 @@ class World:
         if self._apply(Settle(self._next(), seq, disk, wait), refusal, wait=wait) and not wait:
             self._check_state(seq)
 
-    def stop(self, seq: int) -> None:
-        if self._apply(Stop(self._next(), seq), None if seq in self.beings else "sequence_unknown"):
+    def stop(self, seq: int, keep: int | None = None) -> None:
+        being = self.beings.get(seq)
+        refusal = "sequence_unknown" if being is None else "length_invalid" if (keep or 0) < 0 else None
+        if self._apply(Stop(self._next(), seq, keep), refusal) and being is not None:
             self._halt(seq)
+            if keep is not None and keep < len(being.shadow.tokens):
+                being.shadow.truncate(keep)
+                being.cut = True
             self._check_state(seq)
 
     def fork(self, seq: int, children: list[int], at: int | None = None) -> None:
@@ -294,12 +305,12 @@ class World:
         self._first = next(iter(self._roster.running), None)
         self.time += 0.05
         step = self.engine.step()
+        for being in self.beings.values():  # leases end before a turn is given its place
+            if being.leased_until <= self._now:
+                being.priority = 0
         self._let_in(waited)
         self._reorder()
         self._hear_answers()
-        for being in self.beings.values():
-            if being.leased_until <= self._now:
-                being.priority = 0
         if step is None:
             assert not self.turns, "a turn is open and nothing runs"
             return None
@@ -434,6 +445,14 @@ class World:
         assert sum(promise.blocks for promise in promises) <= share * self.settings.blocks
         if self.memory is not None:
             assert sum(promise.records for promise in promises) <= share * self.memory.slots
+        hasher = BlockHasher(SECRET, self.settings.block_tokens)
+        for salt, most in self.settings.lease_caps.items():
+            root = hasher.root(SPACE, salt)
+            theirs = [held.promise for held in self._roster.sequences.values() if held.root == root]
+            assert sum(promise.blocks for promise in theirs if promise) <= most, (
+                "a tenant has more than its cap"
+            )
+            assert sum(promise.records for promise in theirs if promise) <= most
 
     def _order(self) -> list[int]:
         return [sequence.id for sequence in self._roster.turns()]

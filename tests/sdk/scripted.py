@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import msgspec
 
+from holdfast.sdk.chat import Chat
+from holdfast.sdk.client import Client
 from holdfast.sdk.errors import ConnectionLost
 from holdfast.sdk.frames import client, codec, items, server
 from holdfast.sdk.frames.response import Response, StatusDetails, StatusError
@@ -75,6 +78,15 @@ class Script:
     def kinds(self) -> list[str]:
         """The types of the events the client has sent."""
         return [event.type for event in self.got]
+
+    def added(self) -> list[items.AnyItem]:
+        """The items that the client has sent."""
+        sent = [event for event in self.got if isinstance(event, client.ItemCreate | client.ResponseCreate)]
+        return [item for event in sent for item in _items(event)]
+
+    def outputs(self) -> list[str]:
+        """Of the tools' outputs that the client has sent, the texts."""
+        return [item.output for item in self.added() if isinstance(item, items.FunctionCallOutputItem)]
 
     def usual(self, event: client.ClientEvent) -> Iterable[server.ServerEvent]:
         match event:
@@ -165,6 +177,27 @@ class Script:
         return server.ErrorEvent(event_id=self.id(), error=details)
 
 
+@asynccontextmanager
+async def chatting(script: Script, **fields: Any) -> AsyncIterator[Chat]:
+    """A session whose server is the script."""
+
+    async def dial(model: str | None) -> Script:
+        return script
+
+    async with Client(dial).session(**fields) as chat:
+        yield chat
+
+
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return f"Rain in {city}"
+
+
+async def add(a: int, b: int) -> int:
+    """The sum of two numbers."""
+    return a + b
+
+
 def response(response_id: str, status: Any) -> Response:
     return Response(id=response_id, status=status, conversation_id="conv", max_output_tokens="inf")
 
@@ -174,3 +207,7 @@ def failed(response_id: str) -> Response:
     return msgspec.structs.replace(
         response(response_id, "failed"), status_details=StatusDetails(type="failed", error=error)
     )
+
+
+def _items(event: client.ItemCreate | client.ResponseCreate) -> list[items.AnyItem]:
+    return event.items if isinstance(event, client.ResponseCreate) else [event.item]

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Iterable
 
 import anyio
 import pytest
-from scripted import Script
+from scripted import Script, chatting
 
 from holdfast.sdk import errors
-from holdfast.sdk.chat import Chat
-from holdfast.sdk.client import Client
 from holdfast.sdk.frames import client, server, verbs
 from holdfast.sdk.frames.client import ClientEvent
 from holdfast.sdk.frames.items import MessageItem
 
 pytestmark = pytest.mark.anyio
 WORDS = "|".join(f"word{number} " for number in range(30))
-
-
-@asynccontextmanager
-async def chatting(script: Script, **fields: Any) -> AsyncIterator[Chat]:
-    async def dial(model: str | None) -> Script:
-        return script
-
-    async with Client(dial).session(**fields) as chat:
-        yield chat
 
 
 def too_long(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
@@ -50,7 +37,7 @@ def committing(script: Script, event: ClientEvent) -> Iterable[server.ServerEven
 
 
 def made(script: Script) -> list[str | None]:
-    return [event.item.id for event in script.got if isinstance(event, client.ItemCreate)]
+    return [item.id for item in script.added()]
 
 
 def deleted(script: Script) -> list[str]:

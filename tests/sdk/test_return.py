@@ -101,6 +101,22 @@ async def test_an_answer_lost_with_its_server_is_asked_for_again(reopened: bool,
     assert second.ids() == sent
 
 
+async def test_what_was_cancelled_is_cancelled_again_before_what_is_sent_behind_it() -> None:
+    running = server.ResponseCreated(
+        event_id="e1",
+        response=Response(id="resp", status="in_progress", conversation_id="c", max_output_tokens="inf"),
+    )
+    first, second = Line(running), Line(resumed(running=["resp"]), deleted("e2", "b"))
+    exchange = Exchange(first, back_over(second))
+    await exchange.receive()
+    await exchange.make_way()
+    await exchange.send(client.ItemDelete(item_id="b"))
+    assert (await exchange.receive()).event_id == "e2"
+    _, again, *rest = second.sent
+    assert isinstance(again, client.ResponseCancel) and again.response_id == "resp"
+    assert [event.type for event in rest] == ["response.cancel", "conversation.item.delete"]
+
+
 async def test_what_a_response_ends_is_not_sent_again() -> None:
     response = Response(id="r", status="in_progress", conversation_id="c", max_output_tokens="inf")
     first = Line(

@@ -149,8 +149,8 @@ class ScriptedLink:
         self.held[self._last] = Held(list(tokens))
         return self._state(self._last)
 
-    async def extend(self, seq: int, tokens: Sequence[int]) -> State:
-        await self._verb("extend", seq, list(tokens))
+    async def extend(self, seq: int, tokens: Sequence[int], due: bool = False) -> State:
+        await self._verb("extend", seq, list(tokens), *(["due"] * due))
         held = self._idle(seq)
         assert tokens, "an extension has tokens"
         held.tokens += tokens
@@ -170,8 +170,15 @@ class ScriptedLink:
         return self._state(seq)
 
     async def generate(
-        self, seq: int, sampling: Sampling, limits: Limits, generated_from: int = 0
+        self,
+        seq: int,
+        sampling: Sampling,
+        limits: Limits,
+        generated_from: int = 0,
+        tokens: Sequence[int] = (),
     ) -> Generation:
+        if tokens:  # logged as an extension, for what crosses the link
+            await self.extend(seq, list(tokens))
         await self._verb("generate", seq, limits, *([generated_from] if generated_from else []))
         held = self._idle(seq)
         held.epoch += 1
@@ -182,10 +189,13 @@ class ScriptedLink:
         held.generation.state = self._state(seq)
         return held.generation
 
-    async def stop(self, seq: int) -> State:
+    async def stop(self, seq: int, keep: int | None = None) -> State:
         await self._verb("stop", seq)
         held = self._known(seq)
         held.epoch += 1
+        if keep is not None and keep < len(held.tokens):
+            del held.tokens[keep:]
+            held.computed = min(held.computed, keep)
         self._end(seq)
         return self._state(seq)
 

@@ -18,6 +18,7 @@ from holdfast.sessions.items import Tool
 from holdfast.sessions.language import Language
 from holdfast.sessions.probe import probe
 from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.settled import Settled
 from holdfast.sessions.tokenizer import ChatTokenizer
 
 END, VOCAB = 1529, 1536
@@ -112,6 +113,6 @@ def test_an_answer_or_calls(compiler: Guidance, writer: CallWriter) -> None:
 
 
 def test_forms_whose_arguments_are_no_json_are_refused_by_name() -> None:
-    language = Language(TOKENIZER, probe(TOKENIZER), Forms(CallForm.PYTHONIC))
+    language = Language(TOKENIZER, probe(TOKENIZER), Settled(TOKENIZER), Forms(CallForm.PYTHONIC))
     with pytest.raises(GrammarInvalid, match="pythonic form"):
         language.constrained(TurnRequest(tool_choice="required"), [ADD])

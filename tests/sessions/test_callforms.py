@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from keyword import iskeyword
 from typing import Any
 
 import pytest
+from call_pieces import read_all, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,25 +74,7 @@ WRITERS: list[tuple[CallForm, Callable[[list[tuple[str, dict[str, Any]]]], str]]
 
 
 def parse(form: CallForm, pieces: list[str], *, cut: bool = False) -> list[Piece]:
-    """All events, neighbouring texts and arguments joined: how fine they come is the stream's affair."""
-    parser = Forms(form).call_parser()
-    events = [event for piece in pieces for event in parser.feed(piece)]
-    events += parser.finish(cut=cut)
-    joined: list[Piece] = []
-    for event in events:
-        match (joined[-1] if joined else None), event:
-            case (Text(before), Text(after)):
-                joined[-1] = Text(before + after)
-            case (CallArguments(before), CallArguments(after)):
-                joined[-1] = CallArguments(before + after)
-            case _:
-                joined.append(event)
-    return joined
-
-
-def split(text: str, cuts: list[int]) -> list[str]:
-    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [text[a:b] for a, b in pairwise(edges)]
+    return read_all(Forms(form).call_parser(), pieces, cut=cut)
 
 
 @settings(max_examples=600, deadline=None)

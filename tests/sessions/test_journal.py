@@ -507,7 +507,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 10)
 @given(actions=ACTIONS, seed=st.integers(0, 2**16))
 @example(actions=["preamble", "restart"], seed=0)
 def test_a_session_that_is_opened_again_goes_on_as_one_that_was_not(actions: list[str], seed: int) -> None:

@@ -14,8 +14,9 @@ from journal_stage import MODEL, SMALL, birth, folder
 from holdfast.sessions.errors import RecordDamaged
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal import store as journal_store
+from holdfast.sessions.journal.changes import Append, Change, Drop, Put
 from holdfast.sessions.journal.records import AnyOperation, HandleRecord, Heard, Inserted, Keyring, Said
-from holdfast.sessions.journal.store import Append, Change, Drop, JournalStore, Put, Table, key_of
+from holdfast.sessions.journal.store import JournalStore, Table, key_of
 
 TEXTS = st.text(max_size=20)
 OPERATIONS: st.SearchStrategy[AnyOperation] = st.one_of(

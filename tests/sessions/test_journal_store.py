@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +25,21 @@ from holdfast.sessions.errors import (
     StoreUnusable,
 )
 from holdfast.sessions.items import Message
+from holdfast.sessions.journal.changes import Append, Drop, Put
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.records import FORMAT, Heard, Inserted, Snapshot, StoreRecord, seal, unseal
+from holdfast.sessions.journal.records import (
+    FORMAT,
+    AnyOperation,
+    Heard,
+    Inserted,
+    Snapshot,
+    StoreRecord,
+    seal,
+    unseal,
+)
 from holdfast.sessions.journal.replay import condensed, replay
-from holdfast.sessions.journal.store import STORE_KEY, Append, Drop, Put, Table, key_of
+from holdfast.sessions.journal.store import STORE_KEY, Table, key_of
 
 FIXTURE = Path(__file__).parent / "stores" / "format_1"
 HELLO = Inserted(item=Message(id="item_1", role="user", text="hello"))
@@ -230,6 +241,26 @@ def test_the_first_formats_store_opens(tmp_path: Path) -> None:
         assert again.history.items()[-1].text == "hello" and again.responses == 1
     found = unseal(STORE_KEY, value_of(tmp_path / "store", Table.META, STORE_KEY), StoreRecord)
     assert found.format == FORMAT, "an older version would not find its operations"
+
+
+def test_a_session_that_is_not_made_shorter_is_looked_at_again_when_it_has_grown() -> None:
+    """As long as a reply runs nothing can be: each look reads it all."""
+    looks: list[int] = []
+
+    def decline(operations: Sequence[AnyOperation]) -> None:
+        looks.append(len(operations))
+
+    with folder() as path, store_in(path, replace(SMALL, snapshot_operations=16)) as store:
+        store.write(birth(1))
+        for index in range(64):
+            store.write([Append(1, index, HELLO)])
+            for number in list(store.long):
+                assert not store.condense(number, decline)
+        assert looks == [16, 20, 25, 32, 40, 50, 63]
+        store.write([Drop(1), *birth(1)])
+        for index in range(16):
+            store.write([Append(1, index, HELLO)])
+        assert store.long == {1}, "what was dropped says nothing of another"
 
 
 def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:

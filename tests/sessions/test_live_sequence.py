@@ -9,7 +9,7 @@ import pytest
 from scripted_link import ScriptedLink
 from session_stage import run
 
-from holdfast.runtime.errors import EngineDied, SequenceUnknown
+from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.blackbox import Death
 from holdfast.runtime.link.messages import Limits, Sampling
 from holdfast.sessions.ids import Ids, ids_of
@@ -54,10 +54,11 @@ async def test_only_the_difference_crosses_the_link() -> None:
 async def test_what_a_stop_leaves_is_told_by_the_engine() -> None:
     link = counting(ahead=5)
     sequence = LiveSequence(link)
-    await sequence.bring(span(1, 5))
-    generation = await sequence.generate(Sampling(), Limits(20))
+    generation = await sequence.begin(span(1, 5), Sampling(), Limits(20))
     first = await anext(generation)
+    link.log.clear()
     await sequence.stop(ids_of([1, 2, 3, 4, *first.tokens]))
+    assert [name for name, *_ in link.log] == ["stop"], "what nobody read goes with the same verb"
     assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4, 5]]
     link.log.clear()
     await sequence.bring(ids_of([1, 2, 3, 4, 5, 9]))
@@ -119,15 +120,33 @@ async def test_pending_is_the_sampled_token_without_kv() -> None:
     link = counting()
     sequence = LiveSequence(link)
     assert sequence.pending(5) == 1
-    await sequence.bring(span(1, 5))
-    generation = await sequence.generate(Sampling(), Limits(2))
+    generation = await sequence.begin(span(1, 5), Sampling(), Limits(2))
     rows = [row async for row in generation]
-    sequence.finished(ids_of(range(1, rows[-1].length + 1)))
+    sequence.finished(ids_of(range(1, rows[-1].length + 1)), 1)
     assert sequence.pending(rows[-1].length) == 1
     assert sequence.pending(rows[-1].length - 1) == 0
+    sequence.finished(ids_of(range(1, rows[-1].length + 1)), 3)  # a grammar had two more follow
+    assert [sequence.pending(rows[-1].length - less) for less in range(4)] == [3, 2, 1, 0]
     link.die()
     link.restart()
     assert sequence.pending(3) == 1
+
+
+@run
+async def test_what_a_stop_leaves_without_kv_is_pending_but_no_prompt() -> None:
+    link = counting(ahead=5)
+    sequence = LiveSequence(link)
+    generation = await sequence.begin(span(1, 5), Sampling(), Limits(20))
+    await anext(generation)
+    (held,) = link.held.values()
+    held.computed = 5  # of the three that were read two are a grammar's, which had them follow without a step
+    await sequence.stop(span(1, 8))
+    assert [sequence.pending(keep) for keep in (7, 6, 5)] == [2, 1, 0]
+    generation = await sequence.begin(span(1, 12), Sampling(), Limits(20))
+    await anext(generation)
+    held.computed = 2  # cut while its prompt was computed
+    await sequence.stop(span(1, 13))
+    assert sequence.pending(12) == 1
 
 
 @run
@@ -147,9 +166,27 @@ async def test_after_a_restart_it_opens_without_closing_what_is_gone() -> None:
 
 
 @run
-async def test_without_a_sequence_nothing_is_generated() -> None:
-    with pytest.raises(SequenceUnknown):
-        await LiveSequence(counting()).generate(Sampling(), Limits(1))
+async def test_what_a_turn_adds_comes_with_its_generation() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.anticipate(span(1, 9), unless=lambda: False)
+    link.log.clear()
+    generation = await sequence.begin(ids_of([1, 2, 3, 4, 9, 9]), Sampling(), Limits(1))
+    assert [entry[0] for entry in link.log] == ["truncate", "extend", "generate"]
+    assert [row.tokens async for row in generation] == [[10]]
+    assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4, 9, 9, 10]]
+
+
+@run
+async def test_a_turn_on_a_sequence_that_is_not_there_opens_another() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.bring(span(1, 9))
+    link.held.clear()
+    link.log.clear()
+    generation = await sequence.begin(span(1, 12), Sampling(), Limits(1))
+    assert [row.tokens async for row in generation] == [[12]]
+    assert [held.tokens for held in link.held.values()] == [list(range(1, 13))]
 
 
 @run

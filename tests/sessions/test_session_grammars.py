@@ -141,9 +141,9 @@ async def test_every_engine_is_given_the_grammar_and_what_was_said() -> None:
     given: list[tuple[Grammar | None, int]] = []
     generate = link.generate
 
-    async def watched(seq: int, sampling: Any, limits: Any, generated_from: int = 0) -> Any:
+    async def watched(seq: int, sampling: Any, limits: Any, generated_from: int, tokens: list[int]) -> Any:
         given.append((sampling.grammar, generated_from))
-        return await generate(seq, sampling, limits, generated_from)
+        return await generate(seq, sampling, limits, generated_from, tokens)
 
     link.generate = watched  # type: ignore[method-assign]
     response = session.respond(TurnRequest.checked(format=ANY))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 
 import pytest
+from call_pieces import read_all, split
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -53,25 +53,7 @@ def written(name: str, given: dict, space: str, *, ascii_only: bool) -> str:
 
 
 def parse(pieces: list[str], *, cut: bool = False) -> list[Piece]:
-    """All events, neighbouring texts and arguments joined: how fine they come is the stream's affair."""
-    parser = CallParser()
-    events = [event for piece in pieces for event in parser.feed(piece)]
-    events += parser.finish(cut=cut)
-    joined: list[Piece] = []
-    for event in events:
-        match (joined[-1] if joined else None), event:
-            case (Text(before), Text(after)):
-                joined[-1] = Text(before + after)
-            case (CallArguments(before), CallArguments(after)):
-                joined[-1] = CallArguments(before + after)
-            case _:
-                joined.append(event)
-    return joined
-
-
-def split(text: str, cuts: list[int]) -> list[str]:
-    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [text[a:b] for a, b in pairwise(edges)]
+    return read_all(CallParser(), pieces, cut=cut)
 
 
 @settings(max_examples=500, deadline=None)

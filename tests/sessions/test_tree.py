@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.ids import common_prefix, ids_of
-from holdfast.sessions.tree import Reply, Tree, TurnNode
+from holdfast.sessions.tree import Paths, Reply, Tree, TurnNode
 
 spans = st.lists(st.integers(0, 9), max_size=5)
 
@@ -27,6 +27,17 @@ def test_tokens_of_a_path_are_its_spans_laid_over_each_other(turns: list) -> Non
         assert last.tokens().tolist() == expected
         assert last.length == len(expected)
         assert last.start == len(expected) - len(reply)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 12), spans, spans), min_size=1, max_size=8))
+def test_paths_that_follow_from_the_last_one_are_the_nodes(turns: list) -> None:
+    paths, nodes = Paths(), list[TurnNode]()
+    for at, drop, prompt, reply in turns:
+        parent = nodes[at % len(nodes)] if nodes else None  # often the last, sometimes one beside it
+        nodes.append(node(parent, drop, prompt, reply))
+        for asked in (nodes[-1], nodes[at % len(nodes)]):
+            assert paths.tokens(asked).tolist() == asked.tokens().tolist()
 
 
 def test_the_head_moves_and_branches_share_their_trunk() -> None:

@@ -19,8 +19,8 @@ from holdfast.sessions.errors import (
     SessionUnknown,
 )
 from holdfast.sessions.events import ReplyDone, TextDelta
+from holdfast.sessions.journal.changes import Drop
 from holdfast.sessions.journal.records import Snapshot
-from holdfast.sessions.journal.store import Drop
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
 

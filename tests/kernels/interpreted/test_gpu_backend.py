@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from holdfast.kernels import reference
-from holdfast.kernels.gpu import backend, ops
+from holdfast.kernels.gpu import backend, invariant, ops
 from holdfast.kernels.interface import Attention, HeadNorm, Kernels
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
@@ -40,10 +41,12 @@ def test_a_layer_equals_the_reference() -> None:
 def test_operators_say_what_they_write_and_return() -> None:
     arena, batch = paged([(20, 1), (0, 17)])
     query, x = queries(batch, arena, 2), torch.randn(3, 64)
-    tensors = (batch.positions, batch.row_starts, batch.context_lengths, batch.tables)
+    attended = (query, arena.nan_to_num(), 0, *ops.flat(batch, Attention(0.1)))
     cos = torch.rand(18, 64)
     calls = [
-        (ops.paged_attention, (query, arena.nan_to_num(), 0, *tensors, 0.1, None, None)),
+        (ops.paged_attention, attended),
+        (ops.invariant_attention, attended),
+        (ops.invariant_linear, (x, torch.randn(5, 64), torch.randn(5))),
         (
             ops.rotate_and_store,
             (torch.randn(18, 8, 64), None, 0.0, False, cos, cos, arena.nan_to_num(), 1, batch.slots),
@@ -55,3 +58,16 @@ def test_operators_say_what_they_write_and_return() -> None:
     for operator, arguments in calls:
         checked = torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
         assert set(checked.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("kernels", [backend, invariant])
+def test_torch_compile_sees_one_graph(kernels: Kernels) -> None:
+    arena, batch = paged([(20, 1), (0, 17)])
+    query, weight, arena = queries(batch, arena, 2), torch.randn(5, 128), arena.nan_to_num()
+
+    def attend_and_multiply(query: torch.Tensor) -> torch.Tensor:
+        attended = kernels.paged_attention(query, arena, 0, batch, Attention(0.1))
+        return kernels.linear(attended.flatten(1)[:, :128].contiguous(), weight)
+
+    compiled = torch.compile(attend_and_multiply, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(query), attend_and_multiply(query))

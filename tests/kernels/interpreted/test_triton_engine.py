@@ -14,13 +14,15 @@ from holdfast.kernels.choose import Needs, choose
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.model.load import LoadedModel, load_model
 
-PROMPTS = [[(7 * seed + 13 * at) % 200 for at in range(3 + 9 * seed)] for seed in range(3)]
+PROMPTS = [[(7 * seed + 13 * at) % 200 for at in range(3 + 7 * seed)] for seed in range(3)]
 WARM = Sampling(temperature=1.0, top_k=40, top_p=0.9, seed=5, logprobs=0)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_toy("tiny", tmp_path_factory.mktemp("tiny"), head_dim=64)
+    return make_toy(
+        "tiny", tmp_path_factory.mktemp("tiny"), head_dim=64, num_attention_heads=2, num_key_value_heads=1
+    )
 
 
 def computing_by(folder: Path, backend: str, dtype: str = "float32") -> LoadedModel:
@@ -38,6 +40,6 @@ def test_the_engine_says_what_it_says_on_the_reference(folder: Path, backend: st
 def test_invariant_replies_have_the_same_probabilities_however_a_prompt_is_cut(folder: Path) -> None:
     """To the last bit: in fp16, alone and in company, in chunks of 5 tokens and whole."""
     model = computing_by(folder, "triton-invariant", "float16")
-    whole = generate(model, PROMPTS, 3, sampling=WARM, scored=True)[0]
-    assert generate(model, PROMPTS, 3, 5, sampling=WARM, scored=True)[0] == whole
-    assert generate(model, PROMPTS[2:], 3, sampling=WARM, scored=True)[0] == whole[2:]
+    whole = generate(model, PROMPTS, 2, sampling=WARM, scored=True)[0]
+    assert generate(model, PROMPTS, 2, 5, sampling=WARM, scored=True)[0] == whole
+    assert generate(model, PROMPTS[2:], 2, sampling=WARM, scored=True)[0] == whole[2:]

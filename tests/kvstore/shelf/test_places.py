@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -10,7 +13,8 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.shelf.places import Places
-from holdfast.kvstore.shelf.store import Given, RecordStore
+from holdfast.kvstore.shelf.record import RecordHeader
+from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed
 
 SPACE = bytes(range(16))
 SIZE = 60_000
@@ -44,7 +48,7 @@ def store(tmp_path: Path) -> Iterator[RecordStore]:
 
 def lies_there(store: RecordStore, folder: Path, number: int) -> bool:
     data = (folder / "kv" / "data.mdb").read_bytes()
-    at = store._places._offsets[key(number)]
+    at = store._places._places[key(number)].offset
     return data[at : at + SIZE] == payload(number)
 
 
@@ -59,7 +63,7 @@ def test_each_payload_lies_where_it_was_put_while_the_file_grows_and_others_go(
     kept = [number for number in range(400) if key(number) in store]
     assert len(kept) == 400 - 70
     assert all(lies_there(store, tmp_path, number) for number in kept[::7])
-    assert store._places._offsets.keys() == {key(number) for number in kept}, "nothing of what is gone"
+    assert store._places._places.keys() == {key(number) for number in kept}, "nothing of what is gone"
 
 
 def test_what_another_process_left_is_found_when_it_is_read(tmp_path: Path) -> None:
@@ -76,10 +80,63 @@ def test_what_another_process_left_is_found_when_it_is_read(tmp_path: Path) -> N
     again.close()
 
 
-def test_a_wrong_place_costs_time_and_no_byte(store: RecordStore) -> None:
+def test_a_wrong_place_costs_time_and_no_byte(store: RecordStore, tmp_path: Path) -> None:
     put(store, *range(4))
-    store._places._offsets[key(1)] = 1 << 40
+    known = store._places._places
+    known[key(1)] = replace(known[key(1)], offset=1 << 40)
+    known[key(2)] = replace(known[key(2)], offset=known[key(3)].offset)
     store.expect([key(1), key(2)])
+    into = memoryview(bytearray(SIZE))
+    for number in (1, 2, 3):
+        store.get(key(number), into)
+        assert bytes(into) == payload(number) and lies_there(store, tmp_path, number)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_the_kernel_is_kept_so_far_ahead_once_something_is_not_in_memory(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch, in_order: bool
+) -> None:
+    """By itself it is where records are wanted in the order in which they lie."""
+    put(store, *range(9))
+    monkeypatch.setattr("holdfast.kvstore.shelf.places.AHEAD_BYTES", 3 * SIZE)
+    order = list(range(9) if in_order else range(8, -1, -1))
+    asked, preadv, cold = list[int](), os.preadv, set(order[2:])
+    offsets = {store._places._places[key(number)].offset: number for number in range(9)}
+
+    def read(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags and offsets[offset] in cold:
+            raise BlockingIOError
+        return preadv(fd, buffers, offset, flags)
+
+    def advise(fd: int, offset: int, size: int, advice: int) -> None:
+        asked.append(next(number for start, number in offsets.items() if start // 4096 * 4096 == offset))
+
+    monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    store.expect(key(number) for number in order)
+    ahead = []
+    into = memoryview(bytearray(SIZE))
+    for number in order:
+        store.get(key(number), into)
+        assert bytes(into) == payload(number)
+        ahead.append(list(asked))
+    if in_order:
+        assert asked == []
+    else:
+        assert ahead[1] == [] and ahead[2] == [5, 4, 3] and ahead[3] == [5, 4, 3, 2]
+        assert asked == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_medium_that_refuses_is_said_to(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, 1)
+
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", broken)
+        with pytest.raises(StoreFailed):
+            store.get(key(1), memoryview(bytearray(SIZE)))
     into = memoryview(bytearray(SIZE))
     store.get(key(1), into)
     assert bytes(into) == payload(1)
@@ -88,7 +145,8 @@ def test_a_wrong_place_costs_time_and_no_byte(store: RecordStore) -> None:
 def test_a_file_that_is_not_mapped_has_no_places(tmp_path: Path) -> None:
     places = Places(tmp_path / "none")
     places.mapped()
-    places.learn(key(1), memoryview(bytes(100)))
+    places.learn(key(1), memoryview(bytes(100)), RecordHeader(SPACE, key(1), 1, 100, 0, 1))
     assert key(1) not in places
-    places.expect([key(1)], 100)
+    places.expect([key(1)])
+    assert places.read(key(1), memoryview(bytearray(100))) is None
     places.close()

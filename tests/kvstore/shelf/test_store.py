@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given as given_values
+from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.errors import RecordDamaged, RecordMissing
@@ -28,13 +32,19 @@ def payload(number: int) -> bytes:
     return Random(number).randbytes(SIZE)
 
 
-def given(number: int) -> Given:
+def given(number: int, tenant: int = 0) -> Given:
     data = payload(number)
-    return Given(key(number), 4 + number % 12, xxh3_64_intdigest(data), memoryview(data))
+    return Given(key(number), 4 + number % 12, xxh3_64_intdigest(data), memoryview(data), tenant)
 
 
-def opened(folder: Path, budget: int = 100 * ROOM, space: bytes = SPACE, size: int = SIZE) -> RecordStore:
-    return RecordStore(folder, space, size, budget)
+def opened(
+    folder: Path,
+    budget: int = 100 * ROOM,
+    space: bytes = SPACE,
+    size: int = SIZE,
+    caps: Mapping[int, int] | None = None,
+) -> RecordStore:
+    return RecordStore(folder, space, size, budget, caps)
 
 
 @pytest.fixture
@@ -113,6 +123,44 @@ def test_what_is_superseded_is_gone_after_a_restart_too(tmp_path: Path) -> None:
     again = opened(tmp_path)
     assert set(again.keys()) == {key(2), key(3)}
     again.close()
+
+
+def test_a_tenant_with_a_cap_gives_up_its_own(tmp_path: Path) -> None:
+    store = opened(tmp_path, caps={7: 3 * ROOM + 1})
+    store.put([given(n) for n in range(4)])
+    assert store.put([given(n, 7) for n in range(10, 13)]) == []
+    assert store.put([given(13, 7), given(4)]) == [key(10)]
+    store.lease([key(11)], on=True)
+    assert store.put([given(14, 7)]) == [key(12)], "what a lease covers goes last"
+    assert set(store.put([given(n, 7) for n in range(20, 25)])) == {*map(key, (11, 13, 14, 20, 21))}
+    assert store.held() == {0: 5, 7: 3} and read(store, 24)
+    assert store.put([given(25, 7)], superseded=[key(24)]) == []
+    store.close()
+    again = opened(tmp_path, caps={7: 2 * ROOM})
+    assert again.held() == {0: 5, 7: 2} and key(25) in again, "a smaller cap counts at once"
+    again.close()
+
+
+@given_values(st.data())
+def test_caps_hold_whatever_comes_and_cost_nobody_else(data: st.DataObject) -> None:
+    """Against a plain list: who is below its cap loses nothing while the store as a whole has room."""
+    caps = {tenant: data.draw(st.integers(1, 5)) for tenant in (1, 2)}
+    sizes = {tenant: cap * 4096 for tenant, cap in caps.items()}
+    with TemporaryDirectory() as name, closing(opened(Path(name), 100 * 4096, size=64, caps=sizes)) as store:
+        kept: list[tuple[int, bytes]] = []  # tenants and keys, the longest unused first
+        for turn in range(data.draw(st.integers(1, 6))):
+            batch = data.draw(st.lists(st.integers(0, 3), max_size=7))
+            coming = [(tenant, key(100 * turn + at)) for at, tenant in enumerate(batch)]
+            gone = set(store.put([Given(one, 1, 0, memoryview(bytes(64)), tenant) for tenant, one in coming]))
+            kept += coming
+            for tenant, most in caps.items():
+                theirs = [one for holder, one in kept if holder == tenant]
+                surplus = set(theirs[: max(0, len(theirs) - most)])
+                assert surplus <= gone
+                gone -= surplus
+                kept = [pair for pair in kept if pair[1] not in surplus]
+            assert not gone
+            assert set(store.keys()) == {one for _, one in kept}
 
 
 def test_more_than_the_budget_is_refused_and_changes_nothing(tmp_path: Path) -> None:

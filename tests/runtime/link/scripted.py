@@ -97,6 +97,7 @@ class Scripted:
             case Stop():
                 held = self._of(verb.seq)
                 held.until, held.epoch = None, held.epoch + 1
+                held.length = held.length if verb.keep is None else min(held.length, verb.keep)
             case Fork():
                 parent = self._of(verb.seq)
                 for child in verb.children:

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.anyio
 LIMITS = Limits(8)
 
 
-async def unused(seq: int) -> None:
+async def unused(seq: int, keep: int | None) -> None:
     raise AssertionError(f"nobody stops {seq} here")
 
 

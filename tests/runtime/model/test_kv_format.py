@@ -10,9 +10,9 @@ import torch
 from holdfast.benchmarks.toys import make_toy
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.errors import SettingsInvalid
+from holdfast.runtime.kv_format import KVFormat
 from holdfast.runtime.link.messages import Generate, Limits, Open, Sampling
 from holdfast.runtime.link.pulse import Pulse
-from holdfast.runtime.model.kv_format import KVFormat
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.settings import EngineSettings
 from holdfast.tests.runtime.model.feeding import Fed, prompts
@@ -87,3 +87,6 @@ def test_each_format_has_a_namespace_of_its_own(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_by_name(kv: tuple[str | float, ...], words: str) -> None:
     with pytest.raises(SettingsInvalid, match=words):
         KVFormat(*kv)  # type: ignore[arg-type]
+    dtype, *scales = (*kv, 1.0, 1.0)[:3]
+    with pytest.raises(SettingsInvalid, match=words):
+        EngineSettings(model="pocket", kv_dtype=dtype, kv_scales=tuple(scales))  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""What a trace costs the best policies there could be: one that knows the future, one that knows the odds.
+
+Both keep whole beginnings of sessions in one store of so many blocks, and any block is free to stay or go
+between two turns; the running turn's own needs on the device are left out. Counts tokens; knows no engine.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import exp, inf, log
+from statistics import NormalDist
+
+from .agents import HUMAN, LONGEST_PAUSE, TOOL, Pause, Scale, Turn
+
+Absence = Callable[[int, int], float]
+"""How long a session stays away from now on: of its last turn's place in the trace, and the present one."""
+
+
+def optimum(trace: Sequence[Turn], scale: Scale, block: int, capacity: int) -> int:
+    """The least number of tokens prefilled again by any policy that keeps ``capacity`` blocks in all.
+
+    Belady's MIN on this trace, every tier taken as one store without duplicates: what goes is what is used
+    again latest, or never. A session's blocks are used together, so only the end of the one that returns last
+    is given up, and what is kept is always a beginning. A lower bound, which perhaps nobody meets.
+    """
+    uses: dict[int, list[int]] = {}
+    for at, turn in enumerate(trace):
+        uses.setdefault(turn.session, []).append(at)
+
+    def until_next(last: int, _now: int) -> float:
+        mine = uses[trace[last].session]
+        following = bisect_right(mine, last)
+        return mine[following] if following < len(mine) else inf
+
+    return _again(trace, scale, block, capacity, until_next)
+
+
+def knowing_odds(trace: Sequence[Turn], scale: Scale, block: int, capacity: int) -> int:
+    """The same by a policy that knows from what distribution each pause was drawn, but not its length.
+
+    It knows whether a tool or a person comes next, the median and spread of either, how long the session has
+    been away, and which turn is a session's last. What goes is what has the longest median wait before it:
+    about the best there is without the future.
+    """
+
+    def rest(last: int, now: int) -> float:
+        turn = trace[last]
+        waited = (trace[now].at - turn.at) * scale.times
+        return inf if turn.last else _median_rest(HUMAN if turn.human else TOOL, round(waited, 3))
+
+    return _again(trace, scale, block, capacity, rest)
+
+
+@cache
+def _median_rest(pause: Pause, waited: float) -> float:
+    """Seconds that half of those who have been away for ``waited`` seconds still stay away, and half longer."""
+    normal = NormalDist(log(pause.median), pause.sigma)
+    gone = normal.cdf(log(waited)) if waited > 0 else 0.0
+    half = 1 - (1 - gone) / 2
+    whole = normal.inv_cdf(half) if half < 1 else inf
+    return LONGEST_PAUSE if whole > log(LONGEST_PAUSE) else exp(whole) - waited
+
+
+def _again(trace: Sequence[Turn], scale: Scale, block: int, capacity: int, absence: Absence) -> int:
+    """Tokens prefilled again if the end of the session that is away longest goes first."""
+    room = capacity - -(-scale.shared // block)  # every session's next use is the shared prompt's
+    kept: dict[int, int] = {}
+    last: dict[int, int] = {}
+    again = held = 0
+    for at, turn in enumerate(trace):
+        whole = max(0, (turn.before - scale.shared - 1) // block)  # but for the tail and the pending token
+        again += block * max(0, whole - kept.get(turn.session, 0)) if turn.before else 0
+        wanted = -(-(turn.after(scale) - scale.shared) // block)
+        held += wanted - kept.get(turn.session, 0)
+        kept[turn.session], last[turn.session] = wanted, at
+        while held > room:
+            longest = max(kept, key=lambda one: absence(last[one], at))
+            gone = min(kept[longest], held - room)
+            held -= gone
+            kept[longest] -= gone
+            if not kept[longest]:
+                del kept[longest]
+    return again

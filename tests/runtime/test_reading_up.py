@@ -1,0 +1,81 @@
+"""What lies in memory on disk comes to a device within reach at once, past the shelf; on the fake ones."""
+
+from __future__ import annotations
+
+from random import Random
+
+from holdfast.runtime.link.messages import Reply, Settle
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
+from holdfast.tests.runtime.worlds import VOCAB, World
+
+PROMPT = list(range(30, 43))
+
+
+def near(blocks: int = 16) -> World:
+    settings = SchedulerSettings(
+        blocks=blocks,
+        vocab_size=VOCAB,
+        max_context=48,
+        block_tokens=4,
+        max_step_tokens=8,
+        max_sequences=4,
+        depth=1,
+    )
+    return World(settings, memory=fake_memory(40, 4), disk=FakeDisk(Random(1), near=True))
+
+
+def kept(here: World, seq: int) -> list[int]:
+    """A conversation whose KV is on disk alone, all of it in memory; its tokens."""
+    here.open(seq, PROMPT)
+    said = here.reply(seq, 6)
+    here.run()
+    assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), Reply)
+    for _ in range(10):  # what the disk refuses is asked again
+        here.run()
+        while here.scheduler.shelving.busy:
+            here.step()
+        here.scheduler.shelving.leave(here._roster[seq])
+    here.memory = fake_memory(40, 4)
+    here.restart()
+    assert here.disk is not None
+    here.disk.at_hand = here.disk.placed  # type: ignore[method-assign]
+    return [*PROMPT, *said]
+
+
+def test_a_turn_finds_its_kv_at_the_first_sign_and_waits_for_nobody() -> None:
+    here = near()
+    tokens = kept(here, 0)
+    here.open(0, tokens)
+    assert here.state(0).computed == 18 and not here._roster.staged, "a tail of two, and before any step"
+    here.reply(0, 4)
+    work = here.ended[0].work
+    assert here.disk is not None and work is not None
+    assert (here.disk.reads, here.disk.fetched) == (5, 0)
+    assert (work.disk, work.prefilled, work.recomputed) == (18, 1, 0)
+
+
+def test_what_cannot_be_read_comes_through_the_shelf() -> None:
+    here = near()
+    tokens = kept(here, 0)
+    assert here.disk is not None
+    read = here.disk.read
+    here.disk.read = lambda keys, blocks: read(keys[:2], blocks)  # type: ignore[method-assign]
+    here.open(0, tokens)
+    assert here.state(0).computed == 8 and 0 in here._roster.staged
+    here.reply(0, 4)
+    work = here.ended[0].work
+    assert work is not None and here.disk.fetched > 0
+    assert work.disk + work.prefilled + work.recomputed == 19
+
+
+def test_a_block_that_is_still_to_be_saved_is_not_read_into() -> None:
+    here = near(blocks=13)
+    tokens = kept(here, 0)
+    here.open(1, [200, 201, 202, 203, 204])
+    here.reply(1, 2)
+    assert isinstance(here.engine.apply(Settle(here._next(), 1, disk=False)), Reply)
+    here.open(0, tokens)  # before any step, so that the tail's save has not gone out
+    here.run()
+    here.reply(1, 5)
+    here.reply(0, 5)

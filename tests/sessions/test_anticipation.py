@@ -1,0 +1,49 @@
+"""Text on its way is handed to the engine before its turn: what is settled, and at the commit the rest."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scripted_link import ScriptedLink
+from session_stage import one_shot, prompts, read, reciting, run, session_on
+
+from holdfast.sessions.items import Message
+
+TEXT = "What shall we do today, and what shall we leave for tomorrow?"
+
+
+async def handed(link: ScriptedLink, verbs: int) -> list[tuple]:
+    """The verbs so far without their tokens, once there are so many."""
+    while True:
+        if len(link.log) >= verbs:
+            return [(entry[0], *entry[3:]) for entry in link.log]
+        await asyncio.sleep(0)
+
+
+@run
+async def test_what_is_left_at_the_commit_is_computed_before_the_turn_is_asked_for() -> None:
+    link = reciting("Nothing.")
+    session = session_on(link)
+    growing = Message(id="item_1", role="user", text=TEXT[:40])
+    session.expect(growing)
+    assert await handed(link, 1) == [("open",)]
+    session.expect(None)
+    session.history.insert(Message(id="item_1", role="user", text=TEXT))
+    arrival = await session.arrival()
+    assert await handed(link, 2) == [("open",), ("extend", "due")]
+    whole = one_shot(("user", TEXT))
+    assert [held.tokens for held in link.held.values()] == [whole]
+    assert arrival.prefilled + arrival.left == len(whole) and arrival.prefilled > arrival.left > 0
+    await read(session)
+    assert prompts(link) == [whole]
+    assert [entry[0] for entry in link.log] == ["open", "extend", "generate"]
+
+
+@run
+async def test_nothing_is_begun_at_the_commit_that_was_not_begun_before() -> None:
+    link = reciting("Nothing.")
+    session = session_on(link)
+    session.history.insert(Message(id="item_1", role="user", text=TEXT))
+    arrival = await session.arrival()
+    await asyncio.sleep(0)
+    assert (arrival.prefilled, link.log) == (0, [])

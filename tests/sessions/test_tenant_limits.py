@@ -1,0 +1,270 @@
+"""What one tenant may have of the book and of its journal: over forks and restarts, at nobody else's cost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from journal_stage import MODEL, SMALL, birth, folder
+from session_stage import LANGUAGE, ask, reciting, run, say
+
+from holdfast.sessions.book import Reopened, SessionBook
+from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, TurnLimit
+from holdfast.sessions.events import ReplyDone
+from holdfast.sessions.items import Preamble
+from holdfast.sessions.journal import lineage
+from holdfast.sessions.journal.changes import Append, Drop, Put
+from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.lineage import Table, key_of
+from holdfast.sessions.journal.records import Branched, Heard, Keyring, Origin, SessionRecord, Snapshot
+from holdfast.sessions.journal.settings import JournalShare
+from holdfast.sessions.journal.store import JournalStore
+from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.session import Session
+from holdfast.sessions.settings import SessionSettings, TenantLimits
+
+ACME, ZENITH = b"acme", b"zenith"
+OUT_OF_BAND = TurnRequest.checked(out_of_band=True)
+
+
+def book_of(limits: TenantLimits, *said: str) -> SessionBook:
+    return SessionBook(reciting(*said), LANGUAGE, SessionSettings(tenants={ACME: limits}))
+
+
+@asynccontextmanager
+async def kept_in(
+    path: Path, limits: TenantLimits, share: JournalShare, *said: str
+) -> AsyncIterator[SessionBook]:
+    """A book on a journal, as a server has them; closed as by one that leaves."""
+    journal = await Journal.open(path, MODEL, replace(SMALL, tenants={ACME: share}))
+    book = SessionBook(reciting(*said), LANGUAGE, SessionSettings(tenants={ACME: limits}), journal)
+    try:
+        yield book
+    finally:
+        await book.aclose()
+        await journal.aclose()
+
+
+async def durable(session: Session) -> str:
+    """Its handle, once all of it is on disk and the journal has kept its shares."""
+    await session.log.sync()
+    return session.handles.current
+
+
+async def opens(book: SessionBook, handle: str) -> bool:
+    try:
+        found = await book.resume(handle, b"")
+    except HandleUnknown:
+        return False
+    await book.close((found.session if isinstance(found, Reopened) else found).id)
+    return True
+
+
+# --- open sessions, and replies that run --------------------------------------------------------------------
+
+
+@run
+async def test_one_tenant_has_no_more_open_than_it_may_forks_counted() -> None:
+    book = book_of(TenantLimits(sessions=3), "one", "two")
+    first = book.create(salt=ACME)
+    await ask(first, "a")
+    (child,) = await book.fork(first.id, [b""])
+    with pytest.raises(SessionLimit, match="2 sessions open, and may have 3"):
+        await book.fork(first.id, [b"", b""])
+    assert book.statistics()["sessions"] == 2, "none of the two was made"
+    book.create(salt=ACME)
+    with pytest.raises(SessionLimit):
+        book.create(salt=ACME)
+    for _ in range(5):
+        book.create(salt=ZENITH)
+    await book.close(child.id)
+    book.create(salt=ACME)
+    await book.aclose()
+    assert (await book.statistics_of(ACME))["sessions"] == 0
+
+
+@run
+async def test_replies_at_once_are_counted_over_sessions_and_refused_before_anything_happens() -> None:
+    book = book_of(TenantLimits(turns=2), *["one two three four five"] * 5)
+    chats = [book.create(salt=ACME) for _ in range(3)]
+    other = book.create(salt=ZENITH)
+    for session in (*chats, other):
+        say(session, "count")
+    running = [chats[0].respond(TurnRequest.checked()), chats[0].respond(OUT_OF_BAND)]
+    for response in running:
+        await anext(response)
+    items = chats[1].history.items()
+    with pytest.raises(TurnLimit, match="2 replies running, as many as it may"):
+        chats[1].respond(TurnRequest.checked())
+    assert chats[1].history.items() == items and not chats[1].history.busy
+    assert [event async for event in other.respond(TurnRequest.checked())][-1].status.value == "completed"
+    assert isinstance([event async for event in running[1]][-1], ReplyDone)
+    third = chats[1].respond(TurnRequest.checked())
+    with pytest.raises(TurnLimit):
+        chats[2].respond(TurnRequest.checked())
+    await third.aclose()  # before a word was read
+    await anext(chats[2].respond(TurnRequest.checked()))
+    await book.close(chats[2].id)
+    assert (await book.statistics_of(ACME))["turns"] == 1
+    await book.aclose()
+
+
+@run
+async def test_a_reply_that_nobody_began_to_read_goes_with_its_session() -> None:
+    book = book_of(TenantLimits(turns=1), "one")
+    lost, session = book.create(salt=ACME), book.create(salt=ACME)
+    say(lost, "a")
+    lost.respond(TurnRequest.checked())
+    await book.close(lost.id)
+    assert (await ask(session, "b")).status.value == "completed"
+    await book.aclose()
+
+
+@run
+async def test_sessions_that_come_back_from_the_journal_are_counted() -> None:
+    limits, share = TenantLimits(sessions=2), JournalShare()
+    with folder() as path:
+        async with kept_in(path, limits, share, "one") as book:
+            handles = []
+            for _ in range(3):
+                session = book.create(salt=ACME)
+                handles.append(await durable(session))
+                await book.close(session.id)
+        async with kept_in(path, limits, share, "one") as book:
+            await book.resume(handles[0], b"")
+            book.create(salt=ACME)
+            for _ in range(2):
+                with pytest.raises(SessionLimit):
+                    await book.resume(handles[2], b"")
+            await book.resume(await durable(book.create(salt=ZENITH)), b"")
+            (first, second) = list(book._sessions)[:2]
+            await book.close(second)
+            found = await book.resume(handles[2], b"")  # a refusal has used no handle up
+            assert isinstance(found, Reopened) and found.record.salt == ACME
+            assert (await book.statistics_of(ACME))["sessions"] == 2
+            with pytest.raises(SessionLimit):
+                await book.fork(first, [b""])
+
+
+# --- the journal --------------------------------------------------------------------------------------------
+
+
+@run
+async def test_beyond_its_share_of_sessions_a_tenant_loses_its_own_the_longest_unused() -> None:
+    limits, share = TenantLimits(sessions=2), JournalShare(sessions=3)
+    with folder() as path:
+        async with kept_in(path, limits, share, "one") as book:
+            stranger = book.create(salt=ZENITH)
+            foreign = await durable(stranger)
+            await book.close(stranger.id)
+            handles = []
+            for _ in range(5):
+                session = book.create(salt=ACME)
+                handles.append(await durable(session))
+                await book.close(session.id)
+            assert (await book.statistics_of(ACME))["kept"] == 3
+            assert [await opens(book, handle) for handle in handles[:3]] == [False, False, True]
+            assert await opens(book, foreign)
+        async with kept_in(path, limits, JournalShare(sessions=2), "one") as book:
+            assert (await book.statistics_of(ACME))["kept"] == 2, "a smaller share counts from the start"
+            assert [await opens(book, handle) for handle in handles[2:]] == [False, True, True]
+
+
+@run
+async def test_open_sessions_that_fill_the_share_begin_nothing_new_until_one_has_left() -> None:
+    limits, share = TenantLimits(sessions=9), JournalShare(bytes=20_000)
+    with folder() as path:
+        async with kept_in(path, limits, share, "one", "two") as book:
+            big, small, stranger = (book.create(salt=salt) for salt in (ACME, ACME, ZENITH))
+            say(big, "long " * 5000)
+            handle, other = await durable(big), await durable(small)
+            await book.journal.read(lambda store: None)
+            for session in (big, small):
+                assert isinstance(session.log.fault, ShareFull)
+            with pytest.raises(ShareFull, match="share of the journal, 20000 bytes"):
+                book.create(salt=ACME)
+            with pytest.raises(ShareFull):
+                await book.fork(small.id, [b""])
+            assert stranger.log.fault is None and (await ask(stranger, "a")).status.value == "completed"
+            book.create(salt=ZENITH)
+            await book.close(big.id)
+            await book.journal.read(lambda store: None)
+            await book.journal.read(lambda store: None)
+            assert small.log.fault is None, "what nobody had open made room"
+            assert not await opens(book, handle)
+            assert (await ask(small, "b")).status.value == "completed"
+            other = await durable(small)
+        async with kept_in(path, limits, share, "one") as book:
+            assert await opens(book, other)
+
+
+HEARD = st.integers(1, 400).map(lambda length: Heard(event="e" * length))
+SALTS = st.sampled_from([ACME, ZENITH])
+
+
+@settings(max_examples=settings().max_examples // 5)
+@given(st.data())
+def test_what_is_counted_is_what_is_there(data: st.DataObject) -> None:
+    """Births, forks, operations, snapshots, deaths: the count follows, and a reopened store counts the same."""
+    share = JournalShare(sessions=data.draw(st.integers(1, 6)), bytes=data.draw(st.integers(500, 4000)))
+    numbers = replace(SMALL, tenants={ACME: share})
+    with folder() as path:
+        store = JournalStore.open(path, MODEL, numbers)
+        lengths: dict[int, int] = {}
+        salts: dict[int, bytes] = {}
+        for number in range(1, data.draw(st.integers(2, 25))):
+            at = data.draw(st.sampled_from([0, *lengths]))
+            match data.draw(st.sampled_from(["born", "born", "fork", "more", "more", "drop", "short"])):
+                case "more" if at:
+                    store.write([Append(at, lengths[at], data.draw(HEARD))])
+                    lengths[at] += 1
+                case "drop" if at:
+                    store.write([Drop(at)])
+                    del lengths[at]
+                case "short" if at and lengths[at]:
+                    store.condense(
+                        at, lambda known: (len(known), Snapshot(preamble=Preamble(), rendered=Preamble()))
+                    )
+                case "fork" if at:
+                    salts[number] = salts[at]
+                    store.write(born(number, salts[at], Origin(session=at, operations=lengths[at])))
+                    lengths[number] = 1
+                case "born":
+                    salts[number] = data.draw(SALTS)
+                    store.write(born(number, salts[number], None))
+                    lengths[number] = 1
+            assert counted(store, ACME) == store.shares.statistics(ACME)
+            live = {data.draw(st.sampled_from([0, *lengths]))}
+            full = store.keep_shares(live)
+            lengths = {one: count for one, count in lengths.items() if one in store._ages()}
+            found = counted(store, ACME)
+            assert found == store.shares.statistics(ACME)
+            theirs = [one for one in lengths if salts[one] == ACME]
+            within = found["kept"] <= share.sessions and found["journal"] <= share.bytes
+            assert within or set(theirs) <= live, "what is beyond the share is open"
+            assert (ACME in full) == (found["journal"] > share.bytes)
+        store.close()
+        store = JournalStore.open(path, MODEL, numbers)
+        assert store.shares.statistics(ACME) == counted(store, ACME)
+        store.close()
+
+
+def born(number: int, salt: bytes, origin: Origin | None) -> list[Put | Append]:
+    record = SessionRecord(id=f"sess_{number}", owner=b"me", salt=salt, clock="", origin=origin)
+    others = birth(number)[1:]
+    assert isinstance(others[-1], Put) and isinstance(others[-1].record, Keyring)
+    return [Put(Table.SESSIONS, key_of(number), record), *others, Append(number, 0, Branched())]  # type: ignore[list-item]
+
+
+def counted(store: JournalStore, salt: bytes) -> dict[str, float]:
+    """A tenant's sessions and bytes, as the file has them."""
+    ages = store._ages()
+    with store._reading() as transaction:
+        theirs = [one for one in lineage.born(transaction, store._tables) if one.salt == salt]
+        size = sum(one.size + lineage.size(transaction, store._tables, one.number) for one in theirs)
+    return {"kept": float(sum(one.number in ages for one in theirs)), "journal": float(size)}
