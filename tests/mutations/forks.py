@@ -23,8 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 COPIED = ("kernels", "kvstore", "runtime", "sessions", "tests")
 AT_ONCE = 2
 HEAVY = ("torch", "numba", "hypothesis.stateful", "anyio", "msgspec", "tokenizers", "xxhash", "lmdb")
-# Plugins are imported before pytest could rewrite their asserts.
-OPTIONS = "-q -x -p no:cacheprovider -p no:xdist --timeout 60 -W ignore::pytest.PytestAssertRewriteWarning"
+# Plugins are imported before pytest could rewrite their asserts. A limit that raises in the test itself breaks
+# pytest where that comes in a loop's jump back, which has no line in Python 3.11; the thread ends the fork.
+OPTIONS = (
+    "-q -x -p no:cacheprovider -p no:xdist --timeout 60 --timeout-method thread"
+    " -W ignore::pytest.PytestAssertRewriteWarning"
+)
 
 
 def main() -> None:
