@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -211,3 +211,11 @@ def failed(response_id: str) -> Response:
 
 def _items(event: client.ItemCreate | client.ResponseCreate) -> list[items.AnyItem]:
     return event.items if isinstance(event, client.ResponseCreate) else [event.item]
+
+
+async def given_up(reading: Callable[[], Awaitable[object]]) -> None:
+    """Read, and be cancelled once nothing more comes."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(reading)
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()

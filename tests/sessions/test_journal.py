@@ -96,7 +96,7 @@ async def test_what_queues_during_a_commit_is_one_group() -> None:
 @run
 async def test_ids_that_are_said_wait_for_company_and_are_durable_without_a_ticket() -> None:
     with folder() as path:
-        async with book_in(path, reciting(), cursor_seconds=0.02) as book:
+        async with book_in(path, reciting(), cursor_seconds=0.5) as book:
             session = book.create()
             await left(session)
             before = (await book.journal.statistics())["journal_commits"]

@@ -302,6 +302,7 @@ def test_the_second_server_waits_and_is_told_who_holds_the_store() -> None:
                 StoreLock(path).acquire(0.2)
             assert time.monotonic() - began > 0.19, "it waited"
             holder.kill()
+            holder.wait()
         with StoreLock(path).acquire(5.0):
             assert (path / "lock").read_text() == str(os.getpid())
 
