@@ -28,7 +28,7 @@ from .crowd import Tally
 MODULE = "holdfast.benchmarks.faults.badio"
 WAYS = tuple((error, times) for error in (errno.EIO, errno.ENOSPC) for times in (1, 5))
 """Each k is tried with each errno, for one call and for five in a row."""
-STUCK_SECONDS = 20.0
+STUCK_SECONDS = 60.0
 
 
 def library(folder: Path) -> Path | None:

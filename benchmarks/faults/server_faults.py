@@ -37,7 +37,7 @@ SERVE = (
     "2048",
 )
 CODE = "from holdfast.gateway.cli import main; main()"
-ORPHAN_SECONDS = 10.0
+ORPHAN_SECONDS = 60.0
 GOING_AWAY = 1012
 NONE = Patience(total=-1.0)
 """No way back is looked for: the server is gone for good."""
@@ -116,8 +116,10 @@ async def drained(tries: int, seed: int) -> Tally:
     tally, rng = Tally("server asked to leave"), random.Random(seed)
     for _ in range(tries):
         async with command() as (server, url), connect(url, patience=NONE) as client:
-            speaking = asyncio.create_task(spoken(client))
-            await asyncio.sleep(rng.uniform(0.2, 1.0))
+            began = asyncio.Event()
+            speaking = asyncio.create_task(spoken(client, began))
+            await began.wait()
+            await asyncio.sleep(rng.uniform(0.0, 0.4))
             server.send_signal(signal.SIGTERM)
             heard = await speaking
             code = await server.wait()
@@ -140,8 +142,11 @@ class Heard:
     close: int | None = None
 
 
-async def spoken(client: Client) -> Heard:
-    """One reply is asked for; then whatever comes until the socket closes."""
+async def spoken(client: Client, began: asyncio.Event | None = None) -> Heard:
+    """One reply is asked for; then whatever comes until the socket closes.
+
+    ``began``: set when the reply has begun, or never will.
+    """
     heard = Heard()
     try:
         async with client.session() as chat:
@@ -149,9 +154,14 @@ async def spoken(client: Client) -> Heard:
             await chat.send(ResponseCreate())
             async for event in chat.events():
                 heard.began |= isinstance(event, ResponseCreated)
+                if heard.began and began is not None:
+                    began.set()
                 heard.announced |= isinstance(event, ServerGoingAway)
                 if isinstance(event, ResponseDone):
                     heard.status = event.response.status
     except ConnectionLost as lost:
         heard.close = lost.close_code
+    finally:
+        if began is not None:
+            began.set()
     return heard

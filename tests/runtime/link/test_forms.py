@@ -28,14 +28,14 @@ from holdfast.runtime.settings import EngineSettings
 
 pytestmark = pytest.mark.anyio
 
-CONTEXT = 256
+CONTEXT, BLOCKS = 4096, 272
 GREEDY = Sampling()
 WARM = Sampling(temperature=1.0, seed=5)
 PROMPT = [7 * n % 251 for n in range(40)]
 
 
 def settings_for(model: Path) -> EngineSettings:
-    return EngineSettings(model=str(model), device="cpu", blocks=128, max_context=CONTEXT, debug=True)
+    return EngineSettings(model=str(model), device="cpu", blocks=BLOCKS, max_context=CONTEXT, debug=True)
 
 
 @pytest.fixture(scope="module", params=[ThreadEngine, ChildEngine], ids=["thread", "process"])
@@ -67,7 +67,12 @@ async def say(link: EngineLink, seq: int, count: int, sampling: Sampling = GREED
 async def test_it_says_what_it_serves(link: EngineLink, tiny: Path) -> None:
     hello = link.hello
     assert (hello.model, hello.architecture) == (str(tiny), "Qwen3ForCausalLM")
-    assert (hello.vocab_size, hello.max_context, hello.blocks, hello.block_tokens) == (256, CONTEXT, 128, 16)
+    assert (hello.vocab_size, hello.max_context, hello.blocks, hello.block_tokens) == (
+        256,
+        CONTEXT,
+        BLOCKS,
+        16,
+    )
     assert hello.device == "cpu" and hello.dtype == "float32" and hello.parameters == 78_208
     assert hello.block_bytes == 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, heads, slots, dims, bytes
     assert link.ready and link.incarnation == 1
@@ -102,7 +107,7 @@ async def test_a_turn_that_is_stopped_is_as_long_as_what_was_given(
     link: EngineLink, expected: dict[Sampling, list[int]]
 ) -> None:
     seq = (await link.open(PROMPT)).seq
-    generation = await link.generate(seq, GREEDY, Limits(200))
+    generation = await link.generate(seq, GREEDY, Limits(4000))  # still runs when it is stopped
     given = (await anext(generation)).tokens
     with pytest.raises(SequenceBusy):
         await link.extend(seq, [1])
