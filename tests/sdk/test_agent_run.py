@@ -405,11 +405,21 @@ async def test_the_server_is_told_how_long_tools_will_take() -> None:
 
 
 async def test_how_long_a_tool_takes_is_learnt() -> None:
-    script = Script(*[[("slow", "{}")], ["Done."]] * 2)
+    naps, hinted = [0.3], anyio.Event()
+
+    def answer(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
+        if isinstance(event, client.SessionLease):
+            hinted.set()
+        yield from script.usual(event)
+
+    script = Script(*[[("slow", "{}")], ["Done."]] * 2, answer=answer)
 
     @tool
     async def slow() -> str:
-        await anyio.sleep(0.02)
+        if naps:
+            await anyio.sleep(naps.pop())
+        else:
+            await hinted.wait()
         return "ok"
 
     async with chatting(script, tools=[slow]) as chat:
