@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from test_processes import SMALL, address, children_of, command
-from wires import Json, text_of, wire
+from wires import LONG, Json, text_of, wire
 
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
@@ -25,7 +25,7 @@ STORY: list[Json] = [
             "content": [{"type": "input_text", "text": "Tell me the story of the fox."}],
         },
     },
-    {"type": "response.create"},
+    {"type": "response.create", "response": LONG},
 ]
 
 

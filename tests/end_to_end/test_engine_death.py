@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
 
 import pytest
-from wires import Json, Wire, get, text_of, wire
+from wires import LONG, Json, Wire, get, text_of, wire
 
 from holdfast.gateway.serve import Serving
+from holdfast.runtime.link import incarnation
 
 pytestmark = pytest.mark.anyio
 
@@ -19,10 +21,8 @@ STORY = "Tell me the story of the fox."
 
 
 async def begin(connection: Wire, text: str) -> None:
-    """Ask for a reply and read its first words."""
-    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
-    await connection.send({"type": "conversation.item.create", "item": item})
-    await connection.send({"type": "response.create"})
+    """Ask for a long reply and read its first words."""
+    await connection.ask(text, **LONG)
     await connection.until("response.output_text.delta")
 
 
@@ -39,7 +39,7 @@ async def not_ready(url: str) -> Json:
 async def test_a_reply_outlives_its_engine_and_every_session_is_told_once(server: Serving) -> None:
     engine = server.engine
     async with wire(server.url) as calm:
-        undisturbed = await calm.say(STORY)
+        undisturbed = await calm.say(STORY, **LONG)
     async with wire(server.url) as one, wire(server.url) as idle:
         await idle.say("My locker code is 4821.")
         first = engine.pid
@@ -98,14 +98,18 @@ async def test_a_turn_asked_for_while_there_is_no_engine_waits_for_the_next(serv
         assert held["kv"]["resident"] == 0, "what the host tier has not was computed again"
 
 
-async def test_a_stopped_engine_is_not_ready_and_replaced_and_the_reply_goes_on(server: Serving) -> None:
+async def test_a_stopped_engine_is_not_ready_and_replaced_and_the_reply_goes_on(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with wire(server.url) as connection:
-        undisturbed = await connection.say(STORY)
+        undisturbed = await connection.say(STORY, **LONG)
     async with wire(server.url) as connection:
         await begin(connection, STORY)
         assert server.engine.pid is not None
-        os.kill(server.engine.pid, signal.SIGSTOP)
-        told = await not_ready(server.url)
+        with monkeypatch.context() as patch:
+            patch.setattr(incarnation, "PATIENCE", math.inf)  # until we have looked
+            os.kill(server.engine.pid, signal.SIGSTOP)
+            told = await not_ready(server.url)
         assert told["status"] == "hung" and told["phase"] in ("stepping", "idle")
         done = (await connection.until("response.done"))[-1]["response"]
         assert text_of(done) == text_of(undisturbed)

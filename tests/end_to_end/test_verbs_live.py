@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
+from wires import LONG
 
 from holdfast.gateway.serve import Serving
 from holdfast.sdk import Client, ServerError, connect
@@ -30,7 +31,7 @@ async def items_of(chat: Chat) -> list[str]:
 async def test_a_reply_is_cut_where_it_was_heard(wired: Client) -> None:
     async with wired.session() as chat:
         await chat.say("My name is Marisol.").text()
-        turn = chat.say(STORY)
+        turn = chat.say(STORY, **LONG)
         said = ""
         async for piece in turn:
             said += piece
@@ -112,9 +113,9 @@ async def test_forks_part_ways_and_each_knows_its_own(wired: Client) -> None:
 async def test_a_fork_in_mid_reply_takes_what_was_said_and_both_go_on(wired: Client) -> None:
     async with wired.session() as chat:
         await chat.say("My name is Marisol.").text()
-        whole = await chat.say(STORY).text()
+        whole = await chat.say(STORY, **LONG).text()
         await chat.rewind(chat.last.usage.input_tokens)
-        turn = chat.say()
+        turn = chat.say(**LONG)
         said = "".join([await anext(turn) for _ in range(5)])
         (fork,) = await chat.fork()
         assert said + "".join([piece async for piece in turn]) == whole, "the reply goes on as if nothing was"
@@ -142,7 +143,7 @@ async def test_a_fork_from_an_item_knows_nothing_later(wired: Client) -> None:
 async def test_a_reply_is_steered_to_another_question(wired: Client) -> None:
     async with wired.session() as chat:
         await chat.say("My name is Marisol.").text()
-        turn = chat.say(STORY)
+        turn = chat.say(STORY, **LONG)
         async for _ in turn:
             steered = chat.steer("What is my name?")
             assert "Marisol" in await steered.text()
@@ -155,7 +156,7 @@ async def test_a_reply_is_steered_to_another_question(wired: Client) -> None:
 async def test_another_task_steers(wired: Client) -> None:
     async with wired.session() as chat:
         await chat.say("My name is Marisol.").text()
-        turn = chat.say(STORY)
+        turn = chat.say(STORY, **LONG)
         await anext(turn)
 
         async def read() -> None:

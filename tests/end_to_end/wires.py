@@ -14,6 +14,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 Json = dict[str, Any]
 
+LONG: Json = {"min_output_tokens": 400}
+"""Fields of a response that must still run when something happens to it, although this process is late."""
+
 
 class Wire:
     """A WebSocket that sends what it is given and reads JSON."""
@@ -34,12 +37,16 @@ class Wire:
             events.append(await self.receive())
         return events
 
-    async def say(self, text: str) -> Json:
-        """One turn; its `response.done`'s response."""
+    async def ask(self, text: str, **fields: Any) -> None:
+        """Begin a turn; ``fields``: of its response."""
         part = {"type": "input_text", "text": text}
         item = {"type": "message", "role": "user", "content": [part]}
         await self.send({"type": "conversation.item.create", "item": item})
-        await self.send({"type": "response.create"})
+        await self.send({"type": "response.create", "response": fields})
+
+    async def say(self, text: str, **fields: Any) -> Json:
+        """One turn; its `response.done`'s response."""
+        await self.ask(text, **fields)
         return (await self.until("response.done"))[-1]["response"]
 
 

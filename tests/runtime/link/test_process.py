@@ -43,13 +43,13 @@ def test_delays_grow_to_a_bound() -> None:
 
 
 async def test_a_killed_engine_ends_what_runs_and_another_goes_on_behind_the_same_link(tiny: Path) -> None:
-    form = ChildEngine(settings_for(tiny), backoff=AT_ONCE)
+    form = ChildEngine(settings_for(tiny, blocks=600, max_context=8192), backoff=AT_ONCE)
     async with form as link:
         state = await link.open(list(range(30)))
         first_pid = form.pid
         assert os.readlink(f"/proc/{first_pid}/fd/2") == os.readlink("/proc/self/fd/2")
         said = [row.tokens async for row in await link.generate(state.seq, Sampling(), Limits(10))]
-        generation = await link.generate(state.seq, Sampling(), Limits(400))
+        generation = await link.generate(state.seq, Sampling(), Limits(8000))  # runs when it dies
         await anext(generation)
         assert first_pid is not None
         os.kill(first_pid, signal.SIGSTOP)  # so that it cannot answer any more
