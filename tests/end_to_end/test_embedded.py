@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ConnectionFailed, ConnectionLost, connect
 from holdfast.sdk.frames.client import ItemCreate, ResponseCreate
 from holdfast.sdk.frames.items import MessageItem
+from holdfast.sdk.resume import Patience
 
 pytestmark = pytest.mark.anyio
 
@@ -41,8 +43,16 @@ async def test_another_model_than_its_own_is_refused(client: Client) -> None:
             pass
 
 
-@pytest.mark.timeout(40)  # a client that went on looking for the way back took a minute
-async def test_leaving_ends_its_sessions_and_its_thread(pocket: EngineSettings) -> None:
+def once(patience: Patience) -> Iterator[float]:
+    """The pauses of who looks for a way back that never comes: there is a first try."""
+    yield 0.0
+    pytest.fail("it went on looking")
+
+
+async def test_leaving_ends_its_sessions_and_its_thread(
+    pocket: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Patience, "pauses", once)
     threads, tasks = set(threading.enumerate()), asyncio.all_tasks()
     async with embedded(engine=pocket) as client:
         session = client.session()

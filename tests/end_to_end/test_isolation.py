@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
+from wires import LONG
 
 from holdfast.gateway.compose import opened
 from holdfast.gateway.embedded import in_memory
@@ -58,7 +59,7 @@ async def test_one_sequence_fails_alone(rig: tuple[Client, list[Fused]]) -> None
     async with AsyncExitStack() as stack:
         chats = [await stack.enter_async_context(client.session()) for _ in range(5)]
         alone = await chats[0].say(STORY).text()
-        turns = [chat.say(STORY) for chat in chats[1:]]
+        turns = [*(chat.say(STORY) for chat in chats[1:-1]), chats[-1].say(STORY, **LONG)]
         begun = [await anext(turn) for turn in turns]  # sequences 2 to 5, one after the other
         fuse.cursed = 5
         with pytest.raises(ResponseFailed) as failed:

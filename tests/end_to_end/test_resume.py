@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wires import Wire, text_of
+from wires import LONG, Wire, text_of
 
 from holdfast.benchmarks.faults.network import proxy
 from holdfast.gateway.serve import Serving, serving
@@ -415,12 +415,9 @@ async def test_a_server_that_leaves_in_mid_reply_keeps_the_reply_for_the_next(
 ) -> None:
     settings = GatewaySettings(port=0, store=tmp_path, drain_seconds=0.0)
     async with serving(settings, pocket) as running:
-        (wanted,) = await undisturbed(running.url, STORY)
+        (wanted,) = await undisturbed(running.url, STORY, **LONG)
         async with greeted(running) as (one, handle):
-            part = {"type": "input_text", "text": STORY}
-            item = {"type": "message", "role": "user", "content": [part]}
-            await one.send({"type": "conversation.item.create", "item": item})
-            await one.send({"type": "response.create"})
+            await one.ask(STORY, **LONG)
             last = (await one.until("response.output_text.delta"))[-1]
             await running.service.close()
             await one.socket.wait_closed()

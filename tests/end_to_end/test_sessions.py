@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from wires import LONG
 
 from holdfast.sdk import Chat, Client, ServerError
 from holdfast.sdk.errors import FrameError
@@ -66,7 +67,7 @@ async def test_tools_are_called_and_their_answers_used(client: Client) -> None:
 async def test_a_cancelled_reply_keeps_its_kv_and_its_words(client: Client) -> None:
     async with client.session() as chat:
         said = ""
-        async for piece in chat.say("Tell me the story of the fox."):
+        async for piece in chat.say("Tell me the story of the fox.", **LONG):
             said += piece
             if len(said) > 20:
                 await chat.cancel()

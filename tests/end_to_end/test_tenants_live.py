@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from wires import get
+from wires import LONG, get
 
 from holdfast.gateway.serve import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
@@ -33,7 +33,7 @@ disk = "{disk}"
 keys = ["gamma"]
 """
 RECORDS = 8
-LONG = "Tell me the story of the fox."
+STORY = "Tell me the story of the fox."
 
 
 @asynccontextmanager
@@ -81,14 +81,16 @@ async def test_a_tenant_at_its_limits_is_told_so_and_the_other_is_not(
             await stack.enter_async_context(beta.session())
         assert refused.value.code == "session_limit_reached"
 
-        running_reply = first.say(LONG)
+        running_reply = first.say(STORY, **LONG)
         begun = await anext(running_reply)
         with pytest.raises(ServerError) as failed:
             await second.say("Hello!").text()
         assert failed.value.code == "too_many_responses"
         assert await stranger.say("Hello!").text()
         rest = await running_reply.text()
-        assert await second.say(LONG).text() == begun + rest, "another key of the tenant, when it is free"
+        assert await second.say(STORY, **LONG).text() == begun + rest, (
+            "another key of the tenant, when it is free"
+        )
 
         receipt = await first.lease(ttl=60)
         assert (receipt.status, receipt.tokens) == ("clipped", 3 * 16)
@@ -108,7 +110,7 @@ async def test_limits_hold_after_a_restart(tmp_path: Path, pocket: EngineSetting
         handles = []
         for number in range(6):
             async with clients["alpha"].session(temperature=0) as chat:
-                await chat.say(f"I am number {number}. {LONG}").text()
+                await chat.say(f"I am number {number}. {STORY}").text()
                 assert (await chat.settle("disk")).tokens
                 handles.append(chat.handle)
         assert (await figures(running.url, "alpha"))["used", "acme", "kept"] == 4

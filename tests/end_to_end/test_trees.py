@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from wires import LONG
 
 from holdfast.gateway.serve import Serving
 from holdfast.sdk import SDKError, ServerError, connect
@@ -56,7 +57,7 @@ async def test_a_pruned_branch_ends_in_mid_reply_for_whoever_has_it(server: Serv
     async with connect(server.url) as here, here.session() as chat:
         await chat.say("My name is Marisol.").text()
         (fork,) = await chat.fork()
-        story = fork.say("Tell me the story of the fox.")
+        story = fork.say("Tell me the story of the fox.", **LONG)
         await anext(story)
         await chat.prune(fork.session.id or "")
         with pytest.raises(SDKError):
