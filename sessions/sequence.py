@@ -55,7 +55,7 @@ class LiveSequence:
         self._ahead = False  # what is held was anticipated
         self._computed_before = 0  # KV there was before anything was
         self.found = 0
-        """Tokens whose KV there was before any of the last generation's prompt was computed, ahead of it too."""
+        """Tokens that had KV before any of the last generation's prompt was computed, in it or ahead of it."""
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
         self._generating = False
         self._unread = 1

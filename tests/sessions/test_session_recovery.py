@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_link import ScriptedLink
+from scripted_link import Held, ScriptedLink
 from session_stage import END, LANGUAGE, ask, reciting, run, say, session_on, text_of, toks
 
 from holdfast.runtime.errors import EngineDied
@@ -63,6 +63,14 @@ async def rest(response: Response, events: list[ReplyEvent]) -> tuple[str, Reply
     return text_of(events), done
 
 
+async def opened(link: ScriptedLink) -> Held:
+    """The one sequence, as soon as there is one."""
+    while True:
+        for held in link.held.values():
+            return held
+        await asyncio.sleep(0)
+
+
 async def die_and_return(link: ScriptedLink, outside: bool = False) -> None:
     """The engine dies, the reader finds out, another one comes."""
     link.waiting.clear()
@@ -102,9 +110,7 @@ async def test_what_was_computed_ahead_of_a_turn_is_of_its_cost_on_an_engine_tha
     link = telling()
     session = session_on(link)
     session.expect(Message(id="item_1", role="user", text="Tell me."))
-    while not link.held:
-        await asyncio.sleep(0)
-    (held,) = link.held.values()
+    held = await opened(link)
     held.computed = len(held.tokens)
     session.expect(None)
     session.history.insert(Message(id="item_1", role="user", text="Tell me."))
