@@ -13,7 +13,7 @@ from holdfast.sdk.frames.client import SessionSettle
 pytestmark = pytest.mark.anyio
 
 EXPECTED = 4.0
-"""Seconds. No hint is given of less than one, and KV is up half a second before: what comes first has the rest."""
+"""Seconds. Of less than one no hint is given, and KV comes up half a second before."""
 
 
 async def test_kv_is_brought_up_before_a_tool_is_expected_back(server: Serving) -> None:
