@@ -156,12 +156,14 @@ class Paging:
         blocks = self.pool.lease(len(slots), sequence.id)
         self._drop(sequence, own)
         raised: list[_Raised] = []
+        loads: list[tuple[int, int]] = []
         for key, slot, leased in zip(keys, slots, blocks, strict=False):
             tokens = self.moves.tier.tokens_of(slot)
             block = self._named(sequence, key, leased, tokens)
             if block == leased:
-                self.moves.load(slot, leased)
+                loads.append((slot, leased))
             raised.append((key, block, tokens))
+        self.moves.load(loads)
         return self._count_in(sequence, own, raised)
 
     def at_hand(self, sequence: Sequence, disk: DiskTier) -> list[bytes]:
