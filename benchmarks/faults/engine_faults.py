@@ -95,6 +95,8 @@ async def hung(tries: int, seed: int) -> Tally:
                     await asyncio.sleep(rng.uniform(0.0, 0.8 * crowd.seconds))
                     flag.unlink()
                     await talking
+                    while not flag.exists():  # all had been said before: the next words meet it
+                        await crowd.talk(tally)
                     tally.tries += 1
             saved = [death for death in running.engine.link.deaths if "hang_for_ever" in death.stacks]
             if len(saved) != tries:
