@@ -15,20 +15,20 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.gateway.serve import Serving, serving
-from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.sdk import connect
 from holdfast.sdk.resume import Patience
 
 from .crowd import STORY, WEDGED_SECONDS, Crowd, Talk, Tally
-from .engine_faults import POCKET, SOON
+from .engine_faults import POCKET, SERVED, SOON
 from .network import proxy
 from .server_faults import command, launched
 
@@ -46,7 +46,8 @@ async def tiered(folder: str) -> AsyncIterator[Serving]:
     """A server with a journal, a host tier and a disk."""
     settings = msgspec.structs.replace(TIGHT, store=folder)
     engine = ChildEngine(settings, backoff=SOON)
-    async with serving(GatewaySettings(port=0, store=Path(folder)), settings, engine=engine) as running:
+    served = replace(SERVED, store=Path(folder))
+    async with serving(served, settings, engine=engine) as running:
         yield running
 
 
