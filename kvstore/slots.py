@@ -35,6 +35,7 @@ from .keys import KEY_BYTES
 MAGIC = b"holdfast"
 LAYOUT_VERSION = 1
 PAGE = 4096
+FEW = 8  # entries: as many are sooner written one by one than as columns
 HEADER = struct.Struct("<8sII16sQQ")
 ENTRY = struct.Struct("<16sIIIIQQQ8x")
 _NAME = struct.Struct("<16sI")  # key, tokens
@@ -163,7 +164,11 @@ class SlotMemory:
         _STATE.pack_into(self.map, at, wanted, owner)
 
     def move_each(self, slots: Sequence[int], wanted: SlotState, owner: int = 0) -> None:
-        """`move` of many, with one look at them all: either every one of them goes or none."""
+        """`move` of many; many at once are looked at together, and then either all of them go or none."""
+        if len(slots) <= FEW:
+            for slot in slots:
+                self.move(slot, wanted, owner)
+            return
         places, entries = np.asarray(slots, dtype=np.intp), self.directory
         refused = np.nonzero(~_MAY_MOVE[entries["state"][places], wanted])[0]
         if len(refused):
@@ -181,7 +186,11 @@ class SlotMemory:
 
     def set_readers(self, slots: Sequence[int], readers: Sequence[int]) -> None:
         """How many read each of these now."""
-        self.directory["readers"][np.asarray(slots, dtype=np.intp)] = readers
+        if len(slots) > FEW:
+            self.directory["readers"][np.asarray(slots, dtype=np.intp)] = readers
+            return
+        for slot, count in zip(slots, readers, strict=True):
+            _READERS.pack_into(self.map, self._at(slot) + 28, count)
 
     def set_digest(self, slot: int, digest: int) -> None:
         """The xxh3 of the payload as it is."""
@@ -193,8 +202,12 @@ class SlotMemory:
 
     def set_stamps(self, slots: Sequence[int], first: int) -> None:
         """When they were used last, in uses: the first of them in use ``first``, each other one later."""
-        places = np.asarray(slots, dtype=np.intp)
-        self.directory["stamp"][places] = np.arange(first, first + len(places), dtype=np.uint64)
+        if len(slots) > FEW:
+            stamps = np.arange(first, first + len(slots), dtype=np.uint64)
+            self.directory["stamp"][np.asarray(slots, dtype=np.intp)] = stamps
+            return
+        for at, slot in enumerate(slots, first):
+            _STAMP.pack_into(self.map, self._at(slot) + 40, at)
 
     def _at(self, slot: int) -> int:
         assert 0 <= slot < self.slots, f"slot {slot} of {self.slots}"
