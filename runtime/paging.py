@@ -175,6 +175,9 @@ class Paging:
             return []
         own, full = sequence.computed // size, most // size
         self._hash(sequence, full)
+        lacking = next((key for key in sequence.keys[own:full] if key not in tier), None)
+        if lacking is not None and lacking in disk and not disk.at_hand(lacking):
+            return []  # the disk is to begin with it: no look at all that follows comes before that
 
         def within(key: bytes) -> bool:
             return (key in tier or disk.placed(key)) and self.pool.index.block_of(key) is None
