@@ -61,7 +61,9 @@ async def _on_engine(
             language = await speaking
             journal = await _journal(service, language, lock)
             try:
-                sessions = SessionSettings(tenants=service.tenants.sessions())
+                sessions = SessionSettings(
+                    recovery_seconds=service.settings.recovery_seconds, tenants=service.tenants.sessions()
+                )
                 service.open(SessionBook(link, language, sessions, journal), journal)
                 yield
             finally:

@@ -67,5 +67,7 @@ class GatewaySettings:
     """How the model writes tool calls; None: found out from its templates."""
     reasoning: ReasoningForm | None = None
     """How it writes its reasoning; None: found out."""
+    recovery_seconds: float = 60.0
+    """A reply whose engine died waits so long for the next one; then it fails."""
     drain_seconds: float = 10.0
     """At SIGTERM running replies may end within this time; then sockets close with 1012."""

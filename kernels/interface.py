@@ -62,6 +62,14 @@ class Kernels(Protocol):
         """Copy whole blocks, one after the other in the order given."""
         ...
 
+    def copy_pieces(self, source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
+        """Copy ``size`` bytes from ``pieces[:, 0]`` on in ``source`` to ``pieces[:, 1]`` on in ``target``.
+
+        Both are uint8 of one axis, in this machine's memory; ``pieces`` ``[count, 2]``, no two of whose targets
+        overlap.
+        """
+        ...
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x @ weight.T + bias``: ``[tokens, in]``, ``[out, in]``, ``[out]`` to ``[tokens, out]``."""
         ...

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .batch import Gather, PagedBatch, gathers_of, lay_out
@@ -23,6 +25,7 @@ __all__ = [
     "add_norm",
     "allow",
     "copy_blocks",
+    "copy_pieces",
     "gated",
     "lay_out",
     "linear",
@@ -189,3 +192,10 @@ def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -
     """Copy whole blocks, one after the other in the order given: a target may be a later source."""
     for source, target in zip(sources, targets, strict=True):
         arena[target].copy_(arena[source])
+
+
+def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
+    """Copy ``size`` bytes from ``pieces[:, 0]`` on in ``source`` to ``pieces[:, 1]`` on in ``target``."""
+    here, there = memoryview(source.numpy()), memoryview(target.numpy())
+    for begin, to in pieces.tolist():  # plain memcpy: torch would share each piece out over its threads
+        there[to : to + size] = here[begin : begin + size]

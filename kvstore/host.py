@@ -224,28 +224,30 @@ class HostTier:
         self._forget(slot)
         self._release(slot)
 
-    def hold(self, slot: int, *, used: bool = True) -> None:
-        """Somebody reads ``slot``: it stays until `let_go`. Not ``used``: and keeps its place in the order."""
-        readers = self._readers.get(slot, 0) + 1
-        self.memory.move(slot, SlotState.READING, self._owner)
-        self.memory.set_readers(slot, readers)
-        self._readers[slot] = readers
-        if used:
-            self._order.remove(slot)
+    def hold(self, *slots: int, used: bool = True) -> None:
+        """Somebody reads these: they stay until `let_go`, once for each time they are named. Not ``used``: and
+        keep their places in the order.
+        """
+        for slot in slots:
+            self._readers[slot] = self._readers.get(slot, 0) + 1
+            if used:
+                self._order.remove(slot)
+        self.memory.move_each(slots, SlotState.READING, self._owner)
+        self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
 
-    def let_go(self, slot: int, *, above: bool = False) -> None:
-        """One who read ``slot`` is done; ``above``: what is in it is there, too, see `give_way`."""
-        readers = self._readers[slot] - 1
-        self.memory.set_readers(slot, readers)
-        if readers:
-            self._readers[slot] = readers
-            return
-        del self._readers[slot]
-        self.memory.move(slot, SlotState.READY)
-        if slot not in self._key_of:
-            self._release(slot)
-        elif slot not in self._order:
-            self._rank([slot], first=above)
+    def let_go(self, *slots: int, above: bool = False) -> None:
+        """One who read these is done; ``above``: what is in them is there, too, see `give_way`."""
+        for slot in slots:
+            self._readers[slot] -= 1
+        self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
+        over = [slot for slot in dict.fromkeys(slots) if not self._readers[slot]]
+        for slot in over:
+            del self._readers[slot]
+        self.memory.move_each(over, SlotState.READY)
+        for slot in over:
+            if slot not in self._key_of:
+                self._release(slot)
+        self._rank([slot for slot in over if slot in self._key_of and slot not in self._order], first=above)
 
     # --- the tier's interface ---------------------------------------------------------------------------
 
@@ -326,7 +328,7 @@ class HostTier:
         for slot in used[np.argsort(entries["stamp"][used], kind="stable")].tolist():
             entry = memory.entry(slot)
             if entry.state is SlotState.READING:
-                memory.set_readers(slot, 0)
+                memory.set_readers([slot], [0])
                 memory.move(slot, SlotState.READY)
             if entry.state is SlotState.FILLING or entry.key in self._slot_of:
                 memory.move(slot, SlotState.FREE)
@@ -363,10 +365,9 @@ class HostTier:
 
     def _rank(self, slots: list[int], *, first: bool = False) -> None:
         """These were used now; ``first``: what is in them is above, too."""
-        for slot in slots:
-            self._stamp += 1
-            self.memory.set_stamp(slot, self._stamp)
-            self._yielding.discard(slot)
+        self.memory.set_stamps(slots, self._stamp + 1)
+        self._stamp += len(slots)
+        self._yielding.difference_update(slots)
         if first:
             return self._put_first(slots)
         return self._order.add(slots)

@@ -1,31 +1,41 @@
 """Moves of whole blocks between the device arena and the host tier's slots, as bytes.
 
-On a CPU a move is one memcpy, done when asked. On CUDA the slots' memory is registered with the device piece
-by piece as it comes into use; saves run on a stream of their own beside the step, loads on the step's own,
-before its rows. Knows arenas, slots and streams; not why anything moves. Imports torch.
+On a CPU all of a move's blocks are copied by one call, which is done on return. On CUDA the slots' memory is
+registered with the device piece by piece as it comes into use; saves run on a stream of their own beside the
+step, loads on the step's own, before its rows. Knows arenas, slots and streams; not why anything moves.
+Imports torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.reference import copy_pieces
 from .arena import DeviceArena
 from .slots import SlotMemory
 
 PIECE_BYTES = 64 << 20  # of slots registered at once
 
 
+Copy: TypeAlias = Callable[[Tensor, Tensor, NDArray[np.int64], int], None]
+"""As `kernels.interface.Kernels.copy_pieces`."""
+
+
 class BlockMover:
     """Copies between ``arenas``, one per KV group, and ``memory``.
 
-    A slot holds what one block id names: its bytes in each arena, one after the other.
+    A slot holds what one block id names: its bytes in each arena, one after the other. ``copy``: how they are
+    copied where both lie in this machine's memory.
     """
 
-    def __init__(self, arenas: Sequence[DeviceArena], memory: SlotMemory) -> None:
+    def __init__(self, arenas: Sequence[DeviceArena], memory: SlotMemory, copy: Copy = copy_pieces) -> None:
         sizes = [arena.group.block_bytes for arena in arenas]
         assert memory.block_bytes == sum(sizes), "slots of another size"
         self._sizes = tuple(sizes)
@@ -33,7 +43,8 @@ class BlockMover:
         self._memory = memory
         self._bytes = torch.frombuffer(memory.map, dtype=torch.uint8)
         self._cuda = arenas[0].device.type == "cuda"
-        # On a CPU plain memcpy: torch would share each block out over its threads, and wait for all of them.
+        self._copy = copy
+        self._block_tokens = max(arena.group.block_tokens for arena in arenas)
         self._flat = () if self._cuda else tuple(_flat(arena) for arena in arenas)
         self._stream = _stream(arenas[0].device) if self._cuda else None
         self._saved: Saving | None = None  # of the move before
@@ -59,13 +70,11 @@ class BlockMover:
         None where everything is done on return.
         """
         if self._stream is None:
-            for block, slot, tokens in saves:
-                for here, there in self._pairs(block, slot):
-                    there[:] = here
-                self.zero_behind(slot, tokens)
-            for slot, block in loads:
-                for here, there in self._pairs(block, slot):
-                    here[:] = there
+            self._copy_all([(slot, block) for block, slot, _ in saves], up=False)
+            for _, slot, tokens in saves:
+                if tokens < self._block_tokens:
+                    self.zero_behind(slot, tokens)
+            self._copy_all(loads, up=True)
             return None
         current = torch.cuda.current_stream()
         if self._saved is not None:
@@ -96,12 +105,18 @@ class BlockMover:
         for arena, part in self._parts(slot):
             part.copy_(arena.bytes_of(block), non_blocking=True)
 
-    def _pairs(self, block: int, slot: int) -> Iterator[tuple[memoryview, memoryview]]:
-        """The bytes of a block in each arena, and those in the slot."""
-        held, start = self._memory.payload(slot), 0
-        for part in self._of_block(block):
-            yield part, held[start : start + len(part)]
-            start += len(part)
+    def _copy_all(self, pairs: Sequence[tuple[int, int]], *, up: bool) -> None:
+        """Of each (slot, block) the slot's bytes to the block's; not ``up``: the other way."""
+        if not pairs:
+            return
+        places = np.array([(self._memory.offset_of(slot), block) for slot, block in pairs], dtype=np.int64)
+        for arena, start in self._arenas:
+            size, cells = arena.group.block_bytes, arena.kv.view(torch.uint8).view(-1)
+            pieces = places * (1, size) + (start, 0)
+            if up:
+                self._copy(self._bytes, cells, pieces, size)
+            else:
+                self._copy(cells, self._bytes, pieces[:, ::-1], size)
 
     def _of_block(self, block: int) -> list[memoryview]:
         """The bytes of a block in each arena of this machine's memory."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -34,6 +35,7 @@ from .keys import KEY_BYTES
 MAGIC = b"holdfast"
 LAYOUT_VERSION = 1
 PAGE = 4096
+FEW = 8  # entries: as many are sooner written one by one than as columns
 HEADER = struct.Struct("<8sII16sQQ")
 ENTRY = struct.Struct("<16sIIIIQQQ8x")
 _NAME = struct.Struct("<16sI")  # key, tokens
@@ -70,6 +72,10 @@ _MOVES = {
     (SlotState.READING.value, SlotState.READY.value),
 }
 """From, to; plain numbers, as the hash of an enum's member is slow, and each restored block asks four times."""
+
+_MAY_MOVE = np.zeros((len(SlotState), len(SlotState)), dtype=np.bool_)
+_MAY_MOVE[tuple(np.array(sorted(_MOVES)).T)] = True
+"""``[from, to]``: the same, for many at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,20 @@ class SlotMemory:
             raise SlotMisused(slot, SlotState(state).name, wanted.name)
         _STATE.pack_into(self.map, at, wanted, owner)
 
+    def move_each(self, slots: Sequence[int], wanted: SlotState, owner: int = 0) -> None:
+        """`move` of many; many at once are looked at together, and then either all of them go or none."""
+        if len(slots) <= FEW:
+            for slot in slots:
+                self.move(slot, wanted, owner)
+            return
+        places, entries = np.asarray(slots, dtype=np.intp), self.directory
+        refused = np.nonzero(~_MAY_MOVE[entries["state"][places], wanted])[0]
+        if len(refused):
+            slot = int(places[refused[0]])
+            raise SlotMisused(slot, self.entry(slot).state.name, wanted.name)
+        entries["state"][places] = wanted
+        entries["owner"][places] = owner
+
     def describe(self, slot: int, key: bytes, tokens: int) -> None:
         """Write what will be in a slot that is being filled."""
         at = self._at(slot)
@@ -164,9 +184,13 @@ class SlotMemory:
         _READERS.pack_into(self.map, at + 28, 0)
         _STAMP.pack_into(self.map, at + 32, 0)
 
-    def set_readers(self, slot: int, readers: int) -> None:
-        """How many read it now."""
-        _READERS.pack_into(self.map, self._at(slot) + 28, readers)
+    def set_readers(self, slots: Sequence[int], readers: Sequence[int]) -> None:
+        """How many read each of these now."""
+        if len(slots) > FEW:
+            self.directory["readers"][np.asarray(slots, dtype=np.intp)] = readers
+            return
+        for slot, count in zip(slots, readers, strict=True):
+            _READERS.pack_into(self.map, self._at(slot) + 28, count)
 
     def set_digest(self, slot: int, digest: int) -> None:
         """The xxh3 of the payload as it is."""
@@ -176,9 +200,14 @@ class SlotMemory:
         """Whose record it is."""
         _TENANT.pack_into(self.map, self._at(slot) + 48, tenant)
 
-    def set_stamp(self, slot: int, stamp: int) -> None:
-        """When it was used last, in uses."""
-        _STAMP.pack_into(self.map, self._at(slot) + 40, stamp)
+    def set_stamps(self, slots: Sequence[int], first: int) -> None:
+        """When they were used last, in uses: the first of them in use ``first``, each other one later."""
+        if len(slots) > FEW:
+            stamps = np.arange(first, first + len(slots), dtype=np.uint64)
+            self.directory["stamp"][np.asarray(slots, dtype=np.intp)] = stamps
+            return
+        for at, slot in enumerate(slots, first):
+            _STAMP.pack_into(self.map, self._at(slot) + 40, at)
 
     def _at(self, slot: int) -> int:
         assert 0 <= slot < self.slots, f"slot {slot} of {self.slots}"

@@ -90,7 +90,7 @@ def _engine(
     pool = BlockPool(blocks, settings.block_tokens, debug=settings.debug)
     namespace = model.namespace(groups)
     tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
-    mover = None if tier is None else BlockMover(arenas, tier.memory)
+    mover = None if tier is None else BlockMover(arenas, tier.memory, model.decoder.kernels.copy_pieces)
     disk = None
     if tier is not None and mover is not None and shelf is not None:
         disk = disk_tier(shelf, tier, settings, hasher, namespace, mover.reach)

@@ -46,12 +46,13 @@ class Moves:
             if tokens is None:
                 self._spare.add(key)
 
-    def load(self, slot: int, block: int) -> None:
-        """Bring a slot's bytes into a leased block, before the rows of the plan being made."""
+    def load(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Bring the bytes of slots into leased blocks (slot, block), before the rows of the plan being made."""
         assert self.tier is not None
-        self.tier.hold(slot)
-        self._tenants[block] = self.tier.tenant_of(slot)
-        self._loads.append(BlockLoad(slot, block))
+        self.tier.hold(*(slot for slot, _ in pairs))
+        for slot, block in pairs:
+            self._tenants[block] = self.tier.tenant_of(slot)
+            self._loads.append(BlockLoad(slot, block))
 
     def raised(self, block: int, tenant: int) -> None:
         """A tenant's record was brought into this block without a plan."""
@@ -152,8 +153,7 @@ class Moves:
             return
         for save in plan.saves:
             self.tier.filled(save.slot)
-        for load in plan.loads:
-            self.tier.let_go(load.slot, above=True)
+        self.tier.let_go(*(load.slot for load in plan.loads), above=True)
         self.tier.give_way(save.slot for save in plan.saves if save.spare)
         self.saved += len(plan.saves)
         self.loaded += len(plan.loads)
@@ -164,8 +164,7 @@ class Moves:
             return
         for save in plan.saves:
             self.tier.abandon(save.slot)
-        for load in plan.loads:
-            self.tier.let_go(load.slot)
+        self.tier.let_go(*(load.slot for load in plan.loads))
 
     def statistics(self) -> dict[str, float]:
         """The tier's gauges and counters, and blocks moved; empty without a tier."""

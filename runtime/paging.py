@@ -156,12 +156,14 @@ class Paging:
         blocks = self.pool.lease(len(slots), sequence.id)
         self._drop(sequence, own)
         raised: list[_Raised] = []
+        loads: list[tuple[int, int]] = []
         for key, slot, leased in zip(keys, slots, blocks, strict=False):
             tokens = self.moves.tier.tokens_of(slot)
             block = self._named(sequence, key, leased, tokens)
             if block == leased:
-                self.moves.load(slot, leased)
+                loads.append((slot, leased))
             raised.append((key, block, tokens))
+        self.moves.load(loads)
         return self._count_in(sequence, own, raised)
 
     def at_hand(self, sequence: Sequence, disk: DiskTier) -> list[bytes]:
@@ -173,6 +175,9 @@ class Paging:
             return []
         own, full = sequence.computed // size, most // size
         self._hash(sequence, full)
+        lacking = next((key for key in sequence.keys[own:full] if key not in tier), None)
+        if lacking is not None and lacking in disk and not disk.at_hand(lacking):
+            return []  # the disk is to begin with it: no look at all that follows comes before that
 
         def within(key: bytes) -> bool:
             return (key in tier or disk.placed(key)) and self.pool.index.block_of(key) is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from .. import steps
 from ..report import Goal, show
 from . import badio, engine_faults, file_faults, server_faults, tier_faults
 from .crowd import Tally
+
+log = logging.getLogger(__name__)
 
 Row = Callable[[int, int], Awaitable[Tally]]
 
@@ -97,7 +100,7 @@ async def measured(names: Sequence[str], scale: float, seed: int, most: int | No
     for name in names:
         tries, run = ROWS[name]
         began = time.monotonic()
-        tally = await run(most or max(1, round(tries * scale)), seed)
+        tally = await _run(name, run, most or max(1, round(tries * scale)), seed)
         print(
             f"{tally.fault:36} {tally.tries:7} {tally.replies:8} {tally.lost:5} {tally.wrong:6}"
             f" {tally.gap:15.2f} {time.monotonic() - began:8.0f}",
@@ -105,6 +108,15 @@ async def measured(names: Sequence[str], scale: float, seed: int, most: int | No
         )
         tallies.append(tally)
     return tallies
+
+
+async def _run(name: str, run: Row, tries: int, seed: int) -> Tally:
+    """One row; one that cannot go on is wrong, and those behind it are run all the same."""
+    try:
+        return await run(tries, seed)
+    except Exception as fault:
+        log.exception("row %s", name)
+        return Tally(name, wrong=1, notes=[f"the row ended: {type(fault).__name__}: {fault}"])
 
 
 def main(words: Sequence[str]) -> int:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.sdk import Chat, Client, SDKError
 
-BEGIN_SECONDS = 60.0
+WEDGED_SECONDS = 300.0
+"""Nothing came for so long: lost on a machine of any speed."""
 STORY = "Tell me the story of the fox."
 
 
@@ -65,7 +66,7 @@ class Heard:
 @asynccontextmanager
 async def begun(client: Client, fields: dict[str, Any]) -> AsyncIterator[Chat]:
     """A session; its first connection may be cut before there is anything to resume."""
-    deadline = time.monotonic() + BEGIN_SECONDS
+    deadline = time.monotonic() + WEDGED_SECONDS
     while True:
         context = client.session(**fields)
         try:
@@ -81,8 +82,10 @@ async def begun(client: Client, fields: dict[str, Any]) -> AsyncIterator[Chat]:
         await context.__aexit__(None, None, None)
 
 
-async def listen(client: Client, talk: Talk) -> list[Heard]:
-    """A whole talk on a session of its own; it ends at the first reply that fails."""
+async def listen(client: Client, talk: Talk, stirs: Callable[[], None] = lambda: None) -> list[Heard]:
+    """A whole talk on a session of its own; it ends at the first reply that fails. ``stirs``: told of each
+    piece.
+    """
     heard: list[Heard] = []
     try:
         async with begun(client, talk.fields) as chat:
@@ -93,19 +96,24 @@ async def listen(client: Client, talk: Talk) -> list[Heard]:
                     heard[-1].text += piece
                     heard[-1].gap = max(heard[-1].gap, time.monotonic() - last)
                     last = time.monotonic()
+                    stirs()
     except SDKError as error:
         (heard or [Heard()])[-1].error = error.code
     return heard
 
 
 class Crowd:
-    """Talks that run at once, and what an undisturbed server says in each."""
+    """Talks that run at once, and what an undisturbed server says in each.
+
+    ``stirred`` is set by each piece of text that comes. ``seconds``: how long all talks take at once.
+    """
 
     def __init__(self, client: Client, talks: Iterable[Talk] = TALKS) -> None:
         self._client = client
         self.talks = tuple(talks)
         self._expected: dict[int, list[str]] = {}
         self.seconds = 0.0
+        self.stirred = asyncio.Event()
 
     def join(self, client: Client) -> None:
         """Talk by way of ``client`` from now on."""
@@ -124,7 +132,7 @@ class Crowd:
 
     async def talk(self, tally: Tally) -> None:
         """All talks at once, each compared with what it ought to be."""
-        heard = await asyncio.gather(*(listen(self._client, talk) for talk in self.talks))
+        heard = await asyncio.gather(*(listen(self._client, talk, self.stirred.set) for talk in self.talks))
         for number, replies in enumerate(heard):
             expected = self._expected[number]
             tally.replies += len(expected)

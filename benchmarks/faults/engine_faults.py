@@ -24,10 +24,13 @@ from holdfast.sdk import connect
 from holdfast.sessions.language import Language
 
 from . import marked_child
-from .crowd import STORY, Crowd, Heard, Talk, Tally, listen
+from .crowd import STORY, WEDGED_SECONDS, Crowd, Heard, Talk, Tally, listen
 
 POCKET = EngineSettings(model="pocket", dtype="float32", blocks=2048, max_context=2048, debug=True)
 """In float32, where recomputed tokens are owed to the letter."""
+
+SERVED = GatewaySettings(port=0, recovery_seconds=WEDGED_SECONDS)
+"""How long an engine takes to load is the machine's affair."""
 
 SOON = Backoff(first=0.05, factor=1.0)
 MARK = "~"
@@ -40,7 +43,7 @@ Strike = Callable[[ChildEngine, random.Random], Awaitable[None]]
 async def server(program: Sequence[str] = PROGRAM) -> AsyncIterator[Serving]:
     """A gateway on a free loopback port."""
     engine = ChildEngine(POCKET, backoff=SOON, program=program)
-    async with serving(GatewaySettings(port=0), POCKET, engine=engine) as running:
+    async with serving(SERVED, POCKET, engine=engine) as running:
         yield running
 
 
@@ -95,7 +98,7 @@ async def hung(tries: int, seed: int) -> Tally:
                     await asyncio.sleep(rng.uniform(0.0, 0.8 * crowd.seconds))
                     flag.unlink()
                     await talking
-                    while not flag.exists():  # all had been said: no step was left to hang in
+                    while not flag.exists():  # all had been said before: the next words meet it
                         await crowd.talk(tally)
                     tally.tries += 1
             saved = [death for death in running.engine.link.deaths if "hang_for_ever" in death.stacks]

@@ -143,14 +143,16 @@ def forgotten_reader(tries: int, seed: int) -> Tally:
             with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
                 assert reader.stdout is not None
                 reader.stdout.readline()
-                began, refused = time.monotonic(), 0
+                refused = 0
                 for number in range(20, 4000):
+                    record, began = given(number), time.monotonic()
                     try:
-                        store.put([given(number)])
+                        store.put([record])
                     except StoreFailed:
                         refused += 1
                         break
-                tally.gap = max(tally.gap, time.monotonic() - began)
+                    finally:
+                        tally.gap = max(tally.gap, time.monotonic() - began)
                 size = (folder / "data.mdb").stat().st_size
                 tally.wrong += size > 2 * budget + (65 << 20)
                 tally.notes.append(f"try {attempt}: file {size >> 20} MiB, refused {refused}")

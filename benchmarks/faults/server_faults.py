@@ -12,10 +12,11 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Client, ConnectionFailed, ConnectionLost, connect
 from holdfast.sdk.frames.client import ItemCreate, ResponseCreate
 from holdfast.sdk.frames.items import MessageItem
@@ -27,8 +28,6 @@ from .crowd import STORY, Tally
 SERVE = (
     "serve",
     "pocket",
-    "--port",
-    "0",
     "--dtype",
     "float32",
     "--kv-bytes",
@@ -38,6 +37,7 @@ SERVE = (
 )
 CODE = "from holdfast.gateway.cli import main; main()"
 ORPHAN_SECONDS = 60.0
+"""A child that is still there was left, on a machine of any speed; how long they took is the gap."""
 GOING_AWAY = 1012
 NONE = Patience(total=-1.0)
 """No way back is looked for: the server is gone for good."""
@@ -45,29 +45,38 @@ NONE = Patience(total=-1.0)
 
 @asynccontextmanager
 async def command(store: str | None = None) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A server and its address; killed at the end if it is still there. ``store``: a fresh one by default."""
+    """A server that is ready, and its address; killed at the end if it is still there. ``store``: a fresh one
+    by default.
+    """
     with ExitStack() as stack:
         folder = store or stack.enter_context(TemporaryDirectory())
-        async with _command(folder) as started:
-            yield started
+        async with launched(folder) as process:
+            yield process, await address_of(process)
 
 
 @asynccontextmanager
-async def _command(store: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def launched(store: str, port: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The same from its first moment on, which listens on ``port``."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CODE, *SERVE, "--store", store), stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", CODE, *SERVE, "--port", str(port), "--store", store),
+        stderr=asyncio.subprocess.PIPE,
     )
-    assert process.stderr is not None
     try:
-        line = ""
-        while " at http://" not in line:
-            line = (await process.stderr.readline()).decode()
-            assert line, "the server ended before it told its address"
-        yield process, line.split()[-1]
+        yield process
     finally:
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+async def address_of(process: asyncio.subprocess.Process) -> str:
+    """Where it serves, told when it is ready."""
+    assert process.stderr is not None
+    line = ""
+    while " at http://" not in line:
+        line = (await process.stderr.readline()).decode()
+        assert line, "the server ended before it told its address"
+    return line.split()[-1]
 
 
 async def orphaned(tries: int, seed: int) -> Tally:
@@ -75,7 +84,7 @@ async def orphaned(tries: int, seed: int) -> Tally:
     tally, rng = Tally("server killed: children left"), random.Random(seed)
     for _ in range(tries):
         async with command() as (server, url), connect(url, patience=NONE) as client:
-            speaking = asyncio.create_task(spoken(client))
+            speaking = asyncio.create_task(spoken(client, Heard()))
             await asyncio.sleep(rng.uniform(0.0, 0.5))
             children = children_of(server.pid)
             watching = [os.pidfd_open(child) for child in children]
@@ -112,56 +121,64 @@ async def ended(pidfd: int) -> bool:
 
 
 async def drained(tries: int, seed: int) -> Tally:
-    """SIGTERM while a reply runs: it is announced, the reply has an end, 1012, exit 0."""
+    """SIGTERM while a reply runs: it is announced, the reply has an end, 1012, exit 0.
+
+    A reply that has no end within the time that a server gives it is kept for the next one instead.
+    """
     tally, rng = Tally("server asked to leave"), random.Random(seed)
+    loop, allowed = asyncio.get_running_loop(), GatewaySettings().drain_seconds
+    async with command() as (_, url), connect(url) as client, client.session() as chat:
+        began = loop.time()
+        await chat.say(STORY).text()
+        seconds = loop.time() - began
     for _ in range(tries):
         async with command() as (server, url), connect(url, patience=NONE) as client:
-            began = asyncio.Event()
-            speaking = asyncio.create_task(spoken(client, began))
-            await began.wait()
-            await asyncio.sleep(rng.uniform(0.0, 0.4))
+            heard = Heard()
+            speaking = asyncio.create_task(spoken(client, heard))
+            await heard.began.wait()
+            await asyncio.sleep(rng.uniform(0.0, seconds))
             server.send_signal(signal.SIGTERM)
-            heard = await speaking
+            signalled = loop.time()
+            await speaking
+            kept = loop.time() - signalled >= allowed
             code = await server.wait()
             tally.tries += 1
-            tally.replies += heard.began
-            tally.lost += heard.began and heard.status != "completed"
-            tally.wrong += (code, heard.close, heard.announced) != (0, GOING_AWAY, True)
-            if tally.lost or tally.wrong:
+            tally.replies += 1
+            lost = heard.status != "completed" and not kept
+            wrong = (code, heard.close, heard.announced) != (0, GOING_AWAY, True)
+            tally.lost += lost
+            tally.wrong += wrong
+            if lost or wrong:
                 tally.notes.append(f"exit code {code}, heard {heard}")
     return tally
 
 
 @dataclass
 class Heard:
-    """What one client heard: its reply's beginning and status, an announcement, its socket's close code."""
+    """What one client heard: its reply's beginning and status, an announcement, its socket's close code.
 
-    began: bool = False
+    ``began`` is set at the latest when nothing more will come.
+    """
+
+    began: asyncio.Event = field(default_factory=asyncio.Event)
     status: str | None = None
     announced: bool = False
     close: int | None = None
 
 
-async def spoken(client: Client, began: asyncio.Event | None = None) -> Heard:
-    """One reply is asked for; then whatever comes until the socket closes.
-
-    ``began``: set when the reply has begun, or never will.
-    """
-    heard = Heard()
+async def spoken(client: Client, heard: Heard) -> None:
+    """One reply is asked for; then whatever comes until the socket closes."""
     try:
         async with client.session() as chat:
             await chat.send(ItemCreate(item=MessageItem.of("user", STORY)))
             await chat.send(ResponseCreate())
             async for event in chat.events():
-                heard.began |= isinstance(event, ResponseCreated)
-                if heard.began and began is not None:
-                    began.set()
+                if isinstance(event, ResponseCreated):
+                    heard.began.set()
                 heard.announced |= isinstance(event, ServerGoingAway)
                 if isinstance(event, ResponseDone):
                     heard.status = event.response.status
     except ConnectionLost as lost:
         heard.close = lost.close_code
     finally:
-        if began is not None:
-            began.set()
-    return heard
+        heard.began.set()

@@ -6,8 +6,10 @@ for goes to the reference.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import reference
@@ -17,7 +19,7 @@ from ..penalties import allow, penalize
 from ..reference import copy_blocks
 from ..sampling import sample
 from ..scoring import log_probabilities
-from . import decoding, elementwise, prefilling, rotation
+from . import copying, decoding, elementwise, prefilling, rotation
 from .compiling import parts_for
 from .elements import TAGS
 from .layout import CpuBatch, lay_out
@@ -27,6 +29,7 @@ __all__ = [
     "add_norm",
     "allow",
     "copy_blocks",
+    "copy_pieces",
     "gated",
     "lay_out",
     "linear",
@@ -41,11 +44,21 @@ __all__ = [
 FEW_ROWS = 32
 """Up to so many rows a product is ours; with more, torch's is faster."""
 
-PRODUCTS, NUMBERS, PAIRS = 1 << 17, 1 << 14, 1 << 15
-"""The least a thread is worth waking for: products of a matrix, numbers of a row-wise loop, and numbers of
-keys and values times the queries that read them."""
+PRODUCTS, NUMBERS, PAIRS, BYTES = 1 << 17, 1 << 14, 1 << 15, 1 << 19
+"""The least a thread is worth waking for: products of a matrix, numbers of a row-wise loop, numbers of keys
+and values times the queries that read them, and bytes copied."""
 
 _KINDS = {"silu": elementwise.SILU, "gelu_tanh": elementwise.GELU_TANH}
+
+
+def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
+    """Pieces of ``source`` to ``target``, by all threads at once: see `interface.Kernels`."""
+    if size % copying.WORD or (pieces % copying.WORD).any():
+        return reference.copy_pieces(source, target, pieces, size)
+    parts = min(parts_for(len(pieces) * size, BYTES), len(pieces))
+    words = np.ascontiguousarray(pieces // copying.WORD)
+    copying.copy(parts, source.data_ptr(), target.data_ptr(), words, size // copying.WORD, copying.TAG)
+    return None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

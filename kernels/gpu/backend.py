@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import reference, sampling
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention, HeadNorm
+from ..reference import copy_pieces
 from ..sampling import Typical
 from . import draw, ops, rowwise, store
 from .decode import decode_attention
@@ -25,6 +26,7 @@ __all__ = [
     "allow",
     "check_supported",
     "copy_blocks",
+    "copy_pieces",
     "gated",
     "lay_out",
     "linear",

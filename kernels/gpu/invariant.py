@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention
+from ..reference import copy_pieces
 from . import ops, products
 from .backend import add_norm, allow, gated, log_probabilities, penalize, rms_norm, rotate_and_store, sample
 from .store import copy_blocks
@@ -21,6 +22,7 @@ __all__ = [
     "add_norm",
     "allow",
     "copy_blocks",
+    "copy_pieces",
     "gated",
     "lay_out",
     "linear",

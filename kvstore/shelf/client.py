@@ -201,7 +201,7 @@ class DiskTier:
         while len(found) < len(parts):
             at = len(found)
             above = self._host.find_beginning(takewhile(self._host.__contains__, keys[at : len(parts)]))
-            found += map(self._copy, above, parts[at:])
+            found += self._copy(above, parts[at : at + len(above)])
             at = len(found)
             below = list(takewhile(lambda key: key not in self._host, keys[at : len(parts)]))
             found += self._shortcut.read(below, parts[at:])
@@ -371,14 +371,16 @@ class DiskTier:
                 self._failed += 1
                 self._host.abandon(slot)
 
-    def _copy(self, slot: int, parts: Sequence[memoryview]) -> int:
-        self._host.hold(slot)
-        at, payload = 0, self._host.memory.payload(slot)
-        for part in parts:
-            part[:] = payload[at : at + len(part)]
-            at += len(part)
-        self._host.let_go(slot, above=True)
-        return self._host.tokens_of(slot)
+    def _copy(self, slots: Sequence[int], blocks: Sequence[Sequence[memoryview]]) -> list[int]:
+        """Host slots to device blocks; tokens of each."""
+        self._host.hold(*slots)
+        for slot, parts in zip(slots, blocks, strict=True):
+            at, payload = 0, self._host.memory.payload(slot)
+            for part in parts:
+                part[:] = payload[at : at + len(part)]
+                at += len(part)
+        self._host.let_go(*slots, above=True)
+        return [self._host.tokens_of(slot) for slot in slots]
 
     def _forget(self, keys: Iterable[bytes]) -> None:
         for key in keys:

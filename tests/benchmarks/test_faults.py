@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 from collections.abc import Callable
 
 import pytest
@@ -113,6 +115,47 @@ async def test_what_is_lost_or_wrong_counts(monkeypatch: pytest.MonkeyPatch) -> 
         await crowd.talk(tally)
         assert (tally.replies, tally.lost, tally.wrong) in ((2, 0, 1), (2, 2, 0))
         assert tally.notes
+
+
+def test_a_row_that_cannot_go_on_is_wrong_and_those_behind_it_are_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def breaks(tries: int, seed: int) -> Tally:
+        raise RuntimeError("an undisturbed server failed")
+
+    async def found(tries: int, seed: int) -> Tally:
+        return Tally("made up", tries=tries)
+
+    monkeypatch.setitem(bench.ROWS, "kill", (10, breaks))
+    monkeypatch.setitem(bench.ROWS, "stop", (10, found))
+    assert bench.main(["--only", "kill", "stop", "--tries", "2"]) == 1
+    told = json.loads("{" + capsys.readouterr().out.partition("{")[2])["faults"]
+    assert [(row["tries"], row["wrong"]) for row in told] == [(0, 1), (2, 0)]
+    assert "an undisturbed server failed" in told[0]["notes"][0]
+
+
+async def test_a_server_is_killed_after_it_was_heard_or_early_and_never_too_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crowd = engine_faults.Crowd(None, [])  # type: ignore[arg-type]
+    talking = asyncio.Event()
+
+    async def talk(tally: Tally) -> None:
+        await talking.wait()
+
+    monkeypatch.setattr(crowd, "talk", talk)
+    monkeypatch.setattr(tier_faults, "EARLY", 1.0)
+    lives = tier_faults.Lives(crowd, Tally("made up"), random.Random(0))
+    for _ in range(3):
+        waiting = asyncio.create_task(lives.until_killed())
+        done, _ = await asyncio.wait({waiting}, timeout=0.1)
+        assert not done, "killed before anything was heard of it"
+        crowd.stirred.set()
+        await waiting
+        for _ in range(tier_faults.MOST_EARLY):
+            await lives.until_killed()  # nothing is heard of these
+    talking.set()
+    await lives.last()
 
 
 def test_the_table_and_the_exit_code(

@@ -272,3 +272,23 @@ def test_calls_from_two_threads_do_not_disturb_each_other(monkeypatch) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("size", [8, 24, 13, 1 << 17])
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_pieces_are_copied_and_nothing_beside_them_is_touched(size: int, count: int) -> None:
+    stride = size + 8 if size % 8 == 0 else size + 3
+    source = torch.randint(0, 256, (2 * count * stride,), dtype=torch.uint8)
+    order = np.random.default_rng(size).permutation(2 * count)
+    pieces = np.stack((order[:count] * stride, np.arange(count) * stride), axis=1).astype(np.int64)
+    expected = torch.full((count * stride,), 7, dtype=torch.uint8)
+    for begin, to in pieces.tolist():
+        expected[to : to + size] = source[begin : begin + size]
+    for kernels in BACKENDS.values():
+        target = torch.full_like(expected, 7)
+        kernels.copy_pieces(source, target, pieces, size)
+        assert torch.equal(target, expected)
+        back = torch.full_like(source, 7)
+        kernels.copy_pieces(target, back, pieces[:, ::-1], size)
+        for begin, to in pieces.tolist():
+            assert torch.equal(back[begin : begin + size], expected[to : to + size])

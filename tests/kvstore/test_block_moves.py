@@ -7,13 +7,21 @@ import os
 import pytest
 import torch
 
+from holdfast.kernels import reference
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.groups import KVGroup
 from holdfast.kvstore.moves import BlockMover
 from holdfast.kvstore.slots import SlotMemory, make_memory
 
+try:
+    from holdfast.kernels.cpu.backend import copy_pieces as fast
+except ImportError:  # without numba
+    fast = reference.copy_pieces
+
+COPY = {"cpu": fast}
 DEVICES = [
     "cpu",
+    "plain",
     pytest.param(
         "cuda",
         marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
@@ -28,12 +36,12 @@ def group(request: pytest.FixtureRequest) -> KVGroup:
 
 
 def parts(group: KVGroup, device: str, blocks: int = 6) -> tuple[DeviceArena, SlotMemory, BlockMover]:
-    arena = DeviceArena(group, blocks, device)
+    arena = DeviceArena(group, blocks, "cpu" if device == "plain" else device)
     arena.poison(range(blocks))
     fd = make_memory(1 << 20)
     memory = SlotMemory(fd, bytes(16), group.block_bytes)
     os.close(fd)
-    return arena, memory, BlockMover([arena], memory)
+    return arena, memory, BlockMover([arena], memory, COPY.get(device, reference.copy_pieces))
 
 
 def fill(arena: DeviceArena, block: int, tokens: int) -> bytes:
