@@ -130,7 +130,7 @@ class Run:
     async def _start(self) -> None:
         said = len(self.reader.ids)
         self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
-        self._resident = self._generation.state.computed
+        self._resident = self._sequence.found
 
     async def _outlive(self, fault: RuntimeFault) -> list[ReplyEvent]:
         """The engine is gone: go on with the next one, unless none comes in time or nobody waits."""

@@ -54,6 +54,8 @@ class LiveSequence:
         self.retracted = False  # since the last turn, tokens were computed ahead that did not stay
         self._ahead = False  # what is held was anticipated
         self._computed_before = 0  # KV there was before anything was
+        self.found = 0
+        """Tokens that had KV before any of the last generation's prompt was computed, in it or ahead of it."""
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
         self._generating = False
         self._unread = 1
@@ -127,15 +129,18 @@ class LiveSequence:
         tells how it ended.
         """
         async with self._verbs:
+            before = self._computed_before if self._ahead else len(ids)
             await self._brought(ids, whole=False)
             try:
-                return await self._generate(ids, sampling, limits, generated_from)
+                generation = await self._generate(ids, sampling, limits, generated_from)
             except (SequenceBusy, SequenceUnknown):  # it is not as we thought: begin again
                 if self.lost:
                     raise
                 await self.close()
                 await self._begin(ids, alone=self.suspicion.alone)
-                return await self._generate(ids, sampling, limits, generated_from)
+                generation = await self._generate(ids, sampling, limits, generated_from)
+            self.found = min(before, generation.state.computed)
+            return generation
 
     async def anticipate(self, ids: Ids, *, unless: Callable[[], bool], due: bool = False) -> None:
         """`bring`, for tokens of a turn that has not begun; not if one did while this waited for its place.

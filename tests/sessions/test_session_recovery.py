@@ -7,12 +7,13 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_link import ScriptedLink
+from scripted_link import Held, ScriptedLink
 from session_stage import END, LANGUAGE, ask, reciting, run, say, session_on, text_of, toks
 
 from holdfast.runtime.errors import EngineDied
 from holdfast.sessions.errors import EngineUnavailable, SequencePoisoned
 from holdfast.sessions.events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStatus
+from holdfast.sessions.items import Message
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.response import Response
 from holdfast.sessions.session import Session
@@ -62,6 +63,14 @@ async def rest(response: Response, events: list[ReplyEvent]) -> tuple[str, Reply
     return text_of(events), done
 
 
+async def opened(link: ScriptedLink) -> Held:
+    """The one sequence, as soon as there is one."""
+    while True:
+        for held in link.held.values():
+            return held
+        await asyncio.sleep(0)
+
+
 async def die_and_return(link: ScriptedLink, outside: bool = False) -> None:
     """The engine dies, the reader finds out, another one comes."""
     link.waiting.clear()
@@ -94,6 +103,25 @@ async def test_a_reply_goes_on_with_the_next_engine() -> None:
     assert usage.miss_reason is MissReason.ENGINE_RESTARTED
     after = await ask(session, "Again.")
     assert after.usage.miss_reason is None and after.usage.prefilled_tokens == after.usage.new_tokens
+
+
+@run
+async def test_what_was_computed_ahead_of_a_turn_is_of_its_cost_on_an_engine_that_died() -> None:
+    link = telling()
+    session = session_on(link)
+    session.expect(Message(id="item_1", role="user", text="Tell me."))
+    held = await opened(link)
+    held.computed = len(held.tokens)
+    session.expect(None)
+    session.history.insert(Message(id="item_1", role="user", text="Tell me."))
+    response = session.respond(TurnRequest.checked())
+    events = await until(response, 5, link)
+    back = asyncio.create_task(die_and_return(link))
+    _, done = await rest(response, events)
+    await back
+    usage = done.usage
+    assert held.computed > 1 and usage.prefilled_tokens == usage.new_tokens == usage.input_tokens
+    assert usage.recomputed_tokens > 0 and usage.miss_reason is MissReason.ENGINE_RESTARTED
 
 
 @run

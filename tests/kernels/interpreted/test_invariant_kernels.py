@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from holdfast.kernels import reference_attention
 from holdfast.kernels.batch import PagedBatch, lay_out
 from holdfast.kernels.gpu import configurations, products, stretches
 from holdfast.kernels.interface import Attention
 from holdfast.tests.kernels.interpreted.paged import paged, queries
+
+
+@pytest.fixture(autouse=True)
+def _rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile's product is summed in one order for all of its rows, as a GPU does; the interpreter leaves it to
+    a BLAS, some of which (on some CPUs) sum a row by its place in the tile.
+    """
+
+    def dot(_: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_options: Any) -> TensorHandle:
+        products = a.data.T[:, :, None].astype(d.data.dtype) * b.data[:, None, :]
+        return TensorHandle(np.add.reduce(products, axis=0) + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
 
 
 @pytest.mark.parametrize("bias", [False, True])
