@@ -4,8 +4,10 @@ Every reply of the toy is one call that a grammar forces (`harness/callers.py`),
 tokens, or 16,384. By turns on one server: `chat.run`, which sends what tools answer and is told in brief, and
 `response.create{conversation: "none", input: [all]}`, a stateless client's way with the standard's events, on
 the same engine with the same grammar and prefix cache. Steps after the first are compared, in which both find
-all but the new tokens computed. Then, with an engine that notes when it sampled a call's closing brace: how
-long until the client has begun to run it.
+all but the new tokens computed; of a step's time the engine says how much it computed (the same tokens on both
+ways) and for how long it had nothing to compute between two steps; the rest is everybody else's.
+Then, with an engine that notes when it sampled a call's closing brace: how long until the client has begun to
+run it.
 """
 
 from __future__ import annotations
@@ -32,12 +34,15 @@ from holdfast.sdk.transport import WebSocketTransport, dial
 from .harness.callers import Caller
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .harness.rounds import ratio
-from .harness.servers import Server, run_seconds, server
+from .harness.servers import Server, engine_statistics, run_seconds, server
 from .harness.stamped_child import program
 from .report import Goal, show, summary, table
 
 HISTORIES, STEPS = (4096, 16384), 25
 WAYS = ("session", "resent")
+COMPUTE, BETWEEN = ("t_launch", "t_device"), ("t_gap",)
+ENGINE = (*COMPUTE, *BETWEEN, "steps")
+"""What the engine tells of its steps."""
 
 
 @dataclass(slots=True)
@@ -48,12 +53,17 @@ class Loop:
     wire_bytes: int = 0
     sent_bytes: int = 0
     gateway_seconds: float = 0.0
+    engine: dict[str, float] = field(default_factory=dict)
     prompts: list[int] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
         """How many."""
         return len(self.step_seconds)
+
+    def part(self, *names: str) -> float:
+        """Milliseconds a step of what the engine tells by these names."""
+        return 1000 * sum(self.engine[name] for name in names) / self.steps
 
 
 class Counted:
@@ -130,12 +140,13 @@ def _loops(caller: Caller, options: Options, history: int, steps: int) -> dict[s
 async def _loop(running: Server, way: str, caller: Caller, told: str, steps: int) -> Loop:
     async with _session(running.url, caller) as (chat, counted):
         loop = Loop()
-        meter = _Meter(loop, counted, running.gateway)
+        meter = _Meter(loop, counted, running)
         if way == "session":
             limits = RunLimits(steps=steps, calls=None)
             await chat.run(told, limits=limits, trace=[meter.told], hint_seconds=None).done()
         else:
             await _resend(chat, told, steps, caller, meter)
+        meter.over()
         return loop
 
 
@@ -163,11 +174,12 @@ def _plain(call: Any) -> AnyItem:
 class _Meter:
     """Reads bytes, CPU and time at the end of each response."""
 
-    def __init__(self, loop: Loop, counted: Counted, gateway: int) -> None:
+    def __init__(self, loop: Loop, counted: Counted, running: Server) -> None:
         self._loop = loop
         self._counted = counted
-        self._gateway = gateway
+        self._running = running
         self._first: tuple[int, int, float] | None = None
+        self._engine: dict[str, float] = {}
         self._before = 0.0
 
     def told(self, event: RunEvent) -> None:
@@ -179,7 +191,9 @@ class _Meter:
         """A response is over."""
         if not finished.calls or finished.usage is None or finished.kv is None:
             raise CannotMeasure(f"a reply is no call but {finished.text!r}, {finished.status}")
-        now, spent = time.perf_counter(), run_seconds(self._gateway)
+        if self._first is None:
+            self._engine = engine_statistics(self._running.url)
+        now, spent = time.perf_counter(), run_seconds(self._running.gateway)
         carried, sent = self._counted.bytes, self._counted.sent
         loop = self._loop
         loop.prompts.append(finished.usage.input_tokens)
@@ -190,6 +204,11 @@ class _Meter:
             loop.wire_bytes, loop.sent_bytes = carried - self._first[0], sent - self._first[1]
             loop.gateway_seconds = spent - self._first[2]
         self._before = time.perf_counter()
+
+    def over(self) -> None:
+        """The loop is: what its engine did since the first response."""
+        now = engine_statistics(self._running.url)
+        self._loop.engine = {name: now[name] - self._engine[name] for name in ENGINE}
 
 
 @asynccontextmanager
@@ -253,10 +272,15 @@ def _figures(name: str, loops: dict[str, list[Loop]]) -> tuple[dict[str, Any], l
             one["kilobytes_sent"]["median"],
             one["gateway_ms"]["median"],
             one["step_ms"]["median"],
+            one["engine_steps"]["median"],
+            one["computing_ms"]["median"],
+            one["between_ms"]["median"],
+            one["rest_ms"]["median"],
         ]
         for way, one in told.items()
     ]
-    table(f"{name}, per step", ["", "kB on the wire", "of these sent", "gateway CPU ms", "ms"], rows)
+    heads = ["", "kB on the wire", "of these sent", "gateway CPU ms", "ms"]
+    table(f"{name}, per step", [*heads, "engine steps", "computing", "between", "rest"], rows)
     figures: dict[str, Any] = {**told, "prompts": ours[0].prompts, "ratio": shares}
     goals = [
         Goal(f"{name}: less bytes", 1 - shares["bytes"], "x", 0.9, "higher"),
@@ -272,4 +296,10 @@ def _of_way(loops: list[Loop]) -> dict[str, Any]:
         "kilobytes_sent": summary(loop.sent_bytes / loop.steps / 1000 for loop in loops),
         "gateway_ms": summary(1000 * loop.gateway_seconds / loop.steps for loop in loops),
         "step_ms": summary(1000 * sum(loop.step_seconds) / loop.steps for loop in loops),
+        "engine_steps": summary(loop.engine["steps"] / loop.steps for loop in loops),
+        "computing_ms": summary(loop.part(*COMPUTE) for loop in loops),
+        "between_ms": summary(loop.part(*BETWEEN) for loop in loops),
+        "rest_ms": summary(
+            1000 * sum(loop.step_seconds) / loop.steps - loop.part(*COMPUTE, *BETWEEN) for loop in loops
+        ),
     }

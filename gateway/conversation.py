@@ -117,6 +117,10 @@ class Conversation:
         """The `error` event for an event that was refused, or for a frame that is none."""
         return server.ErrorEvent(event_id=self.event_id(), error=error_details(error, event_id))
 
+    def brief(self, response_id: str) -> bool:
+        """Whether each thing of a running response is told once."""
+        return self._live[response_id].brief
+
     def reply(self, response_id: str, event: ReplyEvent) -> list[server.ServerEvent]:
         """What a running response tells, as server events."""
         live = self._live[response_id]

@@ -338,7 +338,8 @@ class LiveSession:
             self.feed.begin_reply()
         try:
             note = self.conversation.note(start.response_id)
-            response = self.session.respond(start.request, start.response_id, note)
+            brief = self.conversation.brief(start.response_id)
+            response = self.session.respond(start.request, start.response_id, note, whole_calls=brief)
         except SessionError as error:
             self.feed.post(self.conversation.failed(start.response_id, error), lane)
             return

@@ -50,12 +50,29 @@ class Serving:
     engine: ChildEngine
 
 
+TICK_SECONDS = 1.0
+"""Between two looks at the clock, for the date that answers carry."""
+
+
 class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handling; says when it listens."""
+    """Uvicorn without its own signal handling; says when it listens, and is told when to leave."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """Close what is open and end."""
+        self.should_exit = True
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        """Until it is told to leave. Uvicorn's own looks ten times a second whether it was."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._leaving.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -176,7 +193,7 @@ async def _listening(service: Service, sock: socket.socket) -> AsyncIterator[str
         yield _url(sock)
     finally:
         listening.cancel()
-        server.should_exit = True
+        server.leave()
         await running
 
 

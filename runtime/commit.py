@@ -64,11 +64,14 @@ class Committer:
 
     def end(self, sequence: Sequence) -> Work | None:
         """End a turn, for whatever reason; the sequence keeps what is computed and is idle."""
+        read = sequence.turn is not None and sequence.computed >= sequence.turn.prompt
         work = sequence.end()
         self._paging.trim(sequence)
         self._paging.settle(sequence)
         self._leases.cover(sequence)
         self._roster.rest(sequence)
+        if read:
+            self._roster.defer(sequence)
         self._shelving.rest(sequence)
         self._counters.turns += 1
         return work

@@ -121,6 +121,11 @@ class Roster:
             self.waiting.remove(sequence)
         self.touch(sequence)
 
+    def defer(self, sequence: Sequence) -> None:
+        """What an idle sequence has to do is computed when it is used again: a few tokens that its turn said
+        last would cost a whole pass over its KV, and keep the turn waiting that follows at once."""
+        self.prefill.pop(sequence.id, None)
+
     def close(self, sequence: Sequence) -> None:
         """Forget a sequence, whatever it does."""
         if sequence.turn is not None:

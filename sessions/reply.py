@@ -34,7 +34,8 @@ class ReplyReader:
     (``ended``); ``logprobs``: where they were asked for, one for each of them. ``matched``: a stop string was
     found; the last of ``ids`` completes it, and later ones were not taken. ``halted``: the last of ``ids`` is
     one of ``stop_ids``, which has no text. Stop strings are looked for from ``min_tokens`` ids on. ``new_id``
-    names what is begun; ``forms``: how calls and reasoning are written.
+    names what is begun; ``forms``: how calls and reasoning are written. ``whole_calls``: a call's arguments are
+    told when it is over, and not while they come.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class ReplyReader:
         min_tokens: int = 0,
         new_id: Callable[[str], str] = new_id,
         forms: Forms = HERMES,
+        whole_calls: bool = False,
     ) -> None:
         self._new_id = new_id
+        self._whole_calls = whole_calls
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.ended = False
@@ -153,7 +156,8 @@ class ReplyReader:
                 case CallArguments():
                     started, deltas = self._begun_call()
                     deltas.append(piece.delta)
-                    yield ArgumentsDelta(started.item_id, started.call_id, piece.delta)
+                    if not self._whole_calls:
+                        yield ArgumentsDelta(started.item_id, started.call_id, piece.delta)
                 case CallClosed():
                     self._scores.clear()
                     yield self._end_call(piece.complete)

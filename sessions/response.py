@@ -61,6 +61,7 @@ class Response:
 
     One that was interrupted goes on from ``placed`` and the ids it had ``said``, with their ``logprobs`` where
     it tells them, and tells all again; its items' ids follow from its own, so that they stay the same.
+    ``whole_calls``: a call's arguments are told when it is over, and not while they come.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Response:
         said: Ids = NONE,
         logprobs: Sequence[TokenLogprob] = (),
         cut: tuple[str, int] | None = None,
+        whole_calls: bool = False,
     ) -> None:
+        self._whole_calls = whole_calls
         self.id = response_id or new_id("resp")
         self._branch = branch
         self._ended = ended
@@ -217,7 +220,8 @@ class Response:
         self._new_tokens = len(said.prompt) + self._pending(said)
         self._restarted = branch.sequence.lost
         end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)
-        reader = reader_of(self.id, self._request, branch.language, end_ids)
+        whole = self._whole_calls
+        reader = reader_of(self.id, self._request, branch.language, end_ids, whole_calls=whole)
         stop_ids = tuple(sorted(end_ids.union(self._request.stop_ids)))
         run = Run(
             self._sequence,

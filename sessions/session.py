@@ -71,16 +71,25 @@ class Session:
         self._responses: list[Response] = []
         self._closed = False
 
-    def respond(self, request: TurnRequest, response_id: str | None = None, note: bytes = b"") -> Response:
+    def respond(
+        self,
+        request: TurnRequest,
+        response_id: str | None = None,
+        note: bytes = b"",
+        *,
+        whole_calls: bool = False,
+    ) -> Response:
         """Begin a turn: what it puts before the model is settled now, its events are read from the
-        response. ``note`` is kept with it in the journal.
+        response. ``note`` is kept with it in the journal. ``whole_calls``: nobody wants arguments as they come.
 
         Raises ``ConversationBusy`` while another one writes the conversation; out-of-band ones may run
         beside it. Raises ``TurnLimit`` where the tenant has as many running as it may.
         """
         self._check_open()
         self._tenant.check_turns()
-        response = Response(self._branch, request, response_id, ended=self._anticipation.resume)
+        response = Response(
+            self._branch, request, response_id, ended=self._anticipation.resume, whole_calls=whole_calls
+        )
         form = request_form(request) if response.writes else {}
         if response.writes:
             self._waits.returns(self.id)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 from .options import CannotMeasure
 from .workers import environment
@@ -60,6 +61,14 @@ def run_seconds(pid: int) -> float:
     """Time its threads have run so far, to the nanosecond; of threads that ended nothing."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def engine_statistics(url: str) -> dict[str, float]:
+    """What the engine of the server at ``url`` has counted so far, by the names of its `statistics()`."""
+    with urlopen(f"{url}/metrics") as answer:
+        told = answer.read().decode()
+    found = re.findall(r"^holdfast_engine_(\w+?)(?:_total)? (\S+)$", told, re.MULTILINE)
+    return {name: float(value) for name, value in found}
 
 
 def memory_bytes(pid: int) -> dict[str, int]:

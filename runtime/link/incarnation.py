@@ -37,7 +37,7 @@ class Lateness:
         self._own = self._all = self._waited = 0.0
 
     def tick(self, waited: float, *, overdue: bool) -> None:
-        """``waited``: seconds that the device thread has waited for a core so far."""
+        """``waited``: seconds that the device thread has waited for a core so far; asked of a late one only."""
         starved, self._waited = min(TICK, max(0.0, waited - self._waited)), waited
         self._own, self._all = (self._own + TICK - starved, self._all + TICK) if overdue else (0.0, 0.0)
 
@@ -75,7 +75,8 @@ class Incarnation:
                 began = time.monotonic()
                 await asyncio.wait({lost}, timeout=TICK)
                 punctual = time.monotonic() - began < 2 * TICK  # else it may have been our turn to be late
-                late.tick(waited_of(self.pid), overdue=bool(self.wire.overdue) and punctual)
+                overdue = bool(self.wire.overdue) and punctual
+                late.tick(waited_of(self.pid) if overdue else 0.0, overdue=overdue)
                 if late.over and not lost.done():
                     await self._give_up()
         finally:

@@ -256,9 +256,14 @@ def error_of(fault: Fault | None) -> SessionError:
 
 
 def reader_of(
-    response: str, request: TurnRequest, language: Language, end_ids: frozenset[int]
+    response: str,
+    request: TurnRequest,
+    language: Language,
+    end_ids: frozenset[int],
+    *,
+    whole_calls: bool = False,
 ) -> ReplyReader:
-    """What reads a response's ids; its items get the same ids whenever it is read."""
+    """What reads a response's ids; its items get the same ids whenever it is read. ``whole_calls`` as there."""
     begun = 0
 
     def next_id(prefix: str) -> str:
@@ -275,6 +280,7 @@ def reader_of(
         min_tokens=request.min_output_tokens,
         new_id=next_id,
         forms=language.forms,
+        whole_calls=whole_calls,
     )
 
 

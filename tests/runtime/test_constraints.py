@@ -95,6 +95,23 @@ def test_a_reply_follows_its_grammar_and_ends_where_nothing_may_follow(depth: in
 
 
 @DEPTHS
+def test_what_must_come_last_is_computed_with_what_comes_next(depth: int) -> None:
+    here = Stage(depth)
+    here.begin(0, "5 9 4 1")  # three follow the last choice
+    here.run()
+    length = here.end(0).length
+    pending, counters = here.end(0).work.pending, here.engine.scheduler.counters
+    assert pending == 4 and here.end(0).finish is Finish.STOP
+    assert counters.computed == length - pending, "no step for a few tokens that nobody waits for"
+    steps = counters.steps
+    here.engine.apply(Generate(0, 0, Sampling(), Limits(1, (END,)), 0, [40, 41]))
+    here.run()
+    assert here.end(0).work.prefilled == pending + 2 and counters.computed == length + 2
+    assert counters.steps - steps <= 2, "one step for both, and its moves"
+    assert here.end(0).length == length + 3
+
+
+@DEPTHS
 @pytest.mark.parametrize("text", ["5 9 3", "5 9 3 2", "6 9 9 8", "5 9 4 1"])
 def test_what_must_come_is_said_without_being_drawn(depth: int, text: str) -> None:
     step, count, run, *first = map(int, text.split())

@@ -88,6 +88,21 @@ def test_events_tell_exactly_the_items(said: list[str], cuts: list[int]) -> None
     assert order == [item.id for item in reading.items()]
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6))
+def test_whole_calls_are_told_without_their_pieces_and_all_else_as_ever(
+    said: list[str], cuts: list[int]
+) -> None:
+    rows = rows_of([*ids(NAME, "".join(said)), END], cuts)
+    names = iter(range(100)), iter(range(100))
+    whole, pieces = (
+        reader(new_id=lambda kind, count=count: f"{kind}{next(count)}", whole_calls=at == 0)
+        for at, count in enumerate(names)
+    )
+    expected = [event for event in told(pieces, rows) if not isinstance(event, ArgumentsDelta)]
+    assert told(whole, rows) == expected and whole.items() == pieces.items()
+
+
 def test_nothing_after_the_end_token_counts() -> None:
     reading = reader()
     told(reading, [[*ids(NAME, "one"), END, *ids(NAME, "two")]])
