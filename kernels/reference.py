@@ -196,6 +196,6 @@ def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -
 
 def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
     """Copy ``size`` bytes from ``pieces[:, 0]`` on in ``source`` to ``pieces[:, 1]`` on in ``target``."""
-    here, there = memoryview(source.numpy()), memoryview(target.numpy())
+    here, there = source.numpy(), target.numpy()
     for begin, to in pieces.tolist():  # plain memcpy: torch would share each piece out over its threads
         there[to : to + size] = here[begin : begin + size]
