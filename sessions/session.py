@@ -71,6 +71,10 @@ class Session:
         self._responses: list[Response] = []
         self._closed = False
 
+    def check_turns(self) -> None:
+        """Raises ``TurnLimit`` where the tenant has as many replies running as it may."""
+        self._tenant.check_turns()
+
     def respond(self, request: TurnRequest, response_id: str | None = None, note: bytes = b"") -> Response:
         """Begin a turn: what it puts before the model is settled now, its events are read from the
         response. ``note`` is kept with it in the journal.
@@ -79,7 +83,7 @@ class Session:
         beside it. Raises ``TurnLimit`` where the tenant has as many running as it may.
         """
         self._check_open()
-        self._tenant.check_turns()
+        self.check_turns()
         response = Response(self._branch, request, response_id, ended=self._anticipation.resume)
         form = request_form(request) if response.writes else {}
         if response.writes:
