@@ -7,7 +7,7 @@ effect: whoever owns the loop starts it, and feeds what it tells back through `r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -58,12 +58,14 @@ class Conversation:
         parallel_responses: int = PARALLEL_RESPONSES,
         vocab_size: int | None = None,
         conversation_id: str | None = None,
+        admit: Callable[[], None] = lambda: None,
     ) -> None:
         self._initial = session
         self._session = session
         self._history = history
         self._ids = ids
         self._parallel_responses = parallel_responses
+        self._admit = admit  # raises where no further response may run
         self._vocab_size = vocab_size  # None: the engine alone refuses ids beyond it
         self._numbers = itertools.count(1)
         self._live: dict[str, LiveResponse] = {}
@@ -250,8 +252,11 @@ class Conversation:
             raise FieldInvalid("A response out of band has no items but `input`", "items", event.event_id)
         if self._writer() is not None:
             raise ConversationBusy(_BUSY)
-        items, added = [item_of(item, self._ids) for item in event.items], list[Send]()
-        inserted = 0
+        return self._begin_with([item_of(item, self._ids) for item in event.items], event)
+
+    def _begin_with(self, items: Sequence[Item], event: client.ResponseCreate) -> list[Effect]:
+        """Items at the conversation's end and the response to them: where one is refused, none of them stay."""
+        added, inserted = list[Send](), 0
         try:
             for item in items:
                 added += self._insert(item, None)
@@ -261,7 +266,7 @@ class Conversation:
             for item in reversed(items[:inserted]):
                 self._history.delete(item.id)
             raise
-        return [start] if _brief(params) else [*added, start]
+        return [start] if _brief(event.response) else [*added, start]
 
     def _create_response(self, event: client.ResponseCreate) -> Effect:
         params = event.response or ResponseParams()
@@ -270,6 +275,7 @@ class Conversation:
             raise ConversationBusy(_BUSY)
         if len(self._live) >= self._parallel_responses:
             raise TooManyResponses(f"At most {self._parallel_responses} responses run at once")
+        self._admit()
         response_id = self._ids("resp")
         seed = seed_of(response_id)
         with under("response"):
@@ -299,8 +305,7 @@ class Conversation:
     def check_steer(self, event: ResponseSteer) -> str | None:
         """The response that has to end before this is served; None where none runs. Raises if it cannot."""
         writer = self._writer()
-        for item in event.input:
-            checked_item(item_of(item, new_id))
+        self._check_items([item_of(item, new_id) for item in event.input])
         params = event.response or ResponseParams()
         if params.conversation == "none":
             raise FieldInvalid(
@@ -318,12 +323,21 @@ class Conversation:
         if self._writer() is not None:
             raise ConversationBusy("The conversation has another active response: wait for it or cancel it")
         items = [item_of(item, self._ids) for item in event.input]
+        return self._begin_with(
+            items, client.ResponseCreate(event_id=event.event_id, response=event.response)
+        )
+
+    def _check_items(self, items: Sequence[Item]) -> None:
+        """Whether these may stand at the end, one after the other, a running reply before them."""
+        writer, known = self._writer(), self._history.items()
+        taken = {ROOT, *(() if writer is None else writer.item_ids)}
         for number, item in enumerate(items):
-            if item.id in self._history or any(item.id == other.id for other in items[:number]):
+            checked_item(item)
+            if item.id in self._history or item.id in taken:
                 raise ItemExists(f"An item with id {item.id!r} is already there", param="input")
-        added = [send for item in items for send in self._insert(item, None)]
-        start = self._create_response(client.ResponseCreate(event_id=event.event_id, response=event.response))
-        return [*([] if _brief(event.response) else added), start]
+            taken.add(item.id)
+            if isinstance(item, FunctionCallOutput):
+                check_answer(item, (*known, *items[:number]), () if writer is None else writer.call_ids)
 
     # --- a conversation opened again ---
 

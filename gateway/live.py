@@ -94,6 +94,7 @@ class LiveSession:
             parallel_responses=limits.parallel_responses,
             vocab_size=vocab_size,
             conversation_id=birth.conversation,
+            admit=session.check_turns,
         )
         self.feed = Feed(limits, replies, lambda: session.handles.current)
         self._verbs = Verbs(session, self.conversation, self._acknowledge)
@@ -333,16 +334,16 @@ class LiveSession:
 
     def _start(self, start: StartResponse) -> None:
         """What the response puts before the model is settled here, before any later event is served."""
-        lane = start.response_id if start.request.out_of_band else WRITER
-        if lane == WRITER:
-            self.feed.begin_reply()
         try:
             note = self.conversation.note(start.response_id)
             brief = self.conversation.brief(start.response_id)
             response = self.session.respond(start.request, start.response_id, note, whole_calls=brief)
-        except SessionError as error:
-            self.feed.post(self.conversation.failed(start.response_id, error), lane)
+        except SessionError as error:  # the journal knows no such reply, so none may be counted
+            self.feed.post(self.conversation.failed(start.response_id, error))
             return
+        lane = start.response_id if start.request.out_of_band else WRITER
+        if lane == WRITER:
+            self.feed.begin_reply()
         self._run(response, lane)
 
     def _run(self, response: Response, lane: str) -> None:

@@ -6,7 +6,8 @@ Opens, resumes, and puts away what nobody comes back to. Knows leases and owners
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import asdict
@@ -19,6 +20,8 @@ from ..sessions.family import Member
 from ..sessions.items import new_id
 from .live import Birth, LiveSession
 from .settings import Limits
+
+_T = TypeVar("_T")
 
 
 class Holder(Protocol):
@@ -40,6 +43,7 @@ class Registry:
         self._holders: dict[str, Holder] = {}
         self._leases: dict[str, asyncio.TimerHandle] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._works: set[asyncio.Future[Any]] = set()
         self._closing = False
 
     def __len__(self) -> int:
@@ -104,6 +108,9 @@ class Registry:
 
         Raises what ``SessionBook.fork`` does.
         """
+        return await self._whole(self._forked(live, children, at))
+
+    async def _forked(self, live: LiveSession, children: int, at: str | None) -> list[LiveSession]:
         await self.make_room(self._book.salt_of(live.id), children)
         births = [live.birth_of_child() for _ in range(children)]
         sessions = await self._book.fork(live.id, [msgspec.msgpack.encode(birth) for birth in births], at)
@@ -127,7 +134,10 @@ class Registry:
 
     async def prune(self, session_id: str, target: str) -> None:
         """End a session of this one's tree and forget it. Raises what ``SessionBook.check_pruned`` does."""
-        await self._book.check_pruned(session_id, target)
+        number = await self._book.check_pruned(session_id, target)
+        await self._whole(self._pruned(target, number))
+
+    async def _pruned(self, target: str, number: int | None) -> None:
         live, holder = self._live.pop(target, None), self._holders.pop(target, None)
         if (lease := self._leases.pop(target, None)) is not None:
             lease.cancel()
@@ -135,7 +145,14 @@ class Registry:
             holder.moved()
         if live is not None:
             await self._book.close(target, settle=live.aclose)
-        await self._book.forget(session_id, target)
+        self._book.forget(number)
+
+    async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
+        """Work on several sessions, to its end: the one that asked may be pruned meanwhile."""
+        task = asyncio.ensure_future(work)
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
+        return await asyncio.shield(task)
 
     def left(self, live: LiveSession, holder: Holder) -> None:
         """The socket is gone. A client that can come back has its lease to do so."""
@@ -160,6 +177,7 @@ class Registry:
     async def aclose(self) -> None:
         """Put all away."""
         self.stop()
+        await asyncio.gather(*self._works, return_exceptions=True)
         for live in self.live():
             self._put_away(live)
         await asyncio.gather(*self._leaving)

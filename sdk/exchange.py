@@ -124,12 +124,12 @@ class Exchange:
     async def send(self, event: ClientEvent) -> str:
         """Send one event, with an id if it has none; returns its id. Raises `ConnectionLost`."""
         event_id = event.event_id or f"{self._prefix}_{next(self._numbers)}"
+        frame = codec.encode(msgspec.structs.replace(event, event_id=event_id))  # before it counts as asked
         if isinstance(event, ResponseCancel):
             self._cancels.add(event_id)
             self._ending.update([event.response_id] if isinstance(event.response_id, str) else [])
         elif isinstance(event, ResponseCreate | ResponseSteer):
             self._asked.append(event_id)
-        frame = codec.encode(msgspec.structs.replace(event, event_id=event_id))
         transport = self._transport
         if self._back is not None:
             self._back.sent(event_id, frame)

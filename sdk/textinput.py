@@ -43,7 +43,7 @@ class TextInput:
     async def replace(self, start: int, text: str) -> None:
         """Take back what stands from character `start` on, and put `text` there."""
         self._check()
-        if start > len(self.text):
+        if not 0 <= start <= len(self.text):
             raise IndexError(f"{len(self.text)} characters were sent, none at {start}")
         await self._exchange.send(TextReplace(start=start, text=text))
         self.text = self.text[:start] + text

@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from .asking import in_brief
-from .errors import SDKError, ToolRoundsExceeded
+from .errors import ToolRoundsExceeded
 from .exchange import Exchange
 from .frames.client import ItemCreate, ResponseCreate
 from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem
@@ -80,7 +80,7 @@ class Turn:
                     if isinstance(event, TextDelta):
                         return event.delta
                 await self._round_ended()
-        except SDKError:
+        except Exception:
             self._over = True
             raise
         except anyio.get_cancelled_exc_class():

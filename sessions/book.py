@@ -123,19 +123,22 @@ class SessionBook:
         self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
         session.log.rewrite(self._records[session_id])
 
-    async def check_pruned(self, session_id: str, target: str) -> None:
-        """Raises ``MemberUnknown``, ``PruneInvalid``, and what `family` does."""
-        check_pruned(target, session_id, await self.family(session_id))
+    async def check_pruned(self, session_id: str, target: str) -> int | None:
+        """Where the journal has ``target``, for `forget`; None where it has not.
 
-    async def forget(self, session_id: str, target: str) -> None:
-        """Forget a session of this one's family that is not open: its handles open nothing any more.
-
-        Of what it shares with others nothing is lost to these. Raises what `family` does.
+        Raises ``MemberUnknown``, ``PruneInvalid``, and what `family` does.
         """
-        assert target not in self._sessions, "it is closed first"
-        for number, record in await self._kept_family(session_id):
-            if record.id == target and self.journal is not None:
-                self.journal.put([Drop(number)])
+        check_pruned(target, session_id, await self.family(session_id))
+        places = {record.id: number for number, record in await self._kept_family(session_id)}
+        return places.get(target)
+
+    def forget(self, number: int | None) -> None:
+        """Forget a session that is not open: its handles open nothing any more.
+
+        Of what it shares with others nothing is lost to these.
+        """
+        if number is not None and self.journal is not None:
+            self.journal.put([Drop(number)])
 
     def get(self, session_id: str) -> Session:
         """The open session with this id. Raises ``SessionUnknown``."""

@@ -71,6 +71,10 @@ class Session:
         self._responses: list[Response] = []
         self._closed = False
 
+    def check_turns(self) -> None:
+        """Raises ``TurnLimit`` where the tenant has as many replies running as it may."""
+        self._tenant.check_turns()
+
     def respond(
         self,
         request: TurnRequest,
@@ -86,7 +90,7 @@ class Session:
         beside it. Raises ``TurnLimit`` where the tenant has as many running as it may.
         """
         self._check_open()
-        self._tenant.check_turns()
+        self.check_turns()
         response = Response(
             self._branch, request, response_id, ended=self._anticipation.resume, whole_calls=whole_calls
         )

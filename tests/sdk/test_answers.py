@@ -159,6 +159,19 @@ async def test_a_refused_turn_takes_its_message_back() -> None:
         assert await chat.say("Hi").text() == "Still here"
 
 
+async def test_what_cannot_be_sent_is_not_waited_for() -> None:
+    async with chatting(Script(["Fine"])) as chat:
+        for turn in (chat.say("half a character: \ud83d"), chat.steer("\ud83d")):
+            with pytest.raises(UnicodeEncodeError):
+                await turn.text()
+        text = chat.input()
+        await text.append("typed")
+        with pytest.raises(IndexError):
+            await text.replace(-1, "")
+        assert text.text == "typed"
+        assert await chat.say("Hi").text() == "Fine"
+
+
 async def test_a_refused_round_takes_the_tools_answers_back() -> None:
     def page() -> str:
         return "a very long page"

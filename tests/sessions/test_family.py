@@ -30,10 +30,10 @@ async def grown(book: SessionBook) -> list[Session]:
 
 async def prune(book: SessionBook, asking: Session, target: str) -> None:
     """As the registry does it."""
-    await book.check_pruned(asking.id, target)
+    place = await book.check_pruned(asking.id, target)
     if any(member.id == target and member.open for member in await book.family(asking.id)):
         await book.close(target)
-    await book.forget(asking.id, target)
+    book.forget(place)
 
 
 @run
