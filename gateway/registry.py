@@ -145,7 +145,7 @@ class Registry:
             holder.moved()
         if live is not None:
             await self._book.close(target, settle=live.aclose)
-        self._book.forget(number)
+        await self._book.forget(target, number)
 
     async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
         """Work on several sessions, to its end: the one that asked may be pruned meanwhile."""

@@ -62,6 +62,7 @@ class SessionBook:
         self._records: dict[str, SessionRecord] = {}
         self._by_handle: dict[bytes, Session] = {}
         self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
+        self._closing: dict[str, asyncio.Event] = {}  # the same, by id
         self._reopening = asyncio.Lock()
         self._opened = self._reopened = 0
         self._tenants = Tenants(self.settings.tenants)
@@ -132,11 +133,13 @@ class SessionBook:
         places = {record.id: number for number, record in await self._kept_family(session_id)}
         return places.get(target)
 
-    def forget(self, number: int | None) -> None:
-        """Forget a session that is not open: its handles open nothing any more.
+    async def forget(self, target: str, number: int | None) -> None:
+        """Forget a session that is not open, when it has closed: its handles open nothing any more.
 
         Of what it shares with others nothing is lost to these.
         """
+        if (closing := self._closing.get(target)) is not None:
+            await closing.wait()  # what it still writes would stand behind its end
         if number is not None and self.journal is not None:
             self.journal.put([Drop(number)])
 
@@ -200,6 +203,7 @@ class SessionBook:
         left = asyncio.Event()
         leaving = dict.fromkeys(session.handles.digests(), left)
         self._leaving.update(leaving)
+        self._closing[session_id] = left
         try:
             if interrupt:
                 session.log.close()
@@ -208,6 +212,7 @@ class SessionBook:
             await session.aclose()
         finally:
             left.set()
+            del self._closing[session_id]
             for digest in leaving:
                 del self._leaving[digest]
 

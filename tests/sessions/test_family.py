@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -33,7 +34,7 @@ async def prune(book: SessionBook, asking: Session, target: str) -> None:
     place = await book.check_pruned(asking.id, target)
     if any(member.id == target and member.open for member in await book.family(asking.id)):
         await book.close(target)
-    book.forget(place)
+    await book.forget(target, place)
 
 
 @run
@@ -140,3 +141,29 @@ async def test_a_name_does_not_disturb_what_the_journal_counts() -> None:
             again = await book.resume(handle, b"me")
             assert isinstance(again, Reopened)
             assert [item.text for item in again.session.history.items()] == ["a", "one", "b", "two"]
+
+
+@run
+async def test_who_is_pruned_while_it_closes_leaves_nothing_behind_its_end() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, _, _ = await grown(book)
+            place = await book.check_pruned(first.id, left.id)
+            opened, order = asyncio.Event(), list[str]()
+
+            async def settle() -> None:
+                await opened.wait()
+                order.append("closed")
+
+            async def forget() -> None:
+                await book.forget(left.id, place)
+                order.append("forgotten")
+
+            closing = asyncio.create_task(book.close(left.id, settle=settle))
+            await asyncio.sleep(0)
+            forgetting = asyncio.create_task(forget())
+            for _ in range(9):
+                await asyncio.sleep(0)
+            opened.set()
+            await asyncio.gather(closing, forgetting)
+            assert order == ["closed", "forgotten"]
