@@ -132,7 +132,8 @@ async def _descend(chat: Chat, line: str, expected: str, console: Console) -> li
     if settled.tier != "disk" or kv is None or not kv.disk:
         wrong.append(f"nothing came back from disk: {settled.tier}, {kv}")
     elif kv.prefilled + kv.recomputed > kv.new:
-        wrong.append(f"after the disk {kv.prefilled + kv.recomputed} tokens were computed, {kv.new} are new")
+        computed = f"{kv.prefilled + kv.recomputed} tokens were computed, {kv.new} are new"
+        wrong.append(f"after the disk {computed} ({kv.miss_reason})")
     return wrong
 
 

@@ -1,7 +1,8 @@
 """What restoring and computing cost here, as measured: calibrated at the first start, kept with the store.
 
 Copying and computing are timed once per model, layout and machine; the disk is timed by the fetches that turns
-wait for, and until the first of them nothing is known of it. Kept beside the records they are about, so that
+wait for: its latency by the small ones, its rate by the large ones, and until the first large one nothing is
+known of it. Kept beside the records they are about, so that
 another model's never count. Knows runner and mover as callables; no policy (that is `restoring`).
 """
 
@@ -20,11 +21,14 @@ import numpy as np
 from .plan import BlockLoad, Plan, PlanRow, Runner
 from .restoring import Costs
 
-LAYOUT = 1
+LAYOUT = 2
 BLOCKS_COPIED = 32
 TOKENS_TIMED = 256
 HISTORY_TIMED = 1024
-WEIGHT = 0.25  # of the newest fetch in the running estimate
+WEIGHT = 0.25  # of the newest fetch in the running estimates
+LARGE_BYTES = 1 << 20  # a fetch of less tells how long an answer takes, not how fast bytes come
+MOST_LATENCY = 0.05  # a longer wait for a few bytes was for something else
+DOUBT = 1.05
 LEAST = 1e-12
 
 
@@ -39,6 +43,7 @@ class Measured(msgspec.Struct, frozen=True):
     token: Figure = 0.0
     history: Figure = 0.0
     fetch: Figure = 0.0
+    latency: Figure = 0.0
 
 
 class CostBook:
@@ -46,7 +51,7 @@ class CostBook:
 
     def __init__(self, path: Path | None, *, beside: bool = True) -> None:
         self._path = path
-        self._beside = beside
+        self.beside = beside
         self.measured = _read(path)
 
     @property
@@ -59,18 +64,35 @@ class CostBook:
         known = self.measured
         if not self.calibrated or not known.fetch:
             return None
-        return Costs(known.copy, known.fetch, 0.0, known.token, known.history, self._beside)
+        return Costs(known.copy, known.fetch, known.latency, known.token, known.history, self.beside)
 
     def calibrate(self, measured: Measured) -> None:
         """Take over, and keep, what a calibration found."""
-        self.measured = msgspec.structs.replace(measured, fetch=self.measured.fetch)
+        seen = self.measured
+        self.measured = msgspec.structs.replace(measured, fetch=seen.fetch, latency=seen.latency)
         self.save()
 
     def fetched(self, size: int, seconds: float) -> None:
         """A turn waited so long for so many bytes; its waiting for the disk to begin counts."""
-        rate, old = size / max(seconds, LEAST), self.measured.fetch
-        new = rate if not old else (1 - WEIGHT) * old + WEIGHT * rate
-        self.measured = msgspec.structs.replace(self.measured, fetch=new)
+        seconds = max(seconds, LEAST)
+        known = self.measured
+        if size < LARGE_BYTES:
+            latency = _blended(known.latency, min(seconds, MOST_LATENCY))
+            self.measured = msgspec.structs.replace(known, latency=latency)
+            return
+        rate = size / max(seconds - known.latency, seconds / 2)
+        self.measured = msgspec.structs.replace(known, fetch=_blended(known.fetch, rate))
+
+    def passed_over(self) -> None:
+        """A turn is computed for what the disk is believed to cost, and its wait, if any, tells nothing of it.
+
+        What is not tried is not seen to have changed, or to have been a stall: each such turn makes the belief
+        a little better, until one tries again.
+        """
+        known = self.measured
+        self.measured = msgspec.structs.replace(
+            known, fetch=known.fetch * DOUBT, latency=known.latency / DOUBT
+        )
 
     def save(self) -> None:
         """Keep it; a full or missing disk goes without."""
@@ -121,6 +143,10 @@ def measure(
     history = max(0.0, later - fresh) / before
     token = max(LEAST, fresh - history * chunk / 2)
     return Measured(LAYOUT, count * block_bytes / copying, token, history)
+
+
+def _blended(old: float, new: float) -> float:
+    return (1 - WEIGHT) * old + WEIGHT * new if old else new
 
 
 def _read(path: Path | None) -> Measured:

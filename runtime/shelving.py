@@ -173,6 +173,8 @@ class Shelving:
         held = Held(first * size, tuple(on_disk), size, tier.memory.block_bytes)
         count = blocks_to_compute(held, costs)
         sequence.chosen = count * size
+        if any(on_disk[:count]) and not (costs.beside and any(on_disk[count:])):
+            self.costs.passed_over()
         if count == len(
             on_disk
         ):  # all of it is computed; or nothing full is there, and a tail is not worth it
@@ -334,8 +336,8 @@ class Shelving:
         del self._awaited[sequence.id]
         sequence.meets = None
         whole = awaited.arrived == len(awaited.keys) and not awaited.broken
-        if whole and not awaited.meets:
-            self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, self.now - awaited.since)
+        if whole and (self.costs.beside or not awaited.meets):
+            self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, awaited.stirred - awaited.since)
         if self._roster.sequences.get(sequence.id) is not sequence:
             return
         sequence.unmatched = True

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.runtime.costs import CostBook, Measured, measure
 from holdfast.runtime.plan import Outcome, Plan
+from holdfast.runtime.restoring import Held, blocks_to_compute
 
 BLOCK_BYTES = 1000
 
@@ -45,11 +46,37 @@ def test_nothing_is_told_before_all_is_measured_and_it_outlives_the_engine(tmp_p
     assert not book.calibrated and book.costs() is None
     book.calibrate(Measured(copy=5e9, token=1e-4, history=1e-8))
     assert book.calibrated and book.costs() is None, "the disk has not been seen at work"
-    book.fetched(1_000_000, 0.01)
-    book.fetched(1_000_000, 0.02)
+    book.fetched(2_000_000, 0.02)
+    book.fetched(2_000_000, 0.04)
     book.save()
     again = CostBook(path).costs()
     assert again is not None and again.fetch == pytest.approx(0.75 * 1e8 + 0.25 * 0.5e8)
+    assert again.latency == 0.0
+
+
+def test_a_small_fetch_tells_the_latency_and_nothing_of_the_rate() -> None:
+    """One tail of 64 KiB for which a turn waits 8 ms does not make the disk one of 8 MB/s."""
+    book = CostBook(None)
+    book.calibrate(Measured(copy=5e9, token=5e-4, history=1e-7))
+    book.fetched(1 << 16, 0.008)
+    assert book.costs() is None, "how fast bytes come has not been seen"
+    book.fetched(2_000_000, 0.018)
+    costs = book.costs()
+    assert costs is not None
+    assert costs.latency == pytest.approx(0.008) and costs.fetch == pytest.approx(2e8)
+    book.fetched(1 << 16, 0.004)
+    again = book.costs()
+    assert again is not None
+    assert again.latency == pytest.approx(0.007) and again.fetch == pytest.approx(2e8)
+
+
+def test_latency_that_was_a_stall_does_not_make_a_large_fetch_look_free() -> None:
+    book = CostBook(None)
+    book.calibrate(Measured(copy=5e9, token=5e-4, history=1e-7))
+    book.fetched(1, 3.0)
+    book.fetched(2_000_000, 0.02)
+    costs = book.costs()
+    assert costs is not None and costs.fetch == pytest.approx(2e8)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +87,17 @@ def test_what_cannot_be_read_counts_for_nothing(tmp_path: Path, text: bytes) -> 
     path = tmp_path / "costs.json"
     path.write_bytes(text)
     assert not CostBook(path).calibrated
+
+
+def test_one_stall_does_not_keep_turns_from_the_disk_for_ever() -> None:
+    """Were the first fetch one of seconds, all would be computed from then on, and nothing seen of the disk."""
+    book = CostBook(None, beside=False)
+    book.calibrate(Measured(copy=5e9, token=5e-4, history=1e-7))
+    book.fetched(2_000_000, 5.0)
+    held = Held(0, (True,) * 26, 16, 1 << 16)
+    tries = 0
+    while blocks_to_compute(held, book.costs()):
+        book.passed_over()
+        tries += 1
+        assert tries < 100
+    assert tries > 1, "one look at a slow disk counts for a while"
