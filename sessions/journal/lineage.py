@@ -117,23 +117,28 @@ def erase(transaction: lmdb.Transaction, tables: Tables, number: int) -> list[in
 
     Returns the sessions of which nothing is left.
     """
-    if forked(transaction, tables, number):
-        return []
-    try:
-        origin = _record(transaction, tables, number).origin
-    except RecordDamaged:  # counted when it was read
-        origin = None
-    key = key_of(number)
-    transaction.delete(key, db=tables[Table.SESSIONS])
-    cursor = transaction.cursor(tables[Table.LOG])
-    found = cursor.set_range(key)
-    while found and bytes(cursor.key())[:8] == key:
-        found = cursor.delete()
-    if origin is not None:
+    erased: list[int] = []
+    while not forked(
+        transaction, tables, number
+    ):  # a loop: a line of forks may be longer than a stack is deep
+        try:
+            origin = _record(transaction, tables, number).origin
+        except RecordDamaged:  # counted when it was read
+            origin = None
+        key = key_of(number)
+        transaction.delete(key, db=tables[Table.SESSIONS])
+        cursor = transaction.cursor(tables[Table.LOG])
+        found = cursor.set_range(key)
+        while found and bytes(cursor.key())[:8] == key:
+            found = cursor.delete()
+        erased.append(number)
+        if origin is None:
+            break
         transaction.delete(key_of(origin.session, number), db=tables[Table.FORKS])
-        if transaction.get(key_of(origin.session), db=tables[Table.TAILS]) is None:
-            return [number, *erase(transaction, tables, origin.session)]
-    return [number]
+        if transaction.get(key_of(origin.session), db=tables[Table.TAILS]) is not None:
+            break
+        number = origin.session
+    return erased
 
 
 def _record(transaction: lmdb.Transaction, tables: Tables, number: int) -> SessionRecord:

@@ -15,6 +15,7 @@ from pathlib import Path
 import lmdb
 import pytest
 from journal_stage import MODEL, SMALL, birth, folder, record_of, store_in
+from msgspec.structs import replace as replaced
 
 from holdfast.sessions.errors import (
     RecordDamaged,
@@ -33,6 +34,7 @@ from holdfast.sessions.journal.records import (
     AnyOperation,
     Heard,
     Inserted,
+    Origin,
     Snapshot,
     StoreRecord,
     seal,
@@ -149,6 +151,19 @@ def test_a_forgotten_session_leaves_nothing() -> None:
                 named = environment.open_db(table.encode())
                 with environment.begin() as transaction:
                     assert transaction.stat(named)["entries"] == 0, table
+
+
+def test_a_line_of_forks_longer_than_a_stack_is_deep_is_forgotten() -> None:
+    length = sys.getrecursionlimit() + 200
+    with folder() as path, store_in(path) as store:
+        for number in range(1, length + 1):
+            origin = Origin(session=number - 1, operations=1) if number > 1 else None
+            record = replaced(record_of(number), origin=origin)
+            store.write([Put(Table.SESSIONS, key_of(number), record), Append(number, 0, HELLO)])
+        store.write([Drop(number) for number in range(1, length)])
+        assert store.statistics()["journal_sessions"] == length, "the last one follows on all of them"
+        store.write([Drop(length)])
+        assert store.statistics()["journal_sessions"] == 0
 
 
 def test_another_models_store_and_a_later_versions_are_refused() -> None:
