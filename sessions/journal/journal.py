@@ -60,6 +60,7 @@ class Journal:
         self._free: int | None = 0
         self._lack: StorageUnavailable | None = None
         self._commits = self._failures = 0
+        self._puzzled = False  # the log has what upkeep failed of
         self._thread = threading.Thread(target=self._run, name="holdfast-journal", daemon=True)
 
     @classmethod
@@ -206,13 +207,11 @@ class Journal:
                 self._tell(self._committed, upto)
             for job, answer in jobs:
                 self._answer(job, answer)
-            with suppress(StorageUnavailable, RecordDamaged):
-                self._full = self._store.keep_shares(self.live)
+            self._upkeep(self._keep_shares)
             self._shorten()
             if time.monotonic() - swept > self.settings.sweep_seconds:
                 swept = time.monotonic()
-                with suppress(StorageUnavailable, RecordDamaged):
-                    self._store.sweep(frozenset(self.live))
+                self._upkeep(lambda: self._store.sweep(frozenset(self.live)))
             with self._changed:
                 if self._closing and not self._queue and not self._jobs:
                     return
@@ -236,6 +235,20 @@ class Journal:
         self._urgent, self._oldest = False, None
         return group, self._queued, jobs
 
+    def _keep_shares(self) -> None:
+        self._full = self._store.keep_shares(self.live)
+
+    def _upkeep(self, work: Callable[[], object]) -> None:
+        """What nobody waits for, and is tried again another time; whatever it raises, the thread goes on."""
+        try:
+            work()
+        except (StorageUnavailable, RecordDamaged):
+            return
+        except Exception:
+            if not self._puzzled:
+                log.exception("the journal's upkeep failed")
+            self._puzzled = True
+
     def _shorten(self) -> None:
         """One long session, when nothing is waited for; it is still long if that fails."""
         if not self._store.long or self.condense is None or self._urgent or self._jobs:
@@ -252,7 +265,7 @@ class Journal:
         """Until it holds; False where the journal closes before."""
         while True:
             try:
-                self._store.write(group)
+                self._write(group)
             except StorageUnavailable as fault:
                 self._failures += 1
                 if self._fault is None:
@@ -267,6 +280,17 @@ class Journal:
                 log.warning("the journal can be written again")
                 self._fault = None
             return True
+
+    def _write(self, group: list[Change]) -> None:
+        """Raises ``StorageUnavailable``; for a mistake of ours too: without the thread all wait for ever."""
+        try:
+            self._store.write(group)
+        except StorageUnavailable:
+            raise
+        except Exception as error:
+            if self._fault is None:
+                log.exception("the journal cannot write what it was given")
+            raise StorageUnavailable(f"the journal cannot be written: {type(error).__name__}") from error
 
     def _relieved(self) -> bool:
         """Whether room was made inside a map that may grow no further."""

@@ -142,6 +142,40 @@ async def test_a_commit_that_fails_is_told_once_tried_again_and_holds_every_ackn
 
 
 @run
+async def test_a_mistake_of_ours_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """Else all who wait for an acknowledgement would wait for ever, and nobody would be told."""
+    with folder() as path, pytest.MonkeyPatch.context() as patch:
+        async with book_in(path, reciting()) as book:
+            session = book.create()
+            await left(session)
+            alarm = asyncio.Event()
+            book.journal.watchers.add(lambda fault: alarm.set())
+
+            def mistaken(*_: object) -> None:
+                raise RecursionError("maximum recursion depth exceeded")
+
+            with pytest.MonkeyPatch.context() as upkeep:
+                upkeep.setattr(JournalStore, "keep_shares", mistaken)
+                await left(session)
+                session.log.append(Heard(event="first"))
+                await left(session)
+            patch.setattr(JournalStore, "_apply", mistaken)
+            session.log.append(Heard(event="second"))
+            ticket = session.log.sync()
+            await alarm.wait()
+            assert not ticket.done() and "RecursionError" in session.log.fault.message
+            patch.undo()
+            await ticket
+            number = session.log.number
+            stored = await book.journal.read(lambda store: store.session(number))
+            assert stored.operations == (Heard(event="first"), Heard(event="second"))
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "the journal's upkeep failed",
+        "the journal cannot write what it was given",
+    ]
+
+
+@run
 async def test_a_journal_that_cannot_write_still_closes() -> None:
     with folder() as path, pytest.MonkeyPatch.context() as patch:
         journal = await Journal.open(path, MODEL, SMALL)
