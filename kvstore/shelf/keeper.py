@@ -7,6 +7,8 @@ write what it was given, then it is killed. Knows processes and descriptors; not
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import socket
 import subprocess
@@ -16,7 +18,10 @@ import time
 
 GRACE = 2.0  # seconds a shelf has to end once the engine is gone
 STEADY = 10.0  # seconds after which a shelf is no longer a failed start
+FIRST = 0.1  # seconds before the first start after a death; each that fails doubles them
 LONGEST = 30.0  # seconds between two starts at most
+
+log = logging.getLogger(__name__)
 
 
 class ShelfKeeper:
@@ -48,25 +53,42 @@ class ShelfKeeper:
         self._ours.close()
 
     def _run(self) -> None:
-        delay = 0.0
+        delay, began = 0.0, math.inf
         while self._asked():
-            began = time.monotonic()
+            if time.monotonic() - began > STEADY:
+                delay = FIRST
             self._end(0.0)
-            if self._leaving.wait(delay) and not self._ours.recv(1, socket.MSG_PEEK):
-                break
-            try:
-                self._spawn()
-            except OSError:  # the engine left, or the machine has no room for a process
-                continue
-            steady = time.monotonic() - began > STEADY
-            delay = 0.1 if steady or not delay else min(LONGEST, 2 * delay)
+            while not self._left_within(delay) and not self._spawned():
+                delay = _longer(delay)
+            began, delay = time.monotonic(), _longer(delay)
         self._end(GRACE)
+
+    def _left_within(self, seconds: float) -> bool:
+        """Wait so long, unless it is time to leave; whether the engine has left."""
+        self._leaving.wait(seconds)
+        try:
+            return not self._ours.recv(16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _asked(self) -> bool:
         try:
             return bool(self._ours.recv(16))
         except OSError:
             return False
+
+    def _spawned(self) -> bool:
+        """Whether the engine has a new shelf; it asks once, so that whoever fails here tries again."""
+        try:
+            self._spawn()
+        except OSError as error:  # the machine has no room for a process, or the engine left just now
+            self._end(0.0)
+            if not self._left_within(0.0):
+                log.warning("the shelf cannot be started, which is tried again: %s", error)
+            return False
+        return True
 
     def _spawn(self) -> None:
         engine, shelf = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,3 +121,7 @@ class ShelfKeeper:
         except subprocess.TimeoutExpired:
             process.kill()
         process.wait()
+
+
+def _longer(delay: float) -> float:
+    return min(LONGEST, 2 * delay) if delay else FIRST
