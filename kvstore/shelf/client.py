@@ -25,6 +25,7 @@ from ..keys import KEY_BYTES
 from ..slots import PAGE
 from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Fetched, Gone, Known, Store, Up, encode
 from .messages import up_decoder as decoder
+from .patience import Patience
 from .shortcut import Lying, Shortcut
 
 DEADLINE = 5.0  # seconds a request may take
@@ -81,6 +82,7 @@ class DiskTier:
         self._shortcut = Shortcut(Path(begin.folder), begin.block_bytes)
         self._sock: socket.socket | None = None
         self._ready = False
+        self._patience = Patience()
         self._keys: set[bytes] = set()
         self._tickets = itertools.count(1)
         self._requests: dict[int, _Request] = {}
@@ -249,13 +251,14 @@ class DiskTier:
     def poll(self, now: float) -> None:
         """Take answers, send what did not fit before, and see to a shelf that is late."""
         if self._sock is None:
-            self._take_shelf()
+            self._take_shelf(now)
         if self._sock is not None:
             self._ask_for_piece(now)
             self._flush()
-            self._receive()
-        if self._sock is not None and any(now > request.deadline for request in self._requests.values()):
-            self._lose("does not answer")
+            if self._receive(now) and self._sock is not None:
+                deadlines = (request.deadline for request in self._requests.values())
+                if self._patience.over(now, deadlines, opening=not self._ready):
+                    self._lose("does not answer")
 
     def statistics(self) -> ShelfStatistics:
         """Gauges and counters."""
@@ -314,19 +317,22 @@ class DiskTier:
                 return
             self._outbox.popleft()
 
-    def _receive(self) -> None:
+    def _receive(self, now: float) -> bool:
+        """Take answers; whether no more wait."""
         enough = self._pieces + PIECES_AT_ONCE
         while self._sock is not None and self._pieces < enough:
             try:
                 packet = self._sock.recv(PACKET_BYTES)
             except BlockingIOError:
-                return
+                return True
             except OSError:
                 packet = b""
             if not packet:
                 self._lose("is gone")
-                return
+                return True
             self._answer(decoder.decode(packet))
+            self._patience.heard(now)
+        return False
 
     def _answer(self, answer: Up) -> None:
         match answer:
@@ -415,7 +421,7 @@ class DiskTier:
         with contextlib.suppress(OSError):  # nobody starts shelves any more: go on without
             self._control.send(b"?")
 
-    def _take_shelf(self) -> None:
+    def _take_shelf(self, now: float) -> None:
         try:
             _, fds, _, _ = socket.recv_fds(self._control, 16, 1)
         except OSError:
@@ -430,6 +436,7 @@ class DiskTier:
         os.set_inheritable(fds[0], False)
         self._sock = socket.socket(fileno=fds[0])
         self._sock.setblocking(False)
+        self._patience.heard(now)
         self._post(self._begin)
 
 

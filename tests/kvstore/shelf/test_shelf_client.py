@@ -16,6 +16,7 @@ from holdfast.kvstore.shelf import keeper
 from holdfast.kvstore.shelf.client import DEADLINE, DiskTier
 from holdfast.kvstore.shelf.keeper import ShelfKeeper
 from holdfast.kvstore.shelf.messages import Begin
+from holdfast.kvstore.shelf.patience import OPENING
 from holdfast.kvstore.shelf.upkeep import remove, stat, verify
 from holdfast.kvstore.slots import SlotMemory, SlotState, make_memory
 from holdfast.kvstore.tiers import Record
@@ -52,6 +53,14 @@ class Stage:
             self.disk.poll(self.now)
             time.sleep(0.0005)  # the processor is the shelf's meanwhile
             assert time.monotonic() < end, "it never came"
+
+    def lateness(self, seconds: float) -> None:
+        """Wait until a shelf that does not answer is given up, which takes so long."""
+        end = self.now + seconds + 1
+        while self.now < end and self.disk.statistics().lost == 0:
+            self.now += 0.5
+            self.disk.poll(self.now)
+        assert not self.disk.ready
 
     def settled(self) -> bool:
         return self.disk.ready and not self.disk.waiting
@@ -164,8 +173,7 @@ def test_slots_of_a_shelf_that_is_lost_come_back_when_it_is_dead(stage: Stage, h
     assert stage.disk.fetch(key(1), stage.now)
     stage.keep(3)
     storing = stage.disk.store(key(3), stage.now)
-    stage.now += DEADLINE + 1
-    stage.until(lambda: not stage.disk.ready)
+    stage.lateness(DEADLINE)
     filling = [slot for slot in range(40) if stage.host.memory.entry(slot).state is SlotState.FILLING]
     assert storing or how is signal.SIGKILL, (
         "a stopped one takes what comes, a dead one may be noticed at once"
@@ -178,6 +186,43 @@ def test_slots_of_a_shelf_that_is_lost_come_back_when_it_is_dead(stage: Stage, h
     stage.until(stage.settled)
     stage.check(1)
     assert stage.disk.statistics().lost == 1
+
+
+def test_a_shelf_that_stops_before_it_says_what_it_holds_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawned = keeper.subprocess.Popen
+
+    def stopped(*args: object, **fields: object) -> object:
+        process = spawned(*args, **fields)
+        os.kill(process.pid, signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(keeper.subprocess, "Popen", stopped)
+    stage = Stage(tmp_path)
+    try:
+        stage.until(lambda: stage.keeper.pid is not None)
+        monkeypatch.setattr(keeper.subprocess, "Popen", spawned)
+        stage.until(lambda: stage.disk._sock is not None)
+        stage.lateness(OPENING)
+        stage.until(stage.settled)
+        stage.down(1)
+    finally:
+        stage.close()
+
+
+def test_answers_that_came_while_the_engine_did_not_look_are_taken(stage: Stage) -> None:
+    """It computed a long step, or was stopped: no shelf is killed for that."""
+    stage.down(*range(16))
+    for number in range(16):
+        stage.host.drop(key(number))
+        assert stage.disk.fetch(key(number), stage.now)
+        stage.disk._ask_for_piece(stage.now)  # a piece each: more than one look takes up
+    stage.now += 60 * DEADLINE
+    stage.until(stage.settled)
+    assert stage.disk.statistics().lost == 0
+    for number in range(16):
+        stage.check(number)
 
 
 def test_kills_at_any_moment_lose_and_mix_up_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
