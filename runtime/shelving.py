@@ -298,6 +298,7 @@ class Shelving:
             awaited.stirred = self.now
         if not self._wanted(awaited.sequence):
             awaited.cut()
+            awaited.sequence.meets = None
         if not awaited.broken and self.now <= awaited.stirred + FETCH_SECONDS:
             self._ask(awaited, disk, tier)
         met = self._met(awaited)
@@ -324,7 +325,8 @@ class Shelving:
         """Whether it still waits: it was not stopped, closed, or taken for another."""
         roster = self._roster
         waits = roster.fetching.get(sequence.id) is sequence or roster.staged.get(sequence.id) is sequence
-        return waits or sequence.meets is not None
+        meets = sequence.meets is not None and roster.sequences.get(sequence.id) is sequence
+        return waits or meets
 
     def _met(self, awaited: _Awaited) -> bool:
         """Whether the turn has been computed up to what was fetched, or never will be."""

@@ -274,6 +274,30 @@ def test_a_slow_disk_and_the_device_meet_in_the_middle() -> None:
     assert met and work.disk >= 8 and work.prefilled + work.disk == 20 and work.restore_seconds > 0
 
 
+def test_nothing_more_is_asked_for_a_turn_that_is_closed_before_it_meets_what_comes() -> None:
+    here = shelved(depth=1)
+    here.open(0, PROMPT)
+    said = here.reply(0, 25)
+    settle(here, 0)
+    here.memory = fake_memory(4, 4)
+    here.restart()
+    assert here.disk is not None
+    here.disk._chance = Willing()
+    here.scheduler.shelving.costs.measured = SLOW_DISK
+    records, here.disk.records = here.disk.records, {}
+    here.open(0, [*PROMPT, *said, 7])
+    here.disk.records = records
+    here.generate(0, 2)
+    assert here._roster[0].meets
+    (awaited,) = here.scheduler.shelving._awaited.values()
+    assert awaited.asked < len(awaited.keys)
+    here.close(0)
+    for _ in range(4):
+        here.step()
+    assert not here.scheduler.shelving._awaited
+    assert here.disk.fetched <= awaited.asked < len(records)
+
+
 def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
     here = shelved()
     here.open(0, PROMPT)
