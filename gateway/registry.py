@@ -138,6 +138,7 @@ class Registry:
         await self._whole(self._pruned(target, number))
 
     async def _pruned(self, target: str, number: int | None) -> None:
+        await self._book.settled()  # who is coming back just now is among those below, or not at all
         live, holder = self._live.pop(target, None), self._holders.pop(target, None)
         if (lease := self._leases.pop(target, None)) is not None:
             lease.cancel()

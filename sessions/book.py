@@ -133,6 +133,11 @@ class SessionBook:
         places = {record.id: number for number, record in await self._kept_family(session_id)}
         return places.get(target)
 
+    async def settled(self) -> None:
+        """Wait until who was coming back from the journal is open, or was refused."""
+        async with self._reopening:
+            return
+
     async def forget(self, target: str, number: int | None) -> None:
         """Forget a session that is not open, when it has closed: its handles open nothing any more.
 

@@ -13,7 +13,7 @@ import pytest
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.sdk import Client, SessionLost
+from holdfast.sdk import Client, ConnectionLost, SessionLost
 from holdfast.sdk.frames.verbs import SessionFork, SessionPrune
 from holdfast.sessions.book import SessionBook
 from holdfast.sessions.journal.journal import Journal
@@ -94,6 +94,50 @@ async def test_one_that_is_pruned_while_it_prunes_prunes_whom_it_would(tmp_path:
         await until(lambda: len(live) == 1)  # retention may forget all others
         assert book.statistics()["sessions"] == 1
         assert len(await chat.tree()) == 1
+        with pytest.raises(SessionLost):
+            async with client.resume(handle):
+                pass
+
+
+async def test_one_that_is_pruned_while_it_comes_back_is_gone(tmp_path: Path) -> None:
+    async with kept(tmp_path) as (client, service, _, book), client.session() as chat:
+        await chat.say(LONG).text()
+        (fork,) = await chat.fork()
+        await fork.say(LONG).text()
+        handle, name = fork.handle or "", fork.session.id or ""
+        for live in service.sessions():
+            if live.id == name:
+                await service._registry._leave(live, interrupt=True)  # type: ignore[union-attr]
+        assert len(service.sessions()) == 1
+        reached, opened = anyio.Event(), anyio.Event()
+        again = book._again
+
+        async def slowly(*args: Any) -> Any:
+            reached.set()
+            await opened.wait()
+            return await again(*args)
+
+        book._again = slowly  # type: ignore[method-assign]
+        lost: list[BaseException] = []
+
+        async def come_back() -> None:
+            try:
+                async with client.resume(handle) as back:
+                    await back.say(LONG).text()
+            except (SessionLost, ConnectionLost) as error:
+                lost.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(come_back)
+            await reached.wait()
+            tasks.start_soon(chat.prune, name)
+            await anyio.sleep(0.05)
+            opened.set()
+        assert lost, "it was pruned: nobody has it any more"
+        assert book.statistics()["sessions"] == 1
+        assert book.journal is not None
+        assert len(book.journal.live) == 1
+        assert (await book.journal.statistics())["journal_sessions"] == 1
         with pytest.raises(SessionLost):
             async with client.resume(handle):
                 pass
