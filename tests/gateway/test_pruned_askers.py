@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from holdfast.gateway.embedded import in_memory
@@ -118,6 +119,14 @@ async def test_one_that_is_pruned_while_it_comes_back_is_gone(tmp_path: Path) ->
             return await again(*args)
 
         book._again = slowly  # type: ignore[method-assign]
+        check, checked = book.check_pruned, anyio.Event()
+
+        async def told(*args: Any) -> Any:
+            place = await check(*args)
+            checked.set()
+            return place
+
+        book.check_pruned = told  # type: ignore[method-assign]
         lost: list[BaseException] = []
 
         async def come_back() -> None:
@@ -131,7 +140,9 @@ async def test_one_that_is_pruned_while_it_comes_back_is_gone(tmp_path: Path) ->
             tasks.start_soon(come_back)
             await reached.wait()
             tasks.start_soon(chat.prune, name)
-            await anyio.sleep(0.05)
+            await checked.wait()
+            for _ in range(9):
+                await anyio.lowlevel.checkpoint()
             opened.set()
         assert lost, "it was pruned: nobody has it any more"
         assert book.statistics()["sessions"] == 1
