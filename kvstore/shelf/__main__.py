@@ -1,7 +1,7 @@
 """The shelf's process: ``python -m holdfast.kvstore.shelf --fd N --memory M``, started by ``keeper``.
 
 Exit codes: 0 the engine closed its end, 1 a fault of ours (its traceback stands on stderr), 2 the store cannot
-be had (one line there).
+be had, or was thrown away (one line there).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import sys
 
 from .serve import serve
-from .store import StoreFailed, StoreHeld
+from .store import StoreFailed, StoreHeld, StoreTorn
 
 
 def main() -> int:
@@ -21,14 +21,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The disk tier's process; started by holdfast itself.")
     parser.add_argument("--fd", type=int, required=True, help="a connected SEQPACKET socket")
     parser.add_argument("--memory", type=int, required=True, help="the host tier's memory, a memfd")
+    parser.add_argument("--anew", action="store_true", help="without the records there are")
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole group: the engine decides
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="holdfast shelf: %(levelname)s: %(message)s")
     try:
         with socket.socket(fileno=given.fd) as sock:
-            serve(sock, given.memory)
-    except (StoreFailed, StoreHeld) as error:
+            serve(sock, given.memory, anew=given.anew)
+    except (StoreFailed, StoreHeld, StoreTorn) as error:
         print(f"holdfast shelf: {error}", file=sys.stderr)
         return 2
     return 0

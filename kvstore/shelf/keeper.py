@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,9 @@ STEADY = 10.0  # seconds after which a shelf is no longer a failed start
 FIRST = 0.1  # seconds before the first start after a death; each that fails doubles them
 LONGEST = 30.0  # seconds between two starts at most
 
+CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+"""Nobody sends these: LMDB met damaged pages in its map, and the next shelf would meet them again."""
+
 log = logging.getLogger(__name__)
 
 
@@ -31,6 +35,7 @@ class ShelfKeeper:
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
+        self._crashed = False
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-shelf-keeper", daemon=True)
 
@@ -103,6 +108,7 @@ class ShelfKeeper:
                     str(fds[0]),
                     "--memory",
                     str(fds[1]),
+                    *(["--anew"] if self._crashed else []),
                 ],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
@@ -120,7 +126,11 @@ class ShelfKeeper:
             process.wait(grace) if grace else process.kill()
         except subprocess.TimeoutExpired:
             process.kill()
-        process.wait()
+        self._crashed = -process.wait() in CRASHES
+        if self._crashed:
+            log.warning(
+                "a shelf died of %s: its records are thrown away", signal.Signals(-process.returncode).name
+            )
 
 
 def _longer(delay: float) -> float:

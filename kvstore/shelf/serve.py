@@ -152,8 +152,11 @@ class Shelf:
         self._sock.send(encode(message))
 
 
-def serve(sock: socket.socket, memory_fd: int) -> None:
-    """Read ``Begin`` and serve until the socket ends. Raises `StoreHeld`, `StoreFailed`."""
+def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
+    """Read ``Begin`` and serve until the socket ends; ``anew``: without the records that are there.
+
+    Raises `StoreHeld`, `StoreFailed`, `StoreTorn`.
+    """
     packet = sock.recv(PACKET_BYTES)
     if not packet:
         return
@@ -162,7 +165,7 @@ def serve(sock: socket.socket, memory_fd: int) -> None:
         raise msgspec.ValidationError("the first packet begins nothing")
     memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
     folder = Path(begin.folder)
-    store = RecordStore(folder, begin.space, begin.block_bytes, begin.budget, begin.caps)
+    store = RecordStore(folder, begin.space, begin.block_bytes, begin.budget, begin.caps, anew=anew)
     if beside := others(folder):
         log.warning("%s holds KV of %d other models or settings: ignored", folder.parent, beside)
     with contextlib.suppress(OSError):  # a full disk: only who looks from outside misses it

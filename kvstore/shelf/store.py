@@ -3,7 +3,8 @@
 Never ``writemap`` (a full disk would kill the process), never a transaction that outlives a call, payloads
 straight from and into the caller's buffers, every byte checked when it is read. What was read is above again
 and the first to give way, until it is touched; its recency is written with the next batch. What raises here is
-`StoreFailed`: the medium refused, and may not refuse the next time. For one process and thread.
+`StoreFailed`: the medium refused, and may not refuse the next time; or `StoreTorn`: the file's own pages are
+damaged, it is thrown away, and another store begins anew. For one process and thread.
 """
 
 from __future__ import annotations
@@ -31,10 +32,24 @@ FIRST_MAP = 16 << 20
 SPARE = 64 << 20  # of the map, beyond twice the budget: pages freed are not free at once
 
 T = TypeVar("T")
+TORN = (
+    lmdb.BadDbiError,
+    lmdb.BadValsizeError,
+    lmdb.CorruptedError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
+"""Of a file whose pages are not what was written: they would be met again and again."""
 
 
 class StoreFailed(KVStoreError):
     """The medium refused; what was asked for has not happened."""
+
+
+class StoreTorn(KVStoreError):
+    """The file was damaged where nothing but LMDB's own pages are; it is removed."""
 
 
 class StoreHeld(KVStoreError):
@@ -57,6 +72,7 @@ class RecordStore:
 
     ``caps``: bytes that those of a tenant may take of it, by the tenant's number.
     ``ignored``: headers found that are not of this namespace, block size or layout; they are dropped.
+    ``anew``: throw away what is there, as whoever opened it last died of it.
 
     Raises:
         StoreHeld: another process has it open.
@@ -70,6 +86,8 @@ class RecordStore:
         block_bytes: int,
         budget: int,
         caps: Mapping[int, int] | None = None,
+        *,
+        anew: bool = False,
     ) -> None:
         self._folder = folder
         self._space = space
@@ -88,12 +106,10 @@ class RecordStore:
         except OSError as error:
             raise StoreFailed(f"{folder}: {error}") from error
         try:
-            self._env, self._headers, self._payloads = self._open()
+            strange = self._begin(anew=anew)
         except (OSError, lmdb.Error) as error:
             os.close(self._lock)
             raise StoreFailed(f"{folder}: {error}") from error
-        strange = self._read_order()
-        self._places.mapped()
         self.ignored = len(strange)
         surplus = [key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)]
         if strange or surplus:
@@ -210,8 +226,7 @@ class RecordStore:
                 else:
                     header = None
         except lmdb.Error as error:
-            self._renew()
-            raise StoreFailed(str(error)) from error
+            raise self._failed(error) from error
         if head is None and body is None:
             self._order.remove(key)
             raise RecordMissing(key, "not on disk")
@@ -242,8 +257,7 @@ class RecordStore:
             self._env.sync(True)
             self._env.reader_check()
         except lmdb.Error as error:
-            self._renew()
-            raise StoreFailed(str(error)) from error
+            raise self._failed(error) from error
 
     def damaged(self) -> Iterator[bytes]:
         """Keys whose record is not what was stored; reads everything, a record at a time."""
@@ -282,24 +296,32 @@ class RecordStore:
         found = (self._order.surplus(one, self._most[one], coming[one], besides) for one in coming)
         return list(chain.from_iterable(found))
 
-    def _open(self) -> tuple[Any, Any, Any]:
-        """The environment; one that is torn is thrown away: whoever reads a truncated map dies."""
+    def _begin(self, *, anew: bool = False) -> list[bytes]:
+        """Have an environment and what it holds; keys of records that are not ours. One that is torn is thrown
+        away: whoever reads a truncated map dies.
+        """
         path = self._folder / FILE
-        for _ in range(2):
+        for thrown in (anew, True):
+            if thrown:
+                path.unlink(missing_ok=True)
+                (self._folder / "lock.mdb").unlink(missing_ok=True)
+            env = None
             try:
-                env = self._environment()
-                try:
-                    info, page = env.info(), env.stat()["psize"]
-                    if not path.exists() or path.stat().st_size >= (info["last_pgno"] + 1) * page:
-                        return env, env.open_db(b"headers"), env.open_db(b"payloads")
-                except lmdb.Error:
-                    env.close()
-                    raise
+                self._env = env = self._environment()
+                info, page = env.info(), env.stat()["psize"]
+                if not path.exists() or path.stat().st_size >= (info["last_pgno"] + 1) * page:
+                    self._headers, self._payloads = env.open_db(b"headers"), env.open_db(b"payloads")
+                    strange = self._read_order()
+                    self._places.mapped()
+                    return strange
                 env.close()
-            except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PanicError):
-                pass
-            path.unlink(missing_ok=True)
-            (self._folder / "lock.mdb").unlink(missing_ok=True)
+            except (*TORN, lmdb.PanicError):
+                if env is not None:
+                    env.close()
+            except lmdb.Error:
+                if env is not None:
+                    env.close()
+                raise
         raise StoreFailed(f"{self._folder}: cannot be opened, even anew")
 
     def _environment(self) -> Any:
@@ -344,8 +366,15 @@ class RecordStore:
                 self._env.set_mapsize(min(most, 2 * size))
                 self._places.mapped(anew=False)
             except (lmdb.Error, OSError) as error:
-                self._renew()
-                raise StoreFailed(str(error)) from error
+                raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> KVStoreError:
+        """What to raise for it; the next call finds an environment that works, or none ever will."""
+        if isinstance(error, TORN):
+            (self._folder / FILE).unlink(missing_ok=True)
+            return StoreTorn(f"{self._folder}: the file of records is damaged and thrown away: {error}")
+        self._renew()
+        return StoreFailed(str(error))
 
     def _renew(self) -> None:
         """An environment whose meta page could not be written refuses everything: have another, or next time.
@@ -356,9 +385,7 @@ class RecordStore:
             return
         with contextlib.suppress(OSError, lmdb.Error, StoreFailed):
             self._env.close()
-            self._env, self._headers, self._payloads = self._open()
-            self._read_order()
-            self._places.mapped()
+            self._begin()
 
     def _get_by_place(self, key: bytes, into: memoryview) -> RecordHeader | None:
         """The payload from where it is known to lie; None if nobody knows, or something else lies there."""
@@ -401,8 +428,10 @@ def hold(folder: Path) -> int:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
         os.close(fd)
         raise StoreHeld(f"{folder} is held by process {holder or 'unknown'}") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    signed = 0
+    with contextlib.suppress(OSError):  # a full disk: over the name that stands there, or nameless
+        signed = os.pwrite(fd, str(os.getpid()).encode(), 0)
+    os.ftruncate(fd, signed)
     return fd
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -93,3 +94,36 @@ def test_nobody_is_started_for_an_engine_that_has_left(
     engine.close()
     here._thread.join(60)
     assert not here._thread.is_alive()
+
+
+@pytest.mark.parametrize("end", [signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV, signal.SIGKILL, 2])
+def test_what_a_shelf_crashed_of_is_not_met_by_the_next(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    class Ended:
+        """A process that has ended, by a signal or else with this code."""
+
+        pid = 1
+        returncode = -int(end) if isinstance(end, signal.Signals) else end
+
+        def __init__(self, command: list[str], **_: object) -> None:
+            commands.append(command)
+
+        def kill(self) -> None:
+            """Too late."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            return self.returncode
+
+    monkeypatch.setattr(keeper.subprocess, "Popen", Ended)
+    monkeypatch.setattr(keeper, "FIRST", 0.0)
+    memory = make_memory(1 << 16)
+    here = ShelfKeeper(memory)
+    engine = here.theirs.dup()
+    here.start()
+    shelf(engine)
+    shelf(engine)
+    engine.close()
+    here.stop()
+    os.close(memory)
+    assert ["--anew" in command for command in commands] == [False, end in keeper.CRASHES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.errors import RecordDamaged, RecordMissing
+from holdfast.kvstore.shelf.keeper import CRASHES
 from holdfast.kvstore.shelf.record import RecordHeader, read_header
 from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed, StoreHeld, clear
 
@@ -43,8 +45,10 @@ def opened(
     space: bytes = SPACE,
     size: int = SIZE,
     caps: Mapping[int, int] | None = None,
+    *,
+    anew: bool = False,
 ) -> RecordStore:
-    return RecordStore(folder, space, size, budget, caps)
+    return RecordStore(folder, space, size, budget, caps, anew=anew)
 
 
 @pytest.fixture
@@ -247,6 +251,76 @@ def test_rubbish_in_place_of_a_file_is_begun_anew(tmp_path: Path) -> None:
     store.put([given(1)])
     read(store, 1)
     store.close()
+
+
+PAGE = 4096
+TREE = 1 | 2  # flags of a branch and of a leaf
+RUNS_AHEAD = 4  # of the first page of a payload, which has the number of its pages
+
+
+def tree_pages(file: bytes) -> list[int]:
+    """Numbers of the pages that are LMDB's own: neither meta pages nor payloads."""
+    found, at = [], 2
+    while at * PAGE < len(file):
+        flags = int.from_bytes(file[at * PAGE + 10 : at * PAGE + 12], "little")
+        if flags & TREE:
+            found.append(at)
+        at += int.from_bytes(file[at * PAGE + 12 : at * PAGE + 16], "little") if flags & RUNS_AHEAD else 1
+    return found
+
+
+LATER = """
+import sys
+from pathlib import Path
+from holdfast.kvstore.errors import RecordUnavailable
+from holdfast.kvstore.shelf.store import StoreTorn
+from holdfast.tests.kvstore.shelf.test_store import given, opened, read
+store = opened(Path(sys.argv[1]), anew=sys.argv[2] == "anew")
+try:
+    for number in range(40):
+        try:
+            read(store, number)
+        except RecordUnavailable:
+            pass
+    for number in range(100, 140):
+        store.put([given(number)])
+except StoreTorn as torn:
+    assert "thrown away" in str(torn)
+    sys.exit(3)
+read(store, 139)
+store.close()
+"""
+
+
+def test_a_file_whose_own_pages_are_damaged_is_thrown_away_and_not_met_again(tmp_path: Path) -> None:
+    """Else it refused all from then on, or killed each process that opened it. A process each: it may abort."""
+    first = tmp_path / "first"
+    store = opened(first)
+    for number in range(40):
+        store.put([given(number)])
+    store.close()
+    whole = (first / "data.mdb").read_bytes()
+    pages = tree_pages(whole)
+    assert len(pages) > 8
+    random, seen = Random(3), set[int]()
+    for page in random.sample(pages, 8):
+        folder = tmp_path / str(page)
+        folder.mkdir()
+        spoilt = bytearray(whole)
+        spoilt[page * PAGE + 16 : (page + 1) * PAGE] = random.randbytes(PAGE - 16)
+        (folder / "data.mdb").write_bytes(spoilt)
+        anew = "as it is"
+        for _ in range(2):
+            command = [sys.executable, "-c", LATER, str(folder), anew]
+            ended = subprocess.run(command, capture_output=True, check=False).returncode
+            seen.add(ended)
+            if ended == 0:
+                break
+            assert ended == 3 or -ended in CRASHES, "known to whoever starts the next"
+            anew = "anew" if -ended in CRASHES else anew
+        else:
+            pytest.fail(f"page {page}: {ended} once more")
+    assert 3 in seen or any(-ended in CRASHES for ended in seen), "none of these pages was of any use"
 
 
 @pytest.fixture
