@@ -133,7 +133,7 @@ def serve(
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
     from .serve import run
 
-    folder = None if no_store else store or _default_store(model)
+    folder = None if no_store else (store or _default_store(model)).expanduser()
     settings = _gateway_settings(host, port, api_key, keys, folder, tool_call_parser, reasoning_parser)
     engine = _engine_settings(
         model,

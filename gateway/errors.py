@@ -5,7 +5,8 @@ class without a row of its own takes its nearest parent's, and what belongs to n
 Errors of ``kvstore`` and ``kernels`` end inside the engine: they arrive as a failed turn or as a dead engine.
 
 GatewayError
-├── PortTaken                 another program listens there
+├── AddressUnusable           the server cannot listen there
+│   └── PortTaken             another program does
 ├── KeysUnusable              the keys file cannot be read, or a line of it is none
 │   └── LimitsTooLarge        what it lets tenants take is more than there is
 ├── SlowReader                a client took no frame for too long
@@ -40,7 +41,13 @@ class GatewayError(Exception):
         return str(self.args[0]) if self.args else self.code
 
 
-class PortTaken(GatewayError):
+class AddressUnusable(GatewayError):
+    """The server cannot listen on this address."""
+
+    code = "address_unusable"
+
+
+class PortTaken(AddressUnusable):
     """Another program listens on this address."""
 
     code = "port_taken"
@@ -193,6 +200,7 @@ TABLE: dict[type[Exception], WireError] = {
     runtime.EngineGone: _server("engine_unavailable", 503),
     # the gateway's own
     GatewayError: INTERNAL,
+    AddressUnusable: _server("address_unusable", 503),
     PortTaken: _server("port_taken", 503),
     KeysUnusable: _server("keys_unusable", 503),
     SlowReader: _invalid("slow_reader", 408, close=1008),

@@ -31,7 +31,7 @@ from ..sessions.errors import SessionError
 from .app import build_app
 from .budgets import check, check_leases
 from .compose import model_name, opened
-from .errors import KeysUnusable, PortTaken
+from .errors import AddressUnusable, KeysUnusable, PortTaken
 from .progress import Loading
 from .protocols import DroppableWebSocket, http_protocol, listen
 from .service import Service
@@ -94,8 +94,8 @@ async def serving(
     """A server that listens; entered when a turn could run, left when engine and sockets are gone.
 
     ``heard`` gets the engine's heartbeats, while it loads too. ``engine``: one of these settings, where it is
-    not to be made by default. Raises ``PortTaken``, ``OSError`` for an
-    address that is not ours, ``KeysUnusable``, and what loading raises (`compose.opened`).
+    not to be made by default. Raises ``AddressUnusable``, ``KeysUnusable``, and what loading raises
+    (`compose.opened`).
     """
     tenants = Tenants.of(settings)
     check(tenants, settings, engine_settings)
@@ -113,11 +113,11 @@ def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
     logging.basicConfig(format="holdfast: %(levelname)s: %(message)s", level=logging.WARNING)
     try:
         asyncio.run(_until_signal(settings, engine_settings))
-    except (RuntimeFault, SessionError, PortTaken, KeysUnusable) as error:
+    except (RuntimeFault, SessionError, AddressUnusable, KeysUnusable) as error:
         print(f"holdfast: {error.message}", file=sys.stderr)
         return 2
-    except OSError as error:
-        print(f"holdfast: cannot listen on {settings.host}:{settings.port}: {error}", file=sys.stderr)
+    except OSError as error:  # of the machine: no memory, no process, a disk that is full
+        print(f"holdfast: {error}", file=sys.stderr)
         return 2
     return 0
 
@@ -176,10 +176,11 @@ def _memory(hello: Hello) -> str:
 def _listen(settings: GatewaySettings) -> socket.socket:
     try:
         return listen(settings.host, settings.port, settings.limits)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise PortTaken(f"port {settings.port} on {settings.host} is taken by another program") from None
+    except (OSError, UnicodeError) as error:  # the latter for a name that can be none
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            taken = f"port {settings.port} on {settings.host} is taken by another program"
+            raise PortTaken(taken) from None
+        raise AddressUnusable(f"cannot listen on {settings.host}:{settings.port}: {error}") from None
 
 
 @asynccontextmanager

@@ -130,17 +130,7 @@ def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) 
 def _kept_secret(folder: Path) -> bytes:
     path = folder / "secret"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / f"secret.{os.getpid()}"
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(secrets.token_bytes(SECRET_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another start was first
-            os.link(fresh, path)
-        fresh.unlink()
-        found = path.read_bytes()
+        found = path.read_bytes() if path.exists() else _new_secret(path)
     except OSError as error:
         raise SettingsInvalid(f"store {folder}: {error}") from error
     if len(found) != SECRET_BYTES:
@@ -148,3 +138,20 @@ def _kept_secret(folder: Path) -> bytes:
             f"{path} holds {len(found)} bytes, not {SECRET_BYTES}: remove it, and its records"
         )
     return found
+
+
+def _new_secret(path: Path) -> bytes:
+    """Whole or not there at all, whoever dies meanwhile; that of another start, where it was first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"secret.{os.getpid()}")
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return path.read_bytes()

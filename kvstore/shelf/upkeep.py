@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .places import FILE
-from .store import RecordStore, clear, hold
+from .store import RecordStore, StoreFailed, clear, hold
 
 ABOUT = "about.json"
 
@@ -86,8 +86,13 @@ def remove(kv: Path) -> int:
 
 
 def _opened(folder: Path) -> RecordStore:
-    block_bytes = int(json.loads((folder / ABOUT).read_text())["block_bytes"])
-    return RecordStore(folder, bytes.fromhex(folder.name), block_bytes, 1 << 62)
+    """Raises ``StoreFailed`` too where nobody can say how long a record is: to guess would drop them all."""
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+        block_bytes, space = int(about["block_bytes"]), bytes.fromhex(folder.name)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise StoreFailed(f"{folder / ABOUT} cannot be read: `holdfast store clear` removes all KV") from None
+    return RecordStore(folder, space, block_bytes, 1 << 62)
 
 
 def _account(folder: Path, store: RecordStore, damaged: int = 0) -> Account:

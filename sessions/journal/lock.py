@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -35,8 +36,7 @@ class StoreLock:
         except BaseException:
             os.close(fd)
             raise
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        _sign(fd)
         self._fd = fd
         return self
 
@@ -66,3 +66,12 @@ class StoreLock:
             except OSError as fault:
                 raise StoreUnusable(f"the store {self._folder} cannot be locked: {fault.strerror}") from None
             time.sleep(POLL_SECONDS)
+
+
+def _sign(fd: int) -> None:
+    """Name this process; on a full disk over the name that stands there, or not at all."""
+    name = str(os.getpid()).encode()
+    signed = 0
+    with suppress(OSError):
+        signed = os.pwrite(fd, name, 0)
+    os.ftruncate(fd, signed)

@@ -101,6 +101,13 @@ def test_sessions_may_be_kept_in_memory_alone(served: list[Any]) -> None:
     assert served[0][0].store is None
 
 
+def test_a_home_folder_in_the_environment_is_the_users(served: list[Any], tmp_path: Path) -> None:
+    """No shell has replaced it there; journal and KV lie in one place."""
+    assert invoke("serve", "pocket", HOLDFAST_STORE="~/kept", HOME=str(tmp_path))[0] == 0
+    gateway, engine = served[0]
+    assert gateway.store == tmp_path / "kept" and engine.store == str(tmp_path / "kept")
+
+
 def test_the_environment_is_read_here(served: list[Any]) -> None:
     assert invoke("serve", "pocket", HOLDFAST_API_KEY="from-env", HOLDFAST_PORT="77")[0] == 0
     assert (served[0][0].api_key, served[0][0].port) == ("from-env", 77)

@@ -322,6 +322,24 @@ def test_the_second_server_waits_and_is_told_who_holds_the_store() -> None:
             assert (path / "lock").read_text() == str(os.getpid())
 
 
+def test_on_a_full_disk_a_store_is_locked_by_whoever_can_name_himself_or_not() -> None:
+    """A server that is started again on a full disk must come up: it says what is the matter."""
+    with folder() as path, pytest.MonkeyPatch.context() as patch:
+        (path / "lock").write_text("1234567890")
+
+        def full(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(os, "pwrite", full)
+        with StoreLock(path).acquire(0.0):
+            assert not (path / "lock").read_text(), "another's name would mislead"
+            with pytest.raises(StoreHeld, match="process unknown"):
+                StoreLock(path).acquire(0.0)
+        patch.undo()
+        with StoreLock(path).acquire(0.0):
+            assert (path / "lock").read_text() == str(os.getpid())
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnusable, match="file"):

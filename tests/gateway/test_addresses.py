@@ -1,0 +1,36 @@
+"""What keeps a server from starting is told for what it is: an address, or the machine."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from holdfast.gateway import serve
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.runtime.settings import EngineSettings
+
+
+def started(**fields: Any) -> int:
+    return serve.run(GatewaySettings(**fields), EngineSettings(model="pocket"))
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "a..b", "no such name"])
+def test_an_address_that_is_not_ours_is_said(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert started(host=host, port=9) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"holdfast: cannot listen on {host}:9: ")
+
+
+def test_a_full_disk_is_not_said_to_be_an_address(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def full(*_: object) -> Any:
+        raise OSError(28, "No space left on device")
+        yield
+
+    monkeypatch.setattr(serve, "opened", full)
+    assert started(port=0) == 2
+    assert capsys.readouterr().err.splitlines() == ["holdfast: [Errno 28] No space left on device"]
