@@ -17,7 +17,7 @@ import msgspec
 
 from ..runtime.link.client import EngineLink
 from .errors import HandleUnknown, SessionLimit, SessionUnknown, StorageUnavailable
-from .family import Member, check_name, check_pruned, child_of, members
+from .family import Member, check_name, check_pruned, child_of, members, root_of
 from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
@@ -111,8 +111,10 @@ class SessionBook:
         """
         kept = [record for _, record in await self._kept_family(session_id)]
         self.get(session_id)  # it may have been closed meanwhile
-        known = [*kept, *self._records.values()]  # those in memory last: they are as they are now
-        return members(self._records[session_id], known, self._sizes())
+        root = root_of(self._records[session_id])
+        live = [record for record in self._records.values() if root_of(record) == root]
+        known = [*kept, *live]  # those in memory last: they are as they are now
+        return members(self._records[session_id], known, self._sizes(live))
 
     async def name(self, session_id: str, name: str) -> None:
         """Name the branch that a session is; "" takes its name back.
@@ -256,9 +258,9 @@ class SessionBook:
         number = log.number
         return await self.journal.read(lambda store: store.family(number))
 
-    def _sizes(self) -> dict[str, tuple[int, int]]:
-        """Items and tokens of the sessions in memory."""
-        told = {session_id: session.statistics() for session_id, session in self._sessions.items()}
+    def _sizes(self, records: Iterable[SessionRecord]) -> dict[str, tuple[int, int]]:
+        """Items and tokens of these sessions, which are in memory."""
+        told = {record.id: self._sessions[record.id].statistics() for record in records}
         return {session_id: (int(one["items"]), int(one["tokens"])) for session_id, one in told.items()}
 
     async def _reopen(self, journal: Journal, digest: bytes, owner: bytes) -> Reopened | None:

@@ -80,6 +80,21 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
 
 
 @run
+async def test_a_tree_costs_nothing_for_the_sessions_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    first, *_ = await grown(book)
+    strangers = {id(book.create(owner=b"me")) for _ in range(3)}
+    statistics = Session.statistics
+
+    def told(session: Session) -> dict[str, float]:
+        assert id(session) not in strangers
+        return statistics(session)
+
+    monkeypatch.setattr(Session, "statistics", told)
+    assert len(await book.family(first.id)) == 4
+
+
+@run
 async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
     book = SessionBook(reciting("one", "two", "three"), LANGUAGE)
     first, left, right, leaf = await grown(book)
