@@ -111,7 +111,7 @@ class Verbs:
         sequence = self._roster[verb.seq] if opening is None else self._begun(verb.seq, opening)
         if len(tokens):
             sequence.extend(tokens)
-        if opening is not None:
+        if opening is not None and opening.parent is None:
             self._counters.adopted += self._paging.adopt(sequence)
             self._shelving.stage(sequence)
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
