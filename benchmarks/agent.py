@@ -4,8 +4,9 @@ Every reply of the toy is one call that a grammar forces (`harness/callers.py`),
 tokens, or 16,384. By turns on one server: `chat.run`, which sends what tools answer and is told in brief, and
 `response.create{conversation: "none", input: [all]}`, a stateless client's way with the standard's events, on
 the same engine with the same grammar and prefix cache. Steps after the first are compared, in which both find
-all but the new tokens computed; of a step's time the engine says how much it computed (the same tokens on both
-ways) and for how long it had nothing to compute between two steps; the rest is everybody else's.
+all but the new tokens computed; of a step's time the engine says how much it computed (the same tokens, in as
+many passes on both ways: a prompt comes in one verb with its turn) and for how long it had nothing to compute
+between two steps; the rest is everybody else's.
 Then, with an engine that notes when it sampled a call's closing brace: how long until the client has begun to
 run it.
 """

@@ -28,6 +28,7 @@ from .link.messages import (
     Generate,
     Lease,
     Open,
+    Opening,
     Receipt,
     Settle,
     Stage,
@@ -99,15 +100,20 @@ class Verbs:
         return sequence.state
 
     def generate(self, verb: Generate) -> State:
-        """Begin a turn, on tokens that come with it behind those that are there.
+        """Begin a turn, on tokens that come with it behind those that are there; with it the sequence, maybe.
 
         What its grammar has it begin with is told in a row, and not in the state.
         """
-        sequence = self._idle(verb.seq)
+        opening = verb.opening
+        there = self._idle(verb.seq).total if opening is None else self._check_opening(verb.seq, opening)
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
-        turn = self._checked_turn(sequence, verb, sequence.total + len(tokens))
+        turn = self._checked_turn(verb, there + len(tokens))
+        sequence = self._roster[verb.seq] if opening is None else self._begun(verb.seq, opening)
         if len(tokens):
             sequence.extend(tokens)
+        if opening is not None and opening.parent is None:
+            self._counters.adopted += self._paging.adopt(sequence)
+            self._shelving.stage(sequence)
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
             self._paging.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
@@ -137,13 +143,7 @@ class Verbs:
         length = len(parent.tokens) if verb.at is None else verb.at
         self._check_length(parent, length)
         self._check_new(verb.children)
-        children = [Sequence(seq, parent.root, parent.tokens.copy(length)) for seq in verb.children]
-        self._paging.fork(parent, children)
-        for child in children:
-            self._roster.touch(child)
-            self._roster.prefill.pop(
-                child.id, None
-            )  # what the parent computes need not be computed beside it
+        self._forked(parent, verb.children, length)
         return parent.state
 
     def close(self, verb: Close) -> None:
@@ -181,6 +181,25 @@ class Verbs:
             self._shelving.leave(sequence)
         return sequence.state
 
+    def _begun(self, seq: int, opening: Opening) -> Sequence:
+        """A sequence as its opening has it."""
+        if opening.parent is not None:
+            (child,) = self._forked(self._roster[opening.parent], [seq], opening.at)
+            return child
+        sequence = Sequence(seq, self._paging.root(opening.salt), TokenList(), alone=opening.alone)
+        self._roster.touch(sequence)
+        return sequence
+
+    def _forked(self, parent: Sequence, seqs: list[int], length: int) -> list[Sequence]:
+        children = [Sequence(seq, parent.root, parent.tokens.copy(length)) for seq in seqs]
+        self._paging.fork(parent, children)
+        for child in children:
+            self._roster.touch(child)
+            self._roster.prefill.pop(
+                child.id, None
+            )  # what the parent computes need not be computed beside it
+        return children
+
     def _shorten(self, sequence: Sequence, length: int) -> None:
         self._halt(sequence)
         self._paging.forget(sequence, length)
@@ -201,6 +220,15 @@ class Verbs:
             raise SequenceBusy(f"sequence {seq} is generating")
         return sequence
 
+    def _check_opening(self, seq: int, opening: Opening) -> int:
+        """Tokens that the sequence would begin with."""
+        at = 0
+        if opening.parent is not None:
+            at = opening.at
+            self._check_length(self._roster[opening.parent], at)
+        self._check_new([seq])
+        return at
+
     def _check_new(self, seqs: list[int]) -> None:
         if len(set(seqs)) < len(seqs):
             raise SequenceExists("one number for two sequences")
@@ -218,9 +246,9 @@ class Verbs:
         if not 0 <= length <= len(sequence.tokens):
             raise LengthInvalid(f"length {length}; sequence {sequence.id} has {len(sequence.tokens)} tokens")
 
-    def _checked_turn(self, sequence: Sequence, verb: Generate, prompt: int) -> Turn:
+    def _checked_turn(self, verb: Generate, prompt: int) -> Turn:
         if not prompt:
-            raise LengthInvalid(f"sequence {sequence.id} has no tokens to go on from")
+            raise LengthInvalid(f"sequence {verb.seq} has no tokens to go on from")
         check_sampling(verb.sampling, verb.limits, self._settings.vocab_size)
         if verb.sampling.grammar is not None:
             self._constraints.check(verb.sampling.grammar)
@@ -229,7 +257,7 @@ class Verbs:
             raise SamplingInvalid(f"{verb.generated_from} of {verb.limits.max_tokens} tokens are generated")
         room = self._settings.max_context - prompt
         if room < 1:
-            raise ContextExceeded(f"sequence {sequence.id} fills the context of {self._settings.max_context}")
+            raise ContextExceeded(f"sequence {verb.seq} fills the context of {self._settings.max_context}")
         return Turn(
             verb.sampling,
             verb.limits,

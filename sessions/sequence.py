@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..runtime.errors import EngineDied, EngineGone, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
 from ..runtime.link.generation import Generation
-from ..runtime.link.messages import Limits, Moved, Receipt, Sampling, State
+from ..runtime.link.messages import Limits, Moved, Opening, Receipt, Sampling, State
 from .ids import NONE, Ids, common_prefix
 from .suspicion import Suspicion
 
@@ -27,6 +27,20 @@ class _Wish:
     priority: int
     until: float
     returns: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What is to be generated on which tokens."""
+
+    ids: Ids
+    sampling: Sampling
+    limits: Limits
+    generated_from: int
+
+    def asked(self) -> tuple[Sampling, Limits, int]:
+        """As the link takes it."""
+        return self.sampling, self.limits, self.generated_from
 
 
 class LiveSequence:
@@ -118,27 +132,26 @@ class LiveSequence:
         Raises the runtime's ``VerbRefused`` and ``EngineGone``.
         """
         async with self._verbs:
-            return await self._brought(ids)
+            before, ahead, self._ahead = self.held, self._ahead, False
+            state = await self._bring(ids)
+            self.retracted |= ahead and common_prefix(before, ids) < len(before)
+            return state
 
     async def begin(
         self, ids: Ids, sampling: Sampling, limits: Limits, generated_from: int = 0
     ) -> Generation:
         """`bring`, and sample what follows, the last ``generated_from`` tokens being of the reply already.
 
-        What only follows on what is held comes with that verb, so no step lies between. `stop` or `finished`
-        tells how it ended.
+        What only follows on what is held comes with that verb, and the whole sequence where nothing is, so no
+        step lies between. `stop` or `finished` tells how it ended.
         """
         async with self._verbs:
             before = self._computed_before if self._ahead else len(ids)
-            await self._brought(ids, whole=False)
-            try:
-                generation = await self._generate(ids, sampling, limits, generated_from)
-            except (SequenceBusy, SequenceUnknown):  # it is not as we thought: begin again
-                if self.lost:
-                    raise
-                await self.close()
-                await self._begin(ids, alone=self.suspicion.alone)
-                generation = await self._generate(ids, sampling, limits, generated_from)
+            held, ahead, self._ahead = self.held, self._ahead, False
+            turn = _Turn(ids, sampling, limits, generated_from)
+            state = await self._kept(ids, whole=False)
+            self.retracted |= ahead and common_prefix(held, ids) < len(held)
+            generation = await (self._opened(turn) if state is None else self._resumed(turn, state.seq))
             self.found = min(before, generation.state.computed)
             return generation
 
@@ -197,30 +210,48 @@ class LiveSequence:
         death = self._link.death_of(self._incarnation)
         return death is None or self._state.seq in death.step
 
-    async def _bring(self, ids: Ids, *, whole: bool = True, due: bool = False) -> State:
-        """Not ``whole``: what only follows on what is held is left out. ``due`` as in `anticipate`."""
-        assert len(ids) > 0, "a prompt has at least one token"
+    async def _bring(self, ids: Ids, *, due: bool = False) -> State:
+        """`bring`; ``due`` as in `anticipate`."""
+        state = await self._kept(ids, due=due)
+        if state is not None:
+            return state
         alone = self.suspicion.alone
-        state = self._state if self._certain and not self.lost and not alone else None
-        if state is None:
-            await self.close()
-            state = None if alone else await self._forked(ids)
+        state = None if alone else await self._forked(ids)
+        if state is not None:
+            try:
+                return await self._mend(state, ids, whole=True, due=due)
+            except VerbRefused:  # its parent was not as we thought
+                await self.close()
+        return await self._begin(ids, alone=alone)
+
+    async def _kept(self, ids: Ids, *, whole: bool = True, due: bool = False) -> State | None:
+        """What the engine holds, made ``ids``, or not ``whole``: a beginning of them; None: nothing of use."""
+        assert len(ids) > 0, "a prompt has at least one token"
+        state = self._state if self._certain and not self.lost and not self.suspicion.alone else None
         if state is not None:
             try:
                 return await self._mend(state, ids, whole=whole, due=due)
             except VerbRefused:  # it is not as we thought: begin again
-                await self.close()
-        return await self._begin(ids, alone=alone)
+                pass
+        await self.close()
+        return None
 
     async def _begin(self, ids: Ids, *, alone: bool) -> State:
         self._certain, self._alone, self._incarnation = False, alone, self._link.incarnation
         state = self._settle(await self._link.open(ids.tolist(), self._salt, alone), ids)
-        now, wish = time.monotonic(), self._lease
-        if wish is not None and wish.until > now:
+        wish = self._wished
+        if wish is not None:
+            now = time.monotonic()
             with suppress(VerbRefused):
                 returns_in = max(0.0, wish.returns - now)
                 await self._link.lease(state.seq, wish.priority, wish.until - now, returns_in)
         return state
+
+    @property
+    def _wished(self) -> _Wish | None:
+        """The lease that it still has to have."""
+        wish = self._lease
+        return wish if wish is not None and wish.until > time.monotonic() else None
 
     async def stop(self, ids: Ids, stopped: State | None = None) -> None:
         """End the generation and keep exactly ``ids``, a beginning of what it made.
@@ -279,30 +310,57 @@ class LiveSequence:
             shared = len(ids)
         return self._settle(state, ids[:shared])
 
-    async def _brought(self, ids: Ids, *, whole: bool = True) -> State:
-        before, ahead, self._ahead = self.held, self._ahead, False
-        state = await self._bring(ids, whole=whole)
-        self.retracted |= ahead and common_prefix(before, ids) < len(before)
-        return state
+    async def _resumed(self, turn: _Turn, seq: int) -> Generation:
+        """The turn, on a sequence that holds the beginning of it."""
+        try:
+            return await self._generated(turn, seq)
+        except (SequenceBusy, SequenceUnknown):  # it is not as we thought: begin again
+            if self.lost:
+                raise
+            await self.close()
+            return await self._opened(turn)
 
-    async def _generate(
-        self, ids: Ids, sampling: Sampling, limits: Limits, generated_from: int
-    ) -> Generation:
-        seq, new = self._open.seq, ids[len(self._held) :].tolist()
+    async def _opened(self, turn: _Turn) -> Generation:
+        """The turn, and its sequence with it."""
+        alone = self.suspicion.alone
+        if self._wished is not None:  # the turn is to have what was promised
+            return await self._generated(turn, (await self._begin(turn.ids, alone=alone)).seq)
+        parent = None if alone else self._parent(turn.ids)
+        if parent is not None:
+            with suppress(VerbRefused):  # it was not as we thought
+                return await self._opened_as(turn, Opening(parent=parent[0], at=parent[1]))
+        return await self._opened_as(turn, Opening(self._salt, alone))
+
+    async def _opened_as(self, turn: _Turn, opening: Opening) -> Generation:
+        self._certain, self._alone, self._incarnation = False, opening.alone, self._link.incarnation
+        new = turn.ids[opening.at :].tolist()
+        return self._runs(turn, await self._link.begin(opening, *turn.asked(), new))
+
+    async def _generated(self, turn: _Turn, seq: int) -> Generation:
+        self._certain, self._generating = False, True
+        new = turn.ids[len(self._held) :].tolist()
+        return self._runs(turn, await self._link.generate(seq, *turn.asked(), new))
+
+    def _runs(self, turn: _Turn, generation: Generation) -> Generation:
         self._certain, self._generating, self._unread = False, True, 1
-        generation = await self._link.generate(seq, sampling, limits, generated_from, new)
-        self._state, self._held = generation.state, ids  # of the epoch that the rows have
+        self._state, self._held = generation.state, turn.ids  # of the epoch that the rows have
         return generation
 
-    async def _forked(self, ids: Ids) -> State | None:
+    def _parent(self, ids: Ids) -> tuple[int, int] | None:
+        """A sequence, and so many of its tokens that these begin with, if enough for a fork."""
         origin = self._origin
         if origin is None or origin._state is None or origin.lost:
             return None
         at = min(common_prefix(origin._held, ids), len(ids) - 1)
-        if at < self._link.hello.block_tokens:
+        return None if at < self._link.hello.block_tokens else (origin._state.seq, at)
+
+    async def _forked(self, ids: Ids) -> State | None:
+        parent = self._parent(ids)
+        if parent is None:
             return None
+        at = parent[1]
         try:
-            (seq,) = await self._link.fork(origin._state.seq, 1, at)
+            (seq,) = await self._link.fork(parent[0], 1, at)
         except VerbRefused:
             return None
         return self._settle(State(seq, at, at, 0), ids[:at])

@@ -16,7 +16,7 @@ import msgspec
 from ..errors import EngineGone, VerbRefused
 from .client import EngineLink
 from .generation import Generation
-from .messages import Finish, Limits, Row, Sampling, TokenLogprob
+from .messages import Finish, Limits, Opening, Row, Sampling, TokenLogprob
 
 _SEEDS = 2**63
 
@@ -45,10 +45,10 @@ async def choices(
     Raises what the link's verbs raise; whatever happens no sequence stays open.
     """
     assert n >= 1, "at least one reply"
-    opened = [(await link.open(prompt, salt)).seq]
+    first = await link.begin(Opening(salt), sampling, limits, tokens=prompt)
+    opened = [first.state.seq]
     made = [Choice() for _ in range(n)]
     try:
-        first = await link.generate(opened[0], sampling, limits)
         async for row in first:  # the prompt is computed when the first token is there
             made[0].take(row)
             break

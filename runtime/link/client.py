@@ -27,6 +27,7 @@ from .messages import (
     Limits,
     Moved,
     Open,
+    Opening,
     Phase,
     Receipt,
     Reply,
@@ -149,9 +150,35 @@ class EngineLink:
         """Append ``tokens`` and sample what follows. ``generated_from``: how many of the last tokens were
         generated before this call.
         """
-        wire = self._there(seq)
+        return await self._generated(self._there(seq), seq, sampling, limits, generated_from, tokens)
+
+    async def begin(
+        self,
+        opening: Opening,
+        sampling: Sampling,
+        limits: Limits,
+        generated_from: int = 0,
+        tokens: Sequence[int] = (),
+    ) -> Generation:
+        """`open`, or `fork`, and `generate` in one: the prompt is planned as that of a turn. The id of the
+        sequence is in the generation's state.
+        """
+        wire = self._there(opening.parent)
+        return await self._generated(wire, self._new_id(), sampling, limits, generated_from, tokens, opening)
+
+    async def _generated(
+        self,
+        wire: Wire,
+        seq: int,
+        sampling: Sampling,
+        limits: Limits,
+        generated_from: int,
+        tokens: Sequence[int],
+        opening: Opening | None = None,
+    ) -> Generation:
         generation = Generation(self.stop)
-        verb = Generate(wire.next_request(), seq, sampling, limits, generated_from, list(tokens))
+        request = wire.next_request()
+        verb = Generate(request, seq, sampling, limits, generated_from, list(tokens), opening)
         await wire.call(verb, generation)
         return generation
 

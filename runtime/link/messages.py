@@ -125,14 +125,29 @@ class Truncate(Verb, frozen=True, tag="truncate"):
     expect_epoch: int
 
 
+class Opening(msgspec.Struct, frozen=True, array_like=True):
+    """What a sequence is before the first verb on it: empty, with ``salt`` and ``alone`` as in `Open`; or, of a
+    ``parent``, its first ``at`` tokens, as `Fork` makes a child.
+    """
+
+    salt: bytes = b""
+    alone: bool = False
+    parent: int | None = None
+    at: int = 0
+
+
 class Generate(Verb, frozen=True, tag="generate"):
-    """Append ``tokens``, then sample until a limit. Of all ``generated_from`` were generated before."""
+    """Append ``tokens``, then sample until a limit. Of all ``generated_from`` were generated before.
+
+    ``opening``: the sequence begins with this verb, so that no step comes between its prompt and its turn.
+    """
 
     seq: int
     sampling: Sampling
     limits: Limits
     generated_from: int = 0
     tokens: list[int] = []
+    opening: Opening | None = None
 
 
 class Stop(Verb, frozen=True, tag="stop"):

@@ -139,11 +139,13 @@ class Wire(asyncio.Protocol):
         refused = reply is not None and reply.done() and not reply.cancelled() and reply.exception()
         if refused or self._gone is not None:
             return
+        begun = _begun_by(call.verb)
         if isinstance(call.verb, Generate):
             if self._generations.get(call.verb.seq) is call.generation:
                 self._over(call.verb.seq, None)
-            self.post(Stop(self.next_request(), call.verb.seq))
-        for seq in _begun_by(call.verb):
+            if not begun:
+                self.post(Stop(self.next_request(), call.verb.seq))
+        for seq in begun:
             self.post(Close(self.next_request(), seq))
 
     # --- up (called by the event loop) ----------------------------------------------------------------------
@@ -253,6 +255,6 @@ def _anew(fault: EngineGone) -> EngineGone:
 
 
 def _begun_by(verb: AnyVerb) -> list[int]:
-    if isinstance(verb, Open):
+    if isinstance(verb, Open) or (isinstance(verb, Generate) and verb.opening is not None):
         return [verb.seq]
     return verb.children if isinstance(verb, Fork) else []

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.runtime.link.messages import Finish, Sampling, Work
+from holdfast.runtime.link.messages import Finish, Opening, Sampling, Work
 from holdfast.tests.runtime.worlds import World, world
 
 STORY = list(range(30, 78))
@@ -47,6 +47,24 @@ def test_prompts_are_cut_into_chunks_beside_decodes(depth: int) -> None:
     )
     assert all(plan.tokens <= 6 for plan in here.device.plans)
     assert here.steps <= 12 + depth, "the decode never waited for the prompt"
+
+
+@DEPTHS
+@pytest.mark.parametrize("parent", [None, 0])
+def test_a_turn_that_begins_its_sequence_takes_no_step_more(depth: int, parent: int | None) -> None:
+    """Its prompt is computed in the step that samples its first token, whenever the engine looks for work."""
+    here = world(depth=depth, max_step_tokens=32)
+    here.device.keep_plans = True
+    here.open(0, STORY[:12])
+    here.run()
+    del here.device.plans[:]
+    at = 0 if parent is None else 10
+    here.generate(1, 3, tokens=STORY[at:21], opening=Opening(parent=parent, at=at))
+    here.run()
+    told = [(row.count, row.sampling is not None) for plan in here.device.plans for row in plan.rows]
+    found = 8 if parent is None else 10  # of a sequence of its own whole blocks, of its parent what it has
+    assert told == [(21 - found, True), (1, True), (1, True)]
+    assert here.ended[1].work == Work(21 - found, 0, found, 3)
 
 
 def test_overlapped_steps_are_fed_by_the_one_before() -> None:

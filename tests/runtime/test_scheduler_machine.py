@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from holdfast.kvstore.slots import SlotState
-from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.link.messages import Opening, Sampling
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, World
@@ -106,6 +106,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             sampling=Sampling(temperature=number % 2, seed=number % 4),
             generated_from=random.choice((0, 0, 0, 3)),
             tokens=random.choice(([], self._tokens(9, number))),
+        )
+
+    @rule(seq=SEQS, most=st.integers(1, 40), parent=st.none() | SEQS, number=NUMBERS)
+    def begin_turn(self, seq, most, parent, number) -> None:
+        being = self.world.beings.get(parent)
+        at = 0 if parent is None else number % (len(being.shadow.tokens) + 2 if being else 1)
+        salt, alone = (
+            (b"", False) if parent is not None else (b"tenant" * (number % 7 == 0), number % 11 == 0)
+        )
+        self.world.generate(
+            seq,
+            most,
+            sampling=Sampling(temperature=number % 2, seed=number % 4),
+            tokens=self._tokens(self.longest, number),
+            opening=Opening(salt, alone, parent, at),
         )
 
     @rule(seq=SEQS, number=NUMBERS)

@@ -25,6 +25,7 @@ from holdfast.runtime.link.messages import (
     Lease,
     Limits,
     Open,
+    Opening,
     Receipt,
     Refusal,
     Reply,
@@ -186,9 +187,9 @@ class World:
         sampling: Sampling = GREEDY,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
+        opening: Opening | None = None,
     ) -> None:
-        being = self.beings.get(seq)
-        refusal = self._busy(being)
+        being, refusal = self._opened(seq, opening)
         if being is not None and not refusal:
             length = len(being.shadow.tokens) + len(tokens)
             if not length:
@@ -198,9 +199,10 @@ class World:
             elif length >= self.settings.max_context:
                 refusal = "context_exceeded"
         limits = Limits(max_tokens, stop_ids)
-        verb = Generate(self._next(), seq, sampling, limits, generated_from, list(tokens))
+        verb = Generate(self._next(), seq, sampling, limits, generated_from, list(tokens), opening)
         if self._apply(verb, refusal):
             assert being is not None
+            self.beings[seq] = being
             being.shadow.extend(tokens)
             being.epoch += 1
             prompt = len(being.shadow.tokens)
@@ -209,6 +211,21 @@ class World:
             if seq not in self._roster.fetching:
                 self._begin(seq)
             self._check_state(seq)
+
+    def _opened(self, seq: int, opening: Opening | None) -> tuple[Being | None, str | None]:
+        """What a turn begins on, and why it does not."""
+        being = self.beings.get(seq)
+        if opening is None:
+            return being, self._busy(being)
+        begun = Being(Shadow((), DRAWN), alone=opening.alone)
+        if opening.parent is not None:
+            parent = self.beings.get(opening.parent)
+            if parent is None:
+                return None, "sequence_unknown"
+            if not 0 <= opening.at <= len(parent.shadow.tokens):
+                return None, "length_invalid"
+            begun = Being(parent.shadow.copy(opening.at), cut=True)
+        return (begun, None) if being is None else (None, "sequence_exists")
 
     def lease(
         self,

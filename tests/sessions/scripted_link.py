@@ -27,6 +27,7 @@ from holdfast.runtime.link.messages import (
     Hello,
     Limits,
     Moved,
+    Opening,
     Receipt,
     Row,
     Sampling,
@@ -134,7 +135,7 @@ class ScriptedLink:
 
     def sent(self) -> int:
         """Tokens that crossed the link downwards since the last call."""
-        total = sum(len(entry[2]) for entry in self.log if entry[0] in ("open", "extend"))
+        total = sum(len(entry[2]) for entry in self.log if entry[0] in ("open", "begin", "extend"))
         self.log.clear()
         return total
 
@@ -142,12 +143,7 @@ class ScriptedLink:
 
     async def open(self, tokens: Sequence[int], salt: bytes = b"", alone: bool = False) -> State:
         await self._verb("open", salt, list(tokens), *(["alone"] * alone))
-        if self.full:
-            raise EngineOverloaded("too many sequences")
-        assert all(type(token) is int for token in tokens), "only plain ints cross the link"
-        self._last += 1
-        self.held[self._last] = Held(list(tokens))
-        return self._state(self._last)
+        return self._state(self._new(Held(list(tokens))))
 
     async def extend(self, seq: int, tokens: Sequence[int], due: bool = False) -> State:
         await self._verb("extend", seq, list(tokens), *(["due"] * due))
@@ -180,6 +176,35 @@ class ScriptedLink:
         if tokens:  # logged as an extension, for what crosses the link
             await self.extend(seq, list(tokens))
         await self._verb("generate", seq, limits, *([generated_from] if generated_from else []))
+        return self._generated(seq, limits, generated_from)
+
+    async def begin(
+        self,
+        opening: Opening,
+        sampling: Sampling,
+        limits: Limits,
+        generated_from: int = 0,
+        tokens: Sequence[int] = (),
+    ) -> Generation:
+        whose = opening.salt if opening.parent is None else (opening.parent, opening.at)
+        await self._verb("begin", whose, list(tokens), limits, generated_from, opening.alone)
+        begun = Held([])
+        if opening.parent is not None:
+            parent = self._known(opening.parent)
+            begun = Held(parent.tokens[: opening.at], computed=min(opening.at, parent.computed))
+            assert len(begun.tokens) == opening.at
+        begun.tokens += tokens
+        return self._generated(self._new(begun), limits, generated_from)
+
+    def _new(self, held: Held) -> int:
+        if self.full:
+            raise EngineOverloaded("too many sequences")
+        assert all(type(token) is int for token in held.tokens), "only plain ints cross the link"
+        self._last += 1
+        self.held[self._last] = held
+        return self._last
+
+    def _generated(self, seq: int, limits: Limits, generated_from: int) -> Generation:
         held = self._idle(seq)
         held.epoch += 1
         held.limits, held.sampled, held.before = limits, generated_from, generated_from

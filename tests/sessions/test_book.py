@@ -23,7 +23,7 @@ def test_sessions_are_found_counted_and_closed() -> None:
         with pytest.raises(SessionLimit):
             book.create()
         await ask(other, "Hi")
-        assert [entry[1] for entry in link.log if entry[0] == "open"] == [b"tenant"]
+        assert [entry[1] for entry in link.log if entry[0] == "begin"] == [b"tenant"]
         assert book.statistics()["sessions"] == 2
         assert book.statistics()["session_items"] == 2
         assert book.statistics()["session_tokens"] == other.history.tree.head.length

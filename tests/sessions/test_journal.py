@@ -228,7 +228,7 @@ async def test_a_session_comes_back_with_its_words_its_tokens_and_its_date() -> 
             assert prompt[: head.length - 1] == head.tokens().tolist()[:-1], (
                 "what it saw, not a new rendering"
             )
-            opened = next(entry for entry in again.log if entry[0] == "open")
+            opened = next(entry for entry in again.log if entry[0] == "begin")
             assert opened[1] == b"salt"
 
 

@@ -228,3 +228,63 @@ async def test_a_branch_on_trial_is_not_anticipated() -> None:
         sequence.suspicion.weigh(Death(1, "crash", False, frozenset({7}), 0.0), 7, alone=False)
     await sequence.anticipate(span(1, 9), unless=lambda: False)
     assert verbs(link) == []
+
+
+@run
+async def test_a_turn_brings_its_sequence_with_it() -> None:
+    link = counting()
+    sequence = LiveSequence(link, b"salt")
+    generation = await sequence.begin(span(1, 9), Sampling(), Limits(2))
+    assert link.log == [("begin", b"salt", list(range(1, 9)), Limits(2), 0, False)]
+    said = [token async for row in generation for token in row.tokens]
+    sequence.finished(span(1, 11), 1)
+    link.log.clear()
+    assert said == [9, 10] and sequence.held.tolist() == list(range(1, 11))
+    await sequence.begin(span(1, 13), Sampling(), Limits(2))
+    assert verbs(link) == [("extend", 2), ("generate", Limits(2))], "which is one verb, too"
+
+
+@run
+async def test_a_turn_on_a_fork_brings_the_fork_with_it() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.bring(span(1, 9))
+    link.log.clear()
+    child = sequence.child()
+    generation = await child.begin(span(1, 12), Sampling(), Limits(1))
+    assert link.log == [("begin", (1, 8), [9, 10, 11], Limits(1), 0, False)]
+    assert [row.tokens async for row in generation] == [[12]]
+    link.held.pop(1)
+    link.log.clear()
+    await sequence.child().begin(span(1, 12), Sampling(), Limits(1))
+    assert [entry[1] for entry in link.log] == [(1, 8), b""], "its parent was not there: it stands for itself"
+    assert link.held[generation.state.seq + 1].tokens == list(range(1, 12))
+
+
+@run
+async def test_a_turn_cut_off_as_it_begins_leaves_nothing_to_trust() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    link.cut_off.add("begin")
+    task = asyncio.create_task(sequence.begin(span(1, 9), Sampling(), Limits(1)))
+    await link.stuck.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    link.cut_off.clear()
+    link.log.clear()
+    await sequence.bring(span(1, 9))
+    assert verbs(link) == [("open", 8)]
+
+
+@run
+async def test_a_turn_that_begins_anew_has_the_lease_it_was_promised() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await sequence.begin(span(1, 9), Sampling(), Limits(1))
+    await sequence.lease(span(1, 9), 2, 60.0, 30.0)
+    link.die()
+    link.restart()
+    link.log.clear()
+    await sequence.begin(span(1, 9), Sampling(), Limits(1))
+    assert [entry[0] for entry in link.log] == ["open", "lease", "generate"]

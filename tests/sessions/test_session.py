@@ -110,7 +110,8 @@ async def test_out_of_band_runs_beside_and_leaves_no_trace() -> None:
     _, aside = await read(session, TurnRequest.checked(out_of_band=True))
     assert aside.status is ReplyStatus.COMPLETED
     assert session.history.items() == items
-    assert any(entry[0] == "fork" for entry in link.log)  # it shares the branch's KV
+    begun = [entry[1] for entry in link.log if entry[0] == "begin"]
+    assert begun[0] == b"" and begun[1][0] == 1, "it is a fork, and shares the branch's KV"
     assert aside.usage.prefilled_tokens <= aside.usage.new_tokens
     topic = Message(id="t", role="user", text="What is this about?")
     request = TurnRequest.checked(out_of_band=True, input=[topic], instructions="Sum up")

@@ -161,11 +161,13 @@ async def test_a_reader_that_leaves_cancels() -> None:
     assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
 
 
-@pytest.mark.parametrize("verb", ["open", "generate", "stop", "row"])
+@pytest.mark.parametrize("verb", ["begin", "generate", "stop", "row"])
 @run
 async def test_a_reader_cancelled_at_any_await_leaves_a_session_that_works(verb: str) -> None:
-    link = reciting("one two three", "one two three", "ok", "ok")
+    link = reciting(*["ready"] * (verb == "generate"), "one two three", "one two three", "ok", "ok")
     session = session_on(link)
+    if verb == "generate":  # which later turns are; the first one is `begin`
+        await ask(session, "Hello")
     say(session, "Count")
     if verb == "row":
         link.flowing = False

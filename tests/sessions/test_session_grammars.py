@@ -139,13 +139,13 @@ async def test_every_engine_is_given_the_grammar_and_what_was_said() -> None:
     session = session_on(link)
     say(session, "Tell me.")
     given: list[tuple[Grammar | None, int]] = []
-    generate = link.generate
+    begin = link.begin
 
-    async def watched(seq: int, sampling: Any, limits: Any, generated_from: int, tokens: list[int]) -> Any:
-        given.append((sampling.grammar, generated_from))
-        return await generate(seq, sampling, limits, generated_from, tokens)
+    async def watched(opening: Any, sampling: Any, limits: Any, said: int, tokens: list[int]) -> Any:
+        given.append((sampling.grammar, said))
+        return await begin(opening, sampling, limits, said, tokens)
 
-    link.generate = watched  # type: ignore[method-assign]
+    link.begin = watched  # type: ignore[method-assign]
     response = session.respond(TurnRequest.checked(format=ANY))
     events = await until(response, 5, link)
     back = asyncio.create_task(die_and_return(link))
@@ -193,10 +193,10 @@ async def test_an_engine_without_grammars_says_what_to_install() -> None:
     async def refusing(*_: Any) -> Any:
         raise EngineRefusal("pip install 'holdfast[engine]'")
 
-    generate, link.generate = link.generate, refusing  # type: ignore[method-assign]
+    begin, link.begin = link.begin, refusing  # type: ignore[method-assign]
     _, done = await read(session, TurnRequest.checked(format=ANY))
     assert isinstance(done, ReplyDone) and type(done.error) is errors.GrammarUnavailable
-    link.generate = generate  # type: ignore[method-assign]
+    link.begin = begin  # type: ignore[method-assign]
     assert (await read(session))[1].status is ReplyStatus.COMPLETED
 
 

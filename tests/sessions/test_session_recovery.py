@@ -92,11 +92,11 @@ async def test_a_reply_goes_on_with_the_next_engine() -> None:
     text, done = await rest(response, events)
     await back
     assert text == TALE and done.status is ReplyStatus.COMPLETED
-    (opened, generated) = [entry for entry in link.log if entry[0] in ("open", "generate")]
-    prompt = next(entry[2] for entry in before if entry[0] == "open")
-    said = toks(TALE)[: len(opened[2]) - len(prompt)]
-    assert opened[2] == prompt + said and len(said) >= 5
-    assert generated[2].max_tokens == 200 and generated[3] == len(said)
+    ((_, _, tokens, limits, generated_from, _),) = [entry for entry in link.log if entry[0] == "begin"]
+    prompt = next(entry[2] for entry in before if entry[0] == "begin")
+    said = toks(TALE)[: len(tokens) - len(prompt)]
+    assert tokens == prompt + said and len(said) >= 5
+    assert limits.max_tokens == 200 and generated_from == len(said)
     usage = done.usage
     assert usage.prefilled_tokens == len(prompt) and usage.output_tokens == len(toks(TALE)) + 1
     assert usage.recomputed_tokens == len(prompt) + len(said) - 1, "all but the token without KV"
@@ -268,7 +268,7 @@ async def test_who_was_there_at_two_deaths_goes_on_alone_and_is_cleared_by_a_tok
         await die_and_return(link)
     link.stuck.clear()
     await link.stuck.wait()
-    alone = [len(entry) == 4 for entry in link.log if entry[0] == "open"]
+    alone = [entry[5] for entry in link.log if entry[0] == "begin"]
     assert alone == [False, False, True]
     link.flow()
     assert (await reading)[0] == TALE
@@ -317,4 +317,4 @@ async def test_who_was_not_in_the_step_is_not_accused() -> None:
         link.die()
         link.restart()
     assert (await ask(session, "And?")).status is ReplyStatus.COMPLETED
-    assert [len(entry) for entry in link.log if entry[0] == "open"] == [3, 3]
+    assert [entry[5] for entry in link.log if entry[0] == "begin"] == [False, False]

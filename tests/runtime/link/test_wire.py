@@ -18,6 +18,7 @@ from holdfast.runtime.errors import (
 )
 from holdfast.runtime.link.generation import Generation
 from holdfast.runtime.link.messages import (
+    AnyVerb,
     Close,
     Extend,
     Fatal,
@@ -26,6 +27,7 @@ from holdfast.runtime.link.messages import (
     Generate,
     Limits,
     Open,
+    Opening,
     Refusal,
     Reply,
     Row,
@@ -183,13 +185,20 @@ async def test_a_refused_generate_that_is_cancelled_stops_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("verb", "closed"),
-    [(Open(1, 7, b"", [1]), [7]), (Fork(1, 7, [8, 9]), [8, 9]), (Extend(1, 7, [1]), [])],
-    ids=["open", "fork", "extend"],
+    [
+        (Open(1, 7, b"", [1]), [7]),
+        (Fork(1, 7, [8, 9]), [8, 9]),
+        (Extend(1, 7, [1]), []),
+        (Generate(1, 7, Sampling(), LIMITS, 0, [1], Opening()), [7]),
+    ],
+    ids=["open", "fork", "extend", "generate"],
 )
-async def test_what_a_cancelled_caller_began_is_closed(verb: Open | Fork | Extend, closed: list[int]) -> None:
+async def test_what_a_cancelled_caller_began_is_closed(verb: AnyVerb, closed: list[int]) -> None:
     bench = Bench()
-    await cancelled(bench.wire.call(verb))
-    assert [one.seq for one in bench.sent()[1:] if isinstance(one, Close)] == closed
+    await cancelled(bench.wire.call(verb, Generation(unused) if isinstance(verb, Generate) else None))
+    _, *undone = bench.sent()
+    assert [one.seq for one in undone if isinstance(one, Close)] == closed
+    assert len(undone) == len(closed), "and nothing else is done"
 
 
 async def test_a_cancelled_stop_still_ends_the_generation() -> None:
