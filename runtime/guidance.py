@@ -146,6 +146,7 @@ class Guidance:
             text = _source(grammar)
             matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
             trial = matcher.deep_copy()
+            trial.consume_tokens(trial.compute_ff_tokens())
             trial.compute_bitmask()  # what is only found out in its first step is found out here
         except GrammarInvalid as passed:
             return self._refuse(passed.message)
@@ -246,17 +247,25 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.CHOICE:
-            return LLMatcher.grammar_from_lark(_choice(grammar.text))
+            return LLMatcher.grammar_from_regex(_choice(grammar.text))
         case GrammarKind.LARK:
             return LLMatcher.grammar_from_lark(grammar.text)
 
 
 def _choice(text: str) -> str:
+    """One expression, which an automaton follows, however many there are; rules would be tried one by one."""
     choices = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(one, str) for one in choices):
         raise ValueError("a choice is an array of strings")
-    return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
+    return "|".join(map(_literally, choices))
+
+
+def _literally(text: str) -> str:
+    plain = (one if one.isascii() and one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)
+    return "".join(plain)
 
 
 def _shortened(why: str) -> str:
-    return " ".join(why.split())[:240]
+    if why.startswith("NoExtensionBias"):
+        return "no text fits it"
+    return " ".join(why.replace("<non-verbose/>", "").split())[:240]

@@ -14,19 +14,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
+import anyio
+
 from . import branches, keeping
 from .agent.calls import Calls
 from .agent.limits import RunLimits
 from .agent.run import HINT_SECONDS, Run
 from .agent.tracing import Tracer, Tracers
-from .asking import converted, create_of
+from .asking import create_of
+from .configuring import Configuration
 from .errors import ChatBusy
 from .exchange import Exchange
 from .frames.client import (
     ClientEvent,
     ItemCreate,
     ItemRetrieve,
-    SessionUpdate,
     TypedRole,
 )
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
@@ -38,9 +40,8 @@ from .frames.server import (
     SessionLeased,
     SessionSettled,
     SessionStaged,
-    SessionUpdated,
 )
-from .frames.session import SessionPatch, SessionResource
+from .frames.session import SessionResource
 from .frames.verbs import (
     Fork,
     Relative,
@@ -76,6 +77,8 @@ class Chat:
         self._current: weakref.ref[_Reading] | None = None
         self._calls: Calls | None = None  # tools of the last run
         self._leased = False
+        self._claiming = anyio.Lock()
+        self._configuration = Configuration(exchange)
         self._turns: list[list[Finished]] = [[]]  # rounds of the last turns; one that is steered ends late
         self._children: list[Chat] = []
         self.session = session
@@ -171,11 +174,10 @@ class Chat:
         first = [] if prompt is None else [ItemCreate(item=named(MessageItem.of("user", prompt)))]
 
         async def claim(run: Run) -> None:
-            await self._idle()
-            if [tool.definition for tool in table.values()] != self.session.tools:
-                await self.update(tools=table.values())
+            await self._claim(run, self._exchange.quiet)
+            if not self._configuration.offers(self.session, table):
+                self.session = await self._configuration.change({}, table)
             self._tools, self._calls = table, run.calls
-            self._follow(run)
 
         hints = None if self._leased else hint_seconds
         limits = limits or RunLimits()
@@ -332,15 +334,10 @@ class Chat:
     async def update(self, *, tools: Iterable[ToolLike] | None = None, **fields: Any) -> SessionResource:
         """Change the session's fields that are given. Raises `FrameError`, `ToolInvalid`, `ServerError`."""
         await self._idle()
-        table = self._tools if tools is None else tools_of(tools)
-        if tools is not None:
-            fields["tools"] = [tool.definition for tool in table.values()]
-        patch = converted(fields, SessionPatch, "session")
-        sent = await self._exchange.send(SessionUpdate(session=patch))
-        updated = await self._exchange.answer(sent, lambda event: isinstance(event, SessionUpdated))
-        assert isinstance(updated, SessionUpdated)
-        self._tools, self.session = table, updated.session
-        return updated.session
+        table = None if tools is None else tools_of(tools)
+        self.session = await self._configuration.change(fields, table)
+        self._tools = self._tools if table is None else table
+        return self.session
 
     # --- where its KV is ---
 
@@ -410,10 +407,11 @@ class Chat:
     def _reader(self) -> _Reading | None:
         return None if self._current is None else self._current()
 
-    async def _claim(self, reading: _Reading) -> None:
-        """Let this turn, and no other, read from now on."""
-        await self._idle(self._exchange.make_way)
-        self._follow(reading)
+    async def _claim(self, reading: _Reading, clear: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Let this turn, and no other, read from now on: of several that begin at once, one."""
+        async with self._claiming:
+            await self._idle(clear or self._exchange.make_way)
+            self._follow(reading)
 
     async def _take_over(self, reading: _Reading) -> None:
         """Let this turn read from now on: the one that is read now ends for it."""

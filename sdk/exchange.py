@@ -122,9 +122,12 @@ class Exchange:
         return self._shared
 
     async def send(self, event: ClientEvent) -> str:
-        """Send one event, with an id if it has none; returns its id. Raises `ConnectionLost`."""
+        """Send one event, with an id if it has none; returns its id.
+
+        Raises `ConnectionLost`, and a `FrameError` where the event can be no frame: then nothing was sent.
+        """
         event_id = event.event_id or f"{self._prefix}_{next(self._numbers)}"
-        frame = codec.encode(msgspec.structs.replace(event, event_id=event_id))  # before it counts as asked
+        frame = codec.framed(msgspec.structs.replace(event, event_id=event_id))  # before it counts as asked
         if isinstance(event, ResponseCancel):
             self._cancels.add(event_id)
             self._ending.update([event.response_id] if isinstance(event.response_id, str) else [])

@@ -9,10 +9,9 @@ Knows nothing of tools.
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Callable
-
-import anyio.from_thread
+from contextlib import suppress
 
 Report = Callable[[str, float | None], None]
 """Takes a note of how far a call is, and a share in 0 to 1."""
@@ -25,13 +24,25 @@ class ToolContext:
         self.call_id = call_id
         self.cancelled = False
         self._report = report
-        self._loop_thread = threading.get_ident()
+        self._loop = _running_loop()
 
     def progress(self, note: str, fraction: float | None = None) -> None:
-        """Tell how far it is; from the event loop, or from the thread a sync tool runs in."""
+        """Tell how far it is; from the event loop, or from any thread."""
         if self.cancelled:
             return
-        if threading.get_ident() == self._loop_thread:
+        if self._loop is None or self._loop is _running_loop():
             self._report(note, fraction)
         else:
-            anyio.from_thread.run_sync(self._report, note, fraction)
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._tell, note, fraction)
+
+    def _tell(self, note: str, fraction: float | None) -> None:
+        if not self.cancelled:
+            self._report(note, fraction)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

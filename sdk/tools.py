@@ -10,22 +10,26 @@ the model reads. Knows nothing of the conversation.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
+import math
+import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal, TypeAlias, overload
 
 import anyio
-import anyio.to_thread
 import msgspec
 
-from .errors import ToolInvalid
+from .errors import ToolFailed, ToolInvalid
 from .frames.session import FunctionTool
-from .schemas import takes_of
+from .schemas import called_by, takes_of
+from .threads import in_thread
 from .toolcontext import ToolContext
 
 Invoke: TypeAlias = Callable[[str, ToolContext], Awaitable[str]]
@@ -33,6 +37,14 @@ Invoke: TypeAlias = Callable[[str, ToolContext], Awaitable[str]]
 OutcomeKind: TypeAlias = Literal["completed", "failed", "invalid_arguments", "timed_out"]
 
 LEARNT_FROM = 16
+
+MAX_OUTPUT_BYTES = 512 << 10
+"""Of an output as it stands in a frame; half of what that may have."""
+
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+MAX_ERROR = 4096
+"""Characters of what a tool raised that the model is shown."""
 
 
 class Durations:
@@ -64,7 +76,8 @@ class Tool:
     """What the model is told of a tool, and how to run it; without `invoke` its caller answers the calls.
 
     ``timeout``: seconds, after which a call is cancelled. ``expected``: seconds that a call usually takes,
-    where its author knows; otherwise it is learnt from those that ran.
+    where its author knows; otherwise it is learnt from those that ran. Raises `ToolInvalid` for either where it
+    can be none.
     """
 
     definition: FunctionTool
@@ -72,6 +85,12 @@ class Tool:
     timeout: float | None = None
     expected: float | None = None
     durations: Durations = field(default_factory=Durations, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not (self.timeout is None or (_is_number(self.timeout) and self.timeout > 0)):
+            raise ToolInvalid(f"`{self.name}`: `timeout` must be seconds above 0, not {self.timeout!r}")
+        if not (self.expected is None or (_is_number(self.expected) and 0 <= self.expected < math.inf)):
+            raise ToolInvalid(f"`{self.name}`: `expected` must be seconds from 0 on, not {self.expected!r}")
 
     @property
     def name(self) -> str:
@@ -146,13 +165,14 @@ def tool_of(given: ToolLike) -> Tool:
     """A tool from a callable, a dict in the Realtime form, or a `FunctionTool`. Raises `ToolInvalid`."""
     if isinstance(given, Tool):
         return given
-    if isinstance(given, FunctionTool):
-        return Tool(given)
-    if isinstance(given, Mapping):
+    if isinstance(given, FunctionTool | Mapping):
         try:
-            return Tool(msgspec.convert({"type": "function", **given}, FunctionTool))
-        except msgspec.ValidationError as error:
+            plain = given if isinstance(given, Mapping) else msgspec.to_builtins(given)
+            definition = msgspec.convert({"type": "function", **plain}, FunctionTool)
+            msgspec.json.encode(definition)
+        except (TypeError, ValueError, RecursionError) as error:
             raise ToolInvalid(f"Not a function tool: {error}") from None
+        return Tool(definition)
     return _from_callable(given)
 
 
@@ -177,10 +197,41 @@ def no_such_tool(name: str, known: Iterable[str]) -> str:
 
 
 def output_text(result: Any) -> str:
-    """Text as it is, anything else as JSON, spaced as models have mostly read it."""
-    if isinstance(result, str):
-        return result
-    return json.dumps(msgspec.to_builtins(result, enc_hook=str), ensure_ascii=False)
+    """Text as it is, bytes as the text they are, anything else as JSON, spaced as models have mostly read it.
+
+    What is no character becomes U+FFFD. Raises `ToolFailed` for more than a frame holds.
+    """
+    if isinstance(result, bytes | bytearray):
+        with suppress(UnicodeDecodeError):
+            result = bytes(result).decode()
+    if not isinstance(result, str):
+        result = json.dumps(msgspec.to_builtins(result, enc_hook=_builtin), ensure_ascii=False)
+    text = _characters(str(result))
+    size = len(msgspec.json.encode(text))
+    if size > MAX_OUTPUT_BYTES:
+        raise ToolFailed(f"The output has {size} bytes; at most {MAX_OUTPUT_BYTES} can be read")
+    return text
+
+
+def _builtin(value: Any) -> Any:
+    """What JSON has no word for: models and arrays by their own account, the rest as text."""
+    for dumps in ("model_dump", "tolist"):
+        if callable(dump := getattr(value, dumps, None)) and not isinstance(value, type):
+            return dump()
+    return str(value)
+
+
+def _characters(text: str) -> str:
+    """The text without lone surrogates, as file names may hold them: no frame does."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _from_callable(
@@ -190,7 +241,12 @@ def _from_callable(
     timeout: float | None = None,
     expected: float | None = None,
 ) -> Tool:
-    called = name or str(getattr(function, "__name__", type(function).__name__))
+    called = called_by(function) if name is None else name
+    if not (isinstance(called, str) and _NAME.fullmatch(called)):
+        raise ToolInvalid(
+            f"{called!r} is no name of a tool, which has 1 to 64 of a-z, A-Z, 0-9, `_`, `.` and `-`: "
+            "give it one with tool(name=...)"
+        )
     takes = takes_of(function, called)
     try:
         definition = FunctionTool(
@@ -207,13 +263,29 @@ def _from_callable(
 
 
 async def _told(invoke: Invoke, arguments: str, context: ToolContext) -> tuple[str, OutcomeKind]:
-    """The output; whatever is raised is the model's to read."""
+    """The output; whatever is raised is the model's to read, but for what ends the caller too."""
     try:
         return await invoke(arguments, context), "completed"
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        return failure(f"{type(error).__name__}: {error}"), "invalid_arguments"
-    except Exception as error:
-        return failure(f"{type(error).__name__}: {error}"), "failed"
+        return _failed(error), "invalid_arguments"
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return _failed(error), "failed"  # of something that the tool awaited
+    except BaseException as error:
+        return _failed(error), "failed"
+
+
+def _failed(error: BaseException) -> str:
+    try:
+        told = _characters(str(error))
+    except Exception:
+        told = "it cannot say why"
+    shown = told if len(told) <= MAX_ERROR else f"{told[:MAX_ERROR]}…"
+    return failure(f"{type(error).__name__}: {shown}")
 
 
 async def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -221,5 +293,5 @@ async def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
         getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
     ):
         return await function(**given)
-    result = await anyio.to_thread.run_sync(lambda: function(**given), abandon_on_cancel=True)
+    result = await in_thread(lambda: function(**given))
     return await result if inspect.isawaitable(result) else result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -62,6 +62,10 @@ class Forms:
         if self.reasoning is ReasoningForm.NONE:
             return None
         return ReasoningSplitter(opened=self.reasoning is ReasoningForm.OPENED)
+
+    def bound(self) -> Forms:
+        """For a reply that a grammar binds: it says what it says, though the template opened a thought."""
+        return replace(self, reasoning=ReasoningForm.NONE)
 
     def marks(self, specials: Mapping[str, int]) -> dict[int, str]:
         """Special tokens, which give no text otherwise, that begin a call here."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import keyword
 import re
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ MAX_CALL = 65_536
 _OPENS = re.compile(r"\s*\[\s*[A-Za-z_][\w.]*\s*\(")
 _MAY_OPEN = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.]*\s*)?)?")
 _NAME = re.compile(r"[\s,\[]*([A-Za-z_][\w.]*)\s*\(")
+_KEYWORD = re.compile(rf"[(,]\s*(?P<name>{'|'.join(sorted(keyword.kwlist))})\s*=(?!=)")
+_OWN = "__own_word_"
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 _WORDS = {"true": True, "false": False, "null": None}
 
@@ -42,26 +45,51 @@ class _CallScanner:
         self._begun = False
         self.read = 0
 
+    @property
+    def between_arguments(self) -> bool:
+        """Whether what comes next is in the call itself, in no string, list or other bracket."""
+        return not self._quote and self._opened == ["("]
+
     def feed(self, text: str) -> bool:
         """Go on behind what was read; whether the call is over."""
         while self.read < len(text):
             character = text[self.read]
-            self.read += 1
             if self._escaped:
                 self._escaped = False
+            elif character in "'\"" and self._begun:
+                if (quotes := self._quotes(text)) is None:
+                    return False
+                self.read += quotes
+                continue
             elif self._quote:
                 self._escaped = character == "\\"
-                self._quote = "" if character == self._quote else self._quote
             elif self._begun or character == "(":
                 self._begun = True
                 if self._bracket(character):
+                    self.read += 1
                     return True
+            self.read += 1
         return False
 
+    def _quotes(self, text: str) -> int | None:
+        """How many characters open or close a string here, or stand in one; None: what follows will tell."""
+        mark, three = text[self.read], text[self.read : self.read + 3]
+        if self._quote and mark != self._quote[0]:
+            return 1
+        if len(self._quote) == 1:
+            self._quote = ""
+            return 1
+        if len(three) < 3 and three == mark * len(three):
+            return None
+        if self._quote:
+            closes = three == self._quote
+            self._quote = "" if closes else self._quote
+            return 3 if closes else 1
+        self._quote = mark * 3 if three == mark * 3 else mark
+        return len(self._quote)
+
     def _bracket(self, character: str) -> bool:
-        if character in "'\"":
-            self._quote = character
-        elif character in "([{":
+        if character in "([{":
             self._opened.append(character)
         elif character in ")]}":
             return self._opened.pop() != _PAIRS[character] or not self._opened
@@ -132,6 +160,27 @@ class PythonicCalls:
             yield CallClosed(complete=False)
 
 
+def _parsed(written: str) -> ast.expr:
+    """Raises ``SyntaxError``, and whatever else the parser does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the model wrote nobody is to be warned
+        try:
+            return ast.parse(written, mode="eval").body
+        except SyntaxError:
+            return ast.parse(_renamed(written), mode="eval").body
+
+
+def _renamed(written: str) -> str:
+    """The call with arguments that have a word of Python's for a name under another one."""
+    kept, at, scanner = list[str](), 0, _CallScanner()
+    for found in _KEYWORD.finditer(written):
+        scanner.feed(written[: found.start("name")])
+        if scanner.between_arguments:
+            kept += [written[at : found.start("name")], _OWN]
+            at = found.start("name")
+    return "".join([*kept, written[at:]])
+
+
 class _JSONWords(ast.NodeTransformer):
     """JSON's own words, which models mix in, become Python's."""
 
@@ -145,12 +194,13 @@ def _arguments(written: str) -> str | None:
     if len(written) > MAX_CALL:
         return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what the model wrote nobody is to be warned
-            call = ast.parse(written, mode="eval").body
+        call = _parsed(written)
         if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
             return None
-        given = {str(one.arg): ast.literal_eval(_JSONWords().visit(one.value)) for one in call.keywords}
+        given = {
+            str(one.arg).removeprefix(_OWN): ast.literal_eval(_JSONWords().visit(one.value))
+            for one in call.keywords
+        }
         arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
         arguments.encode()  # a lone surrogate is no character
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

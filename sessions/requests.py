@@ -110,6 +110,11 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             tool=tool,
         )
 
+    @property
+    def bound(self) -> bool:
+        """Whether a grammar says all of its reply from the first token on, which leaves no room to think."""
+        return self.format is not None or self.tool_choice == "required"
+
     def preamble(self, default: Preamble) -> Preamble:
         """The session's preamble with this turn's overrides."""
         instructions = default.instructions if self.instructions is None else self.instructions

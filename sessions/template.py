@@ -23,6 +23,8 @@ from .items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, To
 from .tokenizer import ChatTokenizer
 from .tree import Reply
 
+MAX_DEPTH = 64
+"""Levels of a call's arguments that are given as an object."""
 _NONCE = secrets.token_hex(8)
 """Makes sentinels that nobody outside this process can write."""
 _SENTINEL = re.compile(f"\U000f0002{_NONCE}\\.([0-9]+)\U000f0003")
@@ -154,14 +156,30 @@ def _message_form(item: Item, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _call_form(call: FunctionCall) -> dict[str, Any]:
-    """A call as templates take it: arguments as an object where they are one."""
+    """A call as templates take it: arguments as an object where they are one that can be written."""
     try:
         arguments = json.loads(call.arguments)
+        json.dumps(arguments, ensure_ascii=False).encode()  # no character is a lone surrogate
     except (ValueError, RecursionError):
         arguments = call.arguments
-    if not isinstance(arguments, dict):
+    if not isinstance(arguments, dict) or _too_deep(arguments):
         arguments = call.arguments
     return {"type": "function", "id": call.call_id, "function": {"name": call.name, "arguments": arguments}}
+
+
+def _too_deep(value: Any) -> bool:
+    """Whether it nests deeper than a template, which writes it by calling itself, may be trusted to go."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [
+            node.values() if isinstance(node, dict) else node
+            for node in level
+            if isinstance(node, dict | list)
+        ]
+        level = [child for children in inner for child in children]
+        if not level:
+            return False
+    return True
 
 
 def _tool_form(tool: Tool) -> dict[str, Any]:

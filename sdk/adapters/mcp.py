@@ -38,7 +38,7 @@ class MCPSession(Protocol):
 async def mcp_tools(session: MCPSession, *, timeout: float | None = None, prefix: str = "") -> list[Tool]:
     """All tools of the server, their names after `prefix`; `timeout`: seconds for each call.
 
-    Raises `ToolInvalid` for a tool that cannot be offered, and what the session raises.
+    Raises `ToolInvalid` for a tool that cannot be offered, or a list without end; and what the session raises.
     """
     return [_tool(session, listed, timeout, prefix) async for listed in _listed(session)]
 
@@ -55,6 +55,7 @@ async def _listed(session: MCPSession) -> AsyncIterator[Any]:
         from mcp.types import PaginatedRequestParams
 
         params = PaginatedRequestParams(cursor=cursor)
+    raise ToolInvalid(f"The server lists its tools on more than {MAX_PAGES} pages")
 
 
 def _tool(session: MCPSession, listed: Any, timeout: float | None, prefix: str) -> Tool:
@@ -82,7 +83,7 @@ def _progress(context: ToolContext) -> Callable[..., Any]:
 
 def _output(result: Any) -> str:
     """What a tool answered, as text: its words, else its data. Raises `ToolFailed` where it tells an error."""
-    blocks = [block.text if block.type == "text" else _named(block) for block in result.content]
+    blocks = [_text(block) for block in result.content]
     structured = _either(result, "structured_content", "structuredContent")
     text = "\n".join(blocks) if blocks or structured is None else output_text(structured)
     if _either(result, "is_error", "isError"):
@@ -90,9 +91,19 @@ def _output(result: Any) -> str:
     return text
 
 
+def _text(block: Any) -> str:
+    """A block's words, or those of the file in it."""
+    for holder in (block, getattr(block, "resource", None)):
+        text = getattr(holder, "text", None)
+        if isinstance(text, str):
+            return text
+    return _named(block)
+
+
 def _named(block: Any) -> str:
     """What is no text is told by its kind: the model reads no pictures."""
-    about = getattr(block, "uri", None) or _either(block, "mime_type", "mimeType")
+    block_or_file = getattr(block, "resource", None) or block
+    about = getattr(block_or_file, "uri", None) or _either(block_or_file, "mime_type", "mimeType")
     return output_text({"type": block.type, **({"about": str(about)} if about else {})})
 
 

@@ -11,13 +11,14 @@ the session whose items the given ones begin with goes on. Knows nothing of agen
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from agents import Model, ModelResponse, UserError
 from agents import Usage as AgentUsage
+from anyio import CancelScope
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
@@ -84,9 +85,8 @@ class SessionModel(Model):
     ) -> Any:
         """The next response, whole."""
         finished = None
-        async for event in self._respond(
-            system_instructions, input, model_settings, tools, output_schema, handoffs
-        ):
+        given = (system_instructions, input, model_settings, tools, output_schema, handoffs)
+        async for event in self._respond(*given):
             finished = event if isinstance(event, Finished) else finished
         assert finished is not None
         usage = _usage(finished)
@@ -118,33 +118,33 @@ class SessionModel(Model):
         numbers = iter(range(1 << 30))
         begun = _whole("resp_begun", "in_progress", (), None, tools)
         yield ResponseCreatedEvent(type="response.created", response=begun, sequence_number=next(numbers))
-        async for event in self._respond(
-            system_instructions, input, model_settings, tools, output_schema, handoffs
-        ):
-            match event:
-                case TextDelta():
-                    yield ResponseTextDeltaEvent(
-                        type="response.output_text.delta",
-                        item_id=event.item_id,
-                        output_index=event.output_index,
-                        content_index=0,
-                        delta=event.delta,
-                        logprobs=[],
-                        sequence_number=next(numbers),
-                    )
-                case OutputItemDone():
-                    yield ResponseOutputItemDoneEvent(
-                        type="response.output_item.done",
-                        item=_output(event.item),
-                        output_index=event.output_index,
-                        sequence_number=next(numbers),
-                    )
-                case Finished():
-                    outputs, usage = _outputs(event), _usage(event)
-                    whole = _whole(event.response.id, "completed", outputs, usage, tools)
-                    yield ResponseCompletedEvent(
-                        type="response.completed", response=whole, sequence_number=next(numbers)
-                    )
+        given = (system_instructions, input, model_settings, tools, output_schema, handoffs)
+        async with aclosing(self._respond(*given)) as events:
+            async for event in events:
+                match event:
+                    case TextDelta():
+                        yield ResponseTextDeltaEvent(
+                            type="response.output_text.delta",
+                            item_id=event.item_id,
+                            output_index=event.output_index,
+                            content_index=0,
+                            delta=event.delta,
+                            logprobs=[],
+                            sequence_number=next(numbers),
+                        )
+                    case OutputItemDone():
+                        yield ResponseOutputItemDoneEvent(
+                            type="response.output_item.done",
+                            item=_output(event.item),
+                            output_index=event.output_index,
+                            sequence_number=next(numbers),
+                        )
+                    case Finished():
+                        outputs, usage = _outputs(event), _usage(event)
+                        whole = _whole(event.response.id, "completed", outputs, usage, tools)
+                        yield ResponseCompletedEvent(
+                            type="response.completed", response=whole, sequence_number=next(numbers)
+                        )
 
     async def close(self) -> None:
         """End all sessions."""
@@ -154,14 +154,14 @@ class SessionModel(Model):
 
     async def _respond(
         self, instructions: str | None, given: Any, settings: Any, tools: Any, schema: Any, handoffs: Any
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """The events of a response, and last what remains of it."""
         if schema is not None and not schema.is_plain_text():
             raise UserError("Replies in a schema are not served by this model")
         items = _items(given)
         keys = [_key(item) for item in items]
         kept = await self._session(keys)
-        kept.busy = True
+        kept.busy, whole = True, False
         try:
             await _configure(kept, instructions or "", [*map(_tool, tools), *map(_handoff, handoffs)])
             for item, key in zip(items[len(kept.keys) :], keys[len(kept.keys) :], strict=True):
@@ -171,9 +171,12 @@ class SessionModel(Model):
                 yield event
             finished = kept.chat.last
             kept.keys += [_key(item) for item in finished.response.output]
+            whole = True
             yield finished
         finally:
             kept.busy = False
+            if not whole:  # it may hold words that nobody was given
+                await self._drop(kept)
 
     async def _session(self, keys: list[_Key]) -> _Kept:
         """The session that these items go on from, as far as possible; or a new one."""
@@ -182,12 +185,18 @@ class SessionModel(Model):
             return max(fitting, key=lambda one: len(one.keys))
         idle = [one for one in self._kept if not one.busy]
         if len(self._kept) >= KEPT_SESSIONS and idle:
-            self._kept.remove(idle[0])
-            await idle[0].stack.aclose()
+            await self._drop(idle[0])
         stack = AsyncExitStack()
         kept = _Kept(await stack.enter_async_context(self._client.session()), stack)
         self._kept.append(kept)
         return kept
+
+    async def _drop(self, kept: _Kept) -> None:
+        """End a session; what it held is told anew to another one where it is wanted."""
+        if kept in self._kept:
+            self._kept.remove(kept)
+        with CancelScope(shield=True):
+            await kept.stack.aclose()
 
 
 async def _configure(kept: _Kept, instructions: str, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -276,6 +285,9 @@ def _plain(schema: Any) -> Any:
 
 def _fields(settings: Any) -> dict[str, Any]:
     given = {ours: getattr(settings, theirs, None) for theirs, ours in _SETTINGS.items()}
+    choice = given["tool_choice"]
+    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
+        given["tool_choice"] = {"type": "function", "name": choice}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -78,8 +78,7 @@ class Calls:
             task.cancel()
         for call in self._calls.values():
             if call.output is None:
-                seconds = time.perf_counter() - call.began
-                self._finish(call, failure("The call was cancelled"), "cancelled", seconds)
+                self._cut(call)
 
     def beside(self, work: Coroutine[None, None, None]) -> None:
         """Do something of no consequence beside them; it ends with them."""
@@ -98,9 +97,17 @@ class Calls:
         def report(note: str, fraction: float | None) -> None:
             self._tell(CallProgress(call_id, name, note, fraction))
 
-        outcome = await tool.call(call.item.arguments, ToolContext(call_id, report))
+        try:
+            outcome = await tool.call(call.item.arguments, ToolContext(call_id, report))
+        except BaseException:  # whoever ended it: nobody waits for its answer for ever
+            if call.output is None:
+                self._cut(call)
+            raise
         if call.output is None:
             self._finish(call, outcome.output, outcome.kind, outcome.seconds)
+
+    def _cut(self, call: _Call) -> None:
+        self._finish(call, failure("The call was cancelled"), "cancelled", time.perf_counter() - call.began)
 
     def _finish(self, call: _Call, output: str, outcome: CallOutcome, seconds: float) -> None:
         call.output = output

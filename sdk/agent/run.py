@@ -18,7 +18,7 @@ import msgspec
 
 from .. import keeping
 from ..asking import in_brief
-from ..errors import SDKError
+from ..errors import ChatBusy, SDKError
 from ..exchange import Exchange
 from ..frames.client import ItemCreate, ResponseCancel, ResponseCreate
 from ..frames.items import FunctionCallItem
@@ -71,6 +71,7 @@ class Run:
         self._stop: StopReason | None = None
         self._waiting: tuple[float, float | None] | None = None  # since when, and what the server was told
         self._begun = self._over = self._given_up = False
+        self._done: RunDone | None = None
         self.calls = Calls(tools)
         self.rounds: list[Finished] = []
         self._reply = Reply(exchange, self._create, first, rounds=self.rounds)
@@ -113,7 +114,7 @@ class Run:
                 await self._begin()
             while not self._events and not self._over:
                 await self._advance()
-        except SDKError:
+        except Exception:
             self.close()
             self.calls.take()  # a response that failed was taken back, its calls with it
             raise
@@ -126,10 +127,12 @@ class Run:
         return self._events.popleft()
 
     async def done(self) -> RunDone:
-        """Read to the end; how it ended."""
-        *_, last = [event async for event in self]
-        assert isinstance(last, RunDone)
-        return last
+        """Read to the end, if that was not done before; how it ended. Raises `ChatBusy`: it was left before."""
+        async for _ in self:
+            pass
+        if self._done is None:
+            raise ChatBusy("The run was left before its end")
+        return self._done
 
     async def text(self) -> str:
         """Read to the end; all that was said."""
@@ -138,8 +141,8 @@ class Run:
     # --- inside ---
 
     async def _begin(self) -> None:
+        self._begun = True  # from here on no other turn may begin
         await self._claim(self)
-        self._begun = True
         self._budget = Budget(self._limits)
         self._ask([])
 
@@ -273,11 +276,10 @@ class Run:
     async def _end(self, stop: StopReason) -> None:
         self._over = True
         rounds = tuple(self.rounds)
-        self._tell(
-            RunDone(
-                "".join(self._said), stop, usage_of(rounds), rounds, self._budget.calls, self._budget.seconds
-            )
+        self._done = RunDone(
+            "".join(self._said), stop, usage_of(rounds), rounds, self._budget.calls, self._budget.seconds
         )
+        self._tell(self._done)
         await self._tracers.aclose()
 
     def _tell(self, event: RunEvent) -> None:

@@ -69,8 +69,8 @@ class TraceFile:
     they would, empty where it was not.
     """
 
-    def __init__(self, path: Path, session_id: str) -> None:
-        self._path = path
+    def __init__(self, path: Path | str, session_id: str) -> None:
+        self._path = Path(path)
         self._session_id = session_id
         self._round = 0
         self._step: StepFinished | None = None

@@ -72,6 +72,17 @@ def encode(event: ClientEvent | ServerEvent) -> bytes:
     return _ENCODER.encode(event)
 
 
+def framed(event: ClientEvent) -> bytes:
+    """The event as a server takes it in. Raises a `FrameError` where it holds what no frame can."""
+    try:
+        frame = encode(event)
+    except UnicodeError:
+        raise FrameMalformed("The text holds a lone surrogate, which is no character") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FrameMalformed(_quoted(f"The event is no JSON: {error}")) from None
+    return _checked(frame, MAX_FRAME_BYTES)
+
+
 def _has_half_pair(data: bytes) -> bool:
     """Whether what makes this no valid text is an escape such as `\\ud83d` without its other half."""
     return _HALF.search(_PAIR.sub(b" ", data)) is not None

@@ -279,7 +279,7 @@ def reader_of(
         stop_ids=request.stop_ids,
         min_tokens=request.min_output_tokens,
         new_id=next_id,
-        forms=language.forms,
+        forms=language.forms.bound() if request.bound else language.forms,
         whole_calls=whole_calls,
     )
 

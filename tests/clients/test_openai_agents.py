@@ -24,7 +24,9 @@ def has_package() -> bool:
     return PYTHON.exists() and not subprocess.run(asked, capture_output=True).returncode
 
 
-@pytest.mark.anyio
+pytestmark = pytest.mark.anyio
+
+
 async def test_an_agent_with_a_tool_runs_on_the_pocket_model(
     client_script: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,3 +44,15 @@ async def test_an_agent_with_a_tool_runs_on_the_pocket_model(
     assert told["sessions"] == 1, "each step goes on in the session that has the steps before"
     assert all(cached > 0 for cached in told["cached"][1:])
     assert told["input"] == sorted(told["input"])
+
+
+async def test_a_session_whose_reply_was_left_is_not_gone_on_with(
+    client_script: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds words that the agent was never given. A tool is named to a model by its name alone."""
+    if not has_package():
+        pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
+    (tmp_path / "holdfast").symlink_to(ROOT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    told = await asyncio.to_thread(client_script, "openai_agents_left.py")
+    assert told == {"kept": [0, 0], "sessions": 2, "choice": {"type": "function", "name": "get_weather"}}

@@ -106,3 +106,28 @@ async def test_pages_prefixes_and_older_names() -> None:
 async def test_a_tool_that_cannot_be_offered_is_named() -> None:
     with pytest.raises(ToolInvalid, match="no such name"):
         await mcp_tools(Session("no such name"))
+
+
+class Answering(Session):
+    """A server that answers with these blocks."""
+
+    def __init__(self, *blocks: Any) -> None:
+        super().__init__("read")
+        self._blocks = blocks
+
+    async def call_tool(self, name: str, arguments: Any = None, *, progress_callback: Any = None) -> Any:
+        return SimpleNamespace(content=[*self._blocks], structuredContent=None, isError=False)
+
+
+async def test_the_words_of_a_file_are_read() -> None:
+    words = SimpleNamespace(uri="file:///a.txt", mimeType="text/plain", text="what it says")
+    picture = SimpleNamespace(uri="file:///a.png", mimeType="image/png", blob="AAAA")
+    blocks = [SimpleNamespace(type="resource", resource=resource) for resource in (words, picture)]
+    (tool,) = await mcp_tools(Answering(*blocks))
+    assert (await tool.call("")).output == 'what it says\n{"type": "resource", "about": "file:///a.png"}'
+
+
+async def test_a_list_of_tools_without_end_is_refused() -> None:
+    pytest.importorskip("mcp")
+    with pytest.raises(ToolInvalid, match="64 pages"):
+        await mcp_tools(Session(*(f"tool_{number}" for number in range(65))))

@@ -261,14 +261,6 @@ def test_the_date_is_frozen() -> None:
     assert "Today Date: 01 Mar 2025" in ours(name).backend.decode(tokens)
 
 
-def test_a_conversation_that_nests_too_deep_is_refused() -> None:
-    history = History()
-    deep = '{"a": ' * 900 + "1" + "}" * 900
-    history.insert(FunctionCall(id="c", call_id="call_1", name="f", arguments=deep))
-    with pytest.raises(TemplateFailed, match="recursion"):
-        renderer_of("chatml").draft(history.script())
-
-
 scripts = st.lists(
     st.tuples(
         st.sampled_from(["say", "reply", "call", "tool", "assistant", "drop", "instruct", "grow"]), typed
