@@ -122,8 +122,9 @@ class Exchange:
         return self._transport.connection
 
     async def send(self, event: ClientEvent) -> str:
-        """Send one event, with an id if it has none; returns its id. Raises `ConnectionLost`, and `FieldInvalid`
-        for an id so long that no answer would name it.
+        """Send one event, with an id if it has none; returns its id.
+
+        Raises `ConnectionLost`, and `FieldInvalid` for an id so long that no answer would name it.
         """
         event_id = event.event_id or f"{self._prefix}_{next(self._numbers)}"
         if len(event_id) > codec.MAX_EVENT_ID:

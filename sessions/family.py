@@ -68,8 +68,8 @@ def members(
 
 
 def checked_name(name: str, session_id: str, family: Iterable[Member]) -> str:
-    """The name as it is kept: in Unicode's normal form C, so that what is the same text is the same name, however
-    it was typed. Raises ``NameInvalid``: too long, or another of the family has it. Any number may have none.
+    """The name as it is kept: in Unicode's normal form C, so that the same text is the same name, however it
+    was typed. Raises ``NameInvalid``: too long, or another of the family has it. Any number may have none.
     """
     name = normalize("NFC", name)
     if len(name) > MAX_NAME:

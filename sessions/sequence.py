@@ -115,8 +115,8 @@ class LiveSequence:
     async def begin(
         self, ids: Ids, sampling: Sampling, limits: Limits, generated_from: int = 0
     ) -> Generation:
-        """Have the engine hold exactly these tokens and sample what follows, the last ``generated_from`` of them
-        being of the reply already.
+        """Have the engine hold exactly these tokens and sample what follows, the last ``generated_from`` of
+        them being of the reply already.
 
         What only follows on what is held comes with that verb, so no step lies between. `stop` or `finished`
         tells how it ended. Raises the runtime's ``VerbRefused`` and ``EngineGone``.
@@ -136,8 +136,8 @@ class LiveSequence:
             return generation
 
     async def anticipate(self, ids: Ids, *, unless: Callable[[], bool], due: bool = False) -> None:
-        """Have the engine hold the tokens of a turn that has not begun; not if one did while this waited for its
-        place. ``due``: it is about to.
+        """Have the engine hold the tokens of a turn that has not begun; not if one did while this waited for
+        its place. ``due``: it is about to.
 
         Nor where an engine died over this branch: whether that was its doing is for a turn to find out, which
         pays for it with the poison rule, and not for every piece of text that comes.
