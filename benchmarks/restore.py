@@ -1,10 +1,10 @@
 """``holdfast bench restore``: TTFT of a turn whose KV lies in the host tier or on disk, against a resident one.
 
 A conversation of 2k and 4k tokens; the same short turn is asked again and again, after its KV was lost on the
-device, or in the host tier too, or there and in the page cache. The limit is TTFT with KV on the device plus
-1.3 times what copying as many bytes takes in the same round: memory to memory for the host tier, a file read
-for the disk, its pages cached or not. The turn must prefill its new tokens and no others: the engine's choice
-to compute where that is faster is switched off here.
+device, or in the host tier too, or there and in the page cache. The limit is TTFT with KV on the device, taken
+before and after, plus 1.3 times what copying as many bytes takes in the same round: memory to memory for the
+host tier, a file read for the disk, its pages cached or not. The turn must prefill its new tokens and no
+others: the engine's choice to compute where that is faster is switched off here.
 """
 
 from __future__ import annotations
@@ -108,11 +108,13 @@ def _rounds(worker: Worker, model: str, length: int, options: Options) -> tuple[
             resident = worker.ask("again", tokens=new)
             before = worker.ask("lose", host=name != "host", cold=SOURCES[name] == "cold")
             restored = worker.ask("again", tokens=new)
+            after = worker.ask("again", tokens=new)
             tier = tiers[name]
             tier.bytes = _blocks(restored, name) * worker.told["block_bytes"]
             rates = worker.ask("rates", bytes=tier.bytes)
             if number >= 0:
-                tier.take(restored["seconds"], resident["seconds"], rates[SOURCES[name]])
+                calm = (resident["seconds"] + after["seconds"]) / 2
+                tier.take(restored["seconds"], calm, rates[SOURCES[name]])
                 tier.major_faults.append(restored["major_faults"] - before["major_faults"])
                 most = max(most, _computed(restored) / _computed(resident))
     return tiers, most

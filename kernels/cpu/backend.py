@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from ..penalties import allow, penalize
 from ..reference import copy_blocks
 from ..sampling import sample
 from ..scoring import log_probabilities
-from . import copying, decoding, elementwise, prefilling, rotation
+from . import copying, decoding, elementwise, prefilling, rotation, widening
 from .compiling import parts_for
 from .elements import TAGS
 from .layout import CpuBatch, lay_out
@@ -65,7 +64,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``: ``[tokens, k]``, ``[n, k]``, ``[n]``."""
     rows, k = x.shape
     if rows > FEW_ROWS:
-        return F.linear(x, weight, bias)
+        return widening.linear(x, weight, bias)
     n = weight.shape[0]
     out = x.new_empty((rows, n))
     at = 0 if bias is None else bias.data_ptr()

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("numba")
 
 from holdfast.kernels import reference
-from holdfast.kernels.cpu import backend
+from holdfast.kernels.cpu import backend, widening
 from holdfast.kernels.interface import Attention, HeadNorm, Kernels
 
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -195,6 +195,24 @@ def test_linear(biased: bool, n: int, k: int, rows: int, dtype: torch.dtype) -> 
     torch.testing.assert_close(
         backend.linear(x, weight, bias).double(), expected, rtol=TOLERANCE[dtype], atol=atol
     )
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear_of_many_rows_on_either_kind_of_processor(
+    biased: bool, dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are widened in groups of 12 outputs, which 37 is no multiple of."""
+    monkeypatch.setitem(widening.NATIVE, dtype, native)
+    monkeypatch.setattr(widening, "WIDENED", 12 * 80)
+    x, weight = numbers(90, 80, dtype=dtype, seed=1), numbers(37, 80, dtype=dtype, seed=2)
+    bias = numbers(37, dtype=dtype, seed=3) if biased else None
+    expected = x.double() @ weight.double().T + (bias.double() if biased else 0)
+    got = backend.linear(x, weight, bias)
+    assert got.dtype == dtype
+    atol = TOLERANCE[dtype] * math.sqrt(80)
+    torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=atol)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
