@@ -128,9 +128,9 @@ class Registry:
         """The tree of sessions that this one belongs to. Raises what ``SessionBook.family`` does."""
         return await self._book.family(session_id)
 
-    async def name(self, session_id: str, name: str) -> None:
+    async def name(self, session_id: str, name: str) -> str:
         """Name a session. Raises what ``SessionBook.name`` does."""
-        await self._book.name(session_id, name)
+        return await self._book.name(session_id, name)
 
     async def prune(self, session_id: str, target: str) -> None:
         """End a session of this one's tree and forget it. Raises what ``SessionBook.check_pruned`` does."""
@@ -144,9 +144,11 @@ class Registry:
             lease.cancel()
         if holder is not None:
             holder.moved()
-        if live is not None:
-            await self._book.close(target, settle=live.aclose)
-        await self._book.forget(target, number)
+        try:
+            if live is not None:
+                await self._book.close(target, settle=live.aclose)
+        finally:
+            await self._book.forget(target, number)
 
     async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
         """Work on several sessions, to its end: the one that asked may be pruned meanwhile."""

@@ -35,8 +35,8 @@ class Keeper(Protocol):
     async def tree(self, session_id: str) -> Sequence[Member]:
         """The session's tree, parents before their children."""
 
-    async def name(self, session_id: str, name: str) -> None:
-        """Name the session."""
+    async def name(self, session_id: str, name: str) -> str:
+        """Name the session; the name as it is kept."""
 
     async def prune(self, session_id: str, target: str) -> None:
         """End and forget another session of its tree, whoever has it."""
@@ -76,8 +76,8 @@ class Relatives:
                 relatives = [_relative(member) for member in found]
                 return SessionTreeListed(event_id=self._conversation.event_id(), sessions=relatives)
             case SessionName(name=name):
-                await self.keeper.name(self._id, name)
-                return SessionNamed(event_id=self._conversation.event_id(), name=name)
+                kept = await self.keeper.name(self._id, name)
+                return SessionNamed(event_id=self._conversation.event_id(), name=kept)
             case SessionPrune(session=target):
                 await self.keeper.prune(self._id, target)
                 return SessionPruned(event_id=self._conversation.event_id(), session=target)

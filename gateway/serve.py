@@ -90,11 +90,13 @@ async def serving(
     engine_settings: EngineSettings,
     heard: Callable[[Heartbeat], None] = lambda beat: None,
     engine: ChildEngine | None = None,
+    listening: Callable[[str], None] = lambda url: None,
 ) -> AsyncIterator[Serving]:
     """A server that listens; entered when a turn could run, left when engine and sockets are gone.
 
-    ``heard`` gets the engine's heartbeats, while it loads too. ``engine``: one of these settings, where it is
-    not to be made by default. Raises ``AddressUnusable``, ``KeysUnusable``, and what loading raises
+    ``listening`` is told the address before anything is loaded, ``heard`` gets the engine's heartbeats, while
+    it loads too. ``engine``: one of these settings, where it is not to be made by default. Raises
+    ``AddressUnusable``, ``KeysUnusable``, and what loading raises
     (`compose.opened`).
     """
     tenants = Tenants.of(settings)
@@ -103,13 +105,15 @@ async def serving(
     with _listen(settings) as sock:
         engine = engine or ChildEngine(engine_settings, heard=heard)
         service = Service(settings, model_name(engine_settings.model), engine.link, tenants)
-        async with _listening(service, sock) as url, opened(service, engine_settings.model, engine):
-            check_leases(tenants, engine_settings, engine.link.hello)
-            yield Serving(url, service, engine)
+        async with _listening(service, sock) as url:
+            listening(url)
+            async with opened(service, engine_settings.model, engine):
+                check_leases(tenants, engine_settings, engine.link.hello)
+                yield Serving(url, service, engine)
 
 
 def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
-    """Serve until a signal; the process's exit code. What keeps it from starting is one line on stderr."""
+    """Serve until a signal; the process's exit code. What keeps it from starting is the last line on stderr."""
     logging.basicConfig(format="holdfast: %(levelname)s: %(message)s", level=logging.WARNING)
     try:
         asyncio.run(_until_signal(settings, engine_settings))
@@ -148,8 +152,10 @@ async def _until_signal(settings: GatewaySettings, engine_settings: EngineSettin
 async def _hold(
     settings: GatewaySettings, engine_settings: EngineSettings, up: asyncio.Event, leave: asyncio.Event
 ) -> None:
+    asked = f"{engine_settings.model}, device {engine_settings.device}"
     with Loading() as loading:
-        async with serving(settings, engine_settings, loading.heard) as running:
+        begun = lambda url: loading.begun(f"holdfast: starting {asked}, {url}")
+        async with serving(settings, engine_settings, loading.heard, listening=begun) as running:
             loading.loaded(_memory(running.engine.link.hello))
             loading.loaded(f"holdfast: {running.service.model} at {running.url}")
             loading.loaded(f"holdfast: {_kept(settings)}")

@@ -12,7 +12,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
 
@@ -46,15 +46,23 @@ class Line:
 
 
 SCRIPT = (
-    Line("Hello! My name is Marisol.", "Marisol"),
-    Line("My locker code is 4821."),
+    Line(
+        "Hello there. My name is Marisol and my sister is called Clara and my favourite colour is teal.",
+        "Marisol",
+    ),
+    Line(
+        "My locker code is 4821 and my bike code is 1357 and the meeting is at 14:30"
+        " and my favourite drink is cocoa and my dog is called Rocky."
+    ),
     Line(STORY, barge_in=40),
     Line("What is my locker code?", "4821"),
-    Line("My favourite colour is teal."),
-    Line("Repeat after me: the grey boat is by the old stone bridge and the lamp is on."),
+    Line("When is the meeting?", "14:30"),
     Line("What is my favourite colour?", "teal"),
+    Line("What is my sister called?", "Clara"),
     Line("What is my name?", "Marisol"),
 )
+DICTATED = 12
+"""A line of so many words or more is long enough that some of it can be computed while it is spoken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +75,14 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A reply, TTFT in ms from the end of speech, and tokens computed beyond the truly new ones."""
+    """A reply, TTFT in ms from the end of speech, and tokens computed beyond the truly new ones. Of a line that
+    was streamed: tokens computed while it was spoken, and how often what had been sent was taken back."""
 
     text: str
     ttft_ms: float
     wasted: int
+    ahead: int = 0
+    retracted: int = 0
 
 
 def partials(text: str, chance: Random) -> Iterator[Partial]:
@@ -123,19 +134,20 @@ async def _call(console: Console, speed: float, script: tuple[Line, ...]) -> int
             console.print(f"[dim]        {_cost(line, *pair)}[/dim]", soft_wrap=True)
             wrong += _faults(line, *pair)
     console.print(_table(script, pairs))
-    return _verdict(wrong, pairs, console)
+    return _verdict(wrong, script, pairs, console)
 
 
 async def _streamed(chat: Chat, line: Line, chance: Random, speed: float) -> Heard:
     """Speak it, and have every partial sent as it is recognised."""
     began = time.perf_counter()
-    typing = chat.input()
+    typing, retracted = chat.input(), 0
     for partial in partials(line.speak, chance):
         await asyncio.sleep(max(0.0, began + partial.at / speed - time.perf_counter()))
         ended = time.perf_counter()
-        await _correct(typing, partial.text)
-    await typing.commit()
-    return await _reply(chat, None, line, ended)
+        retracted += await _correct(typing, partial.text)
+    committed = await typing.commit()
+    heard = await _reply(chat, None, line, ended)
+    return replace(heard, ahead=committed.prefilled_tokens, retracted=retracted)
 
 
 async def _plain(chat: Chat, line: Line) -> Heard:
@@ -143,14 +155,16 @@ async def _plain(chat: Chat, line: Line) -> Heard:
     return await _reply(chat, line.speak, line, time.perf_counter())
 
 
-async def _correct(typing: TextInput, text: str) -> None:
-    """Send what differs from what was sent."""
+async def _correct(typing: TextInput, text: str) -> bool:
+    """Send what differs from what was sent; whether something was taken back."""
     pairs = enumerate(zip(typing.text, text, strict=False))
     same = next((at for at, (one, other) in pairs if one != other), min(len(typing.text), len(text)))
     if same < len(typing.text):
         await typing.replace(same, text[same:])
-    elif same < len(text):
+        return True
+    if same < len(text):
         await typing.append(text[same:])
+    return False
 
 
 async def _reply(chat: Chat, text: str | None, line: Line, ended: float) -> Heard:
@@ -171,9 +185,11 @@ async def _reply(chat: Chat, text: str | None, line: Line, ended: float) -> Hear
 
 def _cost(line: Line, streamed: Heard, plain: Heard) -> str:
     cut = f" · cut after {line.barge_in} characters" if line.barge_in is not None else ""
-    vain = f" · {streamed.wasted} tokens in vain" if streamed.wasted else ""
+    ahead = f" · {streamed.ahead} tokens ahead"
+    vain = f" · {streamed.retracted} times corrected" if streamed.retracted else ""
+    vain += f" · {streamed.wasted} tokens in vain" if streamed.wasted else ""
     times = f"{streamed.ttft_ms:.0f} ms, not streamed {plain.ttft_ms:.0f} ms"
-    return f"TTFT from the end of speech {times}{vain}{cut}"
+    return f"TTFT from the end of speech {times}{ahead}{vain}{cut}"
 
 
 def _faults(line: Line, streamed: Heard, plain: Heard) -> list[str]:
@@ -189,20 +205,26 @@ def _faults(line: Line, streamed: Heard, plain: Heard) -> list[str]:
 
 def _table(script: tuple[Line, ...], pairs: list[tuple[Heard, Heard]]) -> Table:
     table = Table(title="From the end of speech to the first word")
-    for heading in ("words", "streamed ms", "not streamed ms", "tokens in vain", "cut after"):
+    for heading in ("words", "streamed ms", "not streamed ms", "ahead", "corrected", "in vain", "cut after"):
         table.add_column(heading, justify="right")
     for line, (streamed, plain) in zip(script, pairs, strict=True):
         words, cut = len(line.speak.split()), line.barge_in
         times = (f"{heard.ttft_ms:.0f}" for heard in (streamed, plain))
-        table.add_row(str(words), *times, str(streamed.wasted), "" if cut is None else str(cut))
+        counts = (str(count) for count in (streamed.ahead, streamed.retracted, streamed.wasted))
+        table.add_row(str(words), *times, *counts, "" if cut is None else str(cut))
     return table
 
 
-def _verdict(wrong: list[str], pairs: list[tuple[Heard, Heard]], console: Console) -> int:
-    medians = [median(pair[which].ttft_ms for pair in pairs) for which in (0, 1)]
+def _verdict(
+    wrong: list[str], script: tuple[Line, ...], pairs: list[tuple[Heard, Heard]], console: Console
+) -> int:
+    heard = list(zip(script, pairs, strict=True))
+    long = [pair for line, pair in heard if len(line.speak.split()) >= DICTATED]
+    retracted = sum(streamed.retracted for streamed, _ in pairs)
     vain = sum(streamed.wasted for streamed, _ in pairs)
     console.print(
-        f"Median TTFT from the end of speech: {medians[0]:.0f} ms streamed, {medians[1]:.0f} ms not;"
+        f"Median TTFT from the end of speech: {_medians(pairs)}; of lines of {DICTATED} words or more"
+        f" {_medians(long)}. What was recognised was corrected {retracted} times, and"
         f" {vain} tokens were computed in vain.",
         soft_wrap=True,
     )
@@ -211,3 +233,10 @@ def _verdict(wrong: list[str], pairs: list[tuple[Heard, Heard]], console: Consol
     if not wrong:
         console.print("Streamed and not, every reply was the same, and what was told was recalled.")
     return 1 if wrong else 0
+
+
+def _medians(pairs: list[tuple[Heard, Heard]]) -> str:
+    if not pairs:
+        return "not measured"
+    streamed, plain = (median(pair[which].ttft_ms for pair in pairs) for which in (0, 1))
+    return f"{streamed:.0f} ms streamed, {plain:.0f} ms not"

@@ -21,6 +21,7 @@ from .errors import (
     ChatBusy,
     ConnectionFailed,
     ConnectionLost,
+    FieldInvalid,
     FrameError,
     ProtocolBroken,
     ServerError,
@@ -73,7 +74,6 @@ class Exchange:
         self._returning = anyio.Lock()
         self._closed = False
         self._wanted: list[_Wanted] = []
-        self._shared: SharedConnection | None = None
         self._aside: deque[ServerEvent] = deque()  # read, and waiting for the next reader
         self._turned = anyio.Event()  # set when a reader leaves, or has found what another waits for
         self._prefix = f"client_{secrets.token_hex(4)}"
@@ -81,6 +81,7 @@ class Exchange:
         self._created: dict[str, str] = {}  # ids of running responses, and of what asked for them
         self._cancels: set[str] = set()
         self._asked: list[str] = []  # ids of `response.create`s not answered yet, in order
+        self._begun: deque[str] = deque(maxlen=64)  # of those whose response has begun, by their order
         self._running: set[str] = set(running)  # ids of responses without their `response.done`
         self._inherited = frozenset(self._running)  # their beginning is told again
         self._ending: set[str] = set()  # of those that run, the ones that were told to end
@@ -116,17 +117,19 @@ class Exchange:
         """Make room on the connection for other sessions; while nobody reads."""
         if self._read:
             raise ChatBusy("A turn is being read on this chat: it cannot share its connection now")
-        if self._shared is None or not isinstance(self._transport, Line):
-            self._shared = SharedConnection(self._transport, session_id)
-            self._transport = self._shared.line(session_id)
-        return self._shared
+        if not isinstance(self._transport, Line):
+            self._transport = SharedConnection(self._transport, session_id).line(session_id)
+        return self._transport.connection
 
     async def send(self, event: ClientEvent) -> str:
         """Send one event, with an id if it has none; returns its id.
 
-        Raises `ConnectionLost`, and a `FrameError` where the event can be no frame: then nothing was sent.
+        Raises `ConnectionLost`, and a `FrameError` where the event can be no frame, or has an id so long that
+        no answer would name it: then nothing was sent.
         """
         event_id = event.event_id or f"{self._prefix}_{next(self._numbers)}"
+        if len(event_id) > codec.MAX_EVENT_ID:
+            raise FieldInvalid(f"An event's id has at most {codec.MAX_EVENT_ID} characters", "event_id")
         frame = codec.framed(msgspec.structs.replace(event, event_id=event_id))  # before it counts as asked
         if isinstance(event, ResponseCancel):
             self._cancels.add(event_id)
@@ -224,7 +227,7 @@ class Exchange:
             self._turn()
         if event is not None:
             if any(waiting.found is event for waiting in self._wanted):
-                self._note_arrivals(event)
+                self._take_in(event)
             else:
                 self._aside.append(event)
         while self._aside and not self.busy and not self._read:
@@ -335,13 +338,21 @@ class Exchange:
                 return False
             case ErrorEvent(error=error) if error.event_id in self._asked:
                 self._asked.remove(error.event_id or "")
+            case ErrorEvent(error=error) if error.event_id in self._begun:
+                self._begun.remove(error.event_id or "")  # it was a later one's response that had begun
+                self._begin()
             case ResponseCreated(response=response):
-                del self._asked[:1]
+                self._begin()
                 self._running.add(response.id)
             case ResponseDone(response=response):
                 self._running.discard(response.id)
                 self._ending.discard(response.id)
         return True
+
+    def _begin(self) -> None:
+        """A response does not say what asked for it: the first that was not answered."""
+        if self._asked:
+            self._begun.append(self._asked.pop(0))
 
     def _note_arrivals(self, event: ServerEvent) -> None:
         """Which client events need not be sent again: those refused, and those up to what a response ends."""

@@ -101,21 +101,30 @@ class Line:
 
     def __init__(self, connection: SharedConnection, session_id: str) -> None:
         self.waiting: deque[bytes] = deque()
-        self._connection = connection
+        self.connection = connection
         self._session_id = session_id
+        self._closed = False
 
     async def send(self, frame: bytes) -> None:
         """Send one frame for this session. Raises `ConnectionLost`."""
-        await self._connection.send(b'{"session_id":"%s",' % self._session_id.encode() + frame[1:])
+        self._check()
+        await self.connection.send(b'{"session_id":"%s",' % self._session_id.encode() + frame[1:])
 
     async def receive(self) -> bytes:
         """Its next frame. Raises `ConnectionLost`."""
-        await self._connection.pump(self.waiting)
+        self._check()
+        await self.connection.pump(self.waiting)
         return self.waiting.popleft()
 
     async def aclose(self) -> None:
         """The session leaves the connection."""
+        self._closed = True
         try:
-            await self._connection.leave(self._session_id)
+            await self.connection.leave(self._session_id)
         except ConnectionLost:
             return
+
+    def _check(self) -> None:
+        """Others may go on with the connection: who has left it may not."""
+        if self._closed:
+            raise ConnectionLost("This session has left the connection")

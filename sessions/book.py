@@ -17,7 +17,7 @@ import msgspec
 
 from ..runtime.link.client import EngineLink
 from .errors import HandleUnknown, SessionLimit, SessionUnknown, StorageUnavailable
-from .family import Member, check_name, check_pruned, child_of, members, root_of
+from .family import Member, check_pruned, checked_name, child_of, members, root_of
 from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
@@ -63,6 +63,7 @@ class SessionBook:
         self._by_handle: dict[bytes, Session] = {}
         self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
         self._closing: dict[str, asyncio.Event] = {}  # the same, by id
+        self._pruned: set[str] = set()  # sessions that are being forgotten
         self._reopening = asyncio.Lock()
         self._opened = self._reopened = 0
         self._tenants = Tenants(self.settings.tenants)
@@ -109,31 +110,29 @@ class SessionBook:
 
         Raises ``SessionUnknown``, ``RecordDamaged``, ``StorageUnavailable``.
         """
-        kept = [record for _, record in await self._kept_family(session_id)]
-        self.get(session_id)  # it may have been closed meanwhile
-        root = root_of(self._records[session_id])
-        live = [record for record in self._records.values() if root_of(record) == root]
-        known = [*kept, *live]  # those in memory last: they are as they are now
-        return members(self._records[session_id], known, self._sizes(live))
+        return self._family(session_id, await self._kept_family(session_id))
 
-    async def name(self, session_id: str, name: str) -> None:
-        """Name the branch that a session is; "" takes its name back.
+    async def name(self, session_id: str, name: str) -> str:
+        """Name the branch that a session is; "" takes its name back. Returns the name as it is kept.
 
         Raises ``NameInvalid``, and what `family` does.
         """
-        check_name(name, session_id, await self.family(session_id))
+        name = checked_name(name, session_id, await self.family(session_id))
         session = self.get(session_id)
         self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
         session.log.rewrite(self._records[session_id])
+        return name
 
     async def check_pruned(self, session_id: str, target: str) -> int | None:
-        """Where the journal has ``target``, for `forget`; None where it has not.
+        """Where the journal has ``target``, for `forget`; None where it has not. Its tree has it no more: who
+        asks to prune it from now on finds none.
 
         Raises ``MemberUnknown``, ``PruneInvalid``, and what `family` does.
         """
-        check_pruned(target, session_id, await self.family(session_id))
-        places = {record.id: number for number, record in await self._kept_family(session_id)}
-        return places.get(target)
+        kept = await self._kept_family(session_id)
+        check_pruned(target, session_id, self._family(session_id, kept))
+        self._pruned.add(target)
+        return {record.id: number for number, record in kept}.get(target)
 
     async def settled(self) -> None:
         """Wait until who was coming back from the journal is open, or was refused."""
@@ -145,10 +144,13 @@ class SessionBook:
 
         Of what it shares with others nothing is lost to these.
         """
-        if (closing := self._closing.get(target)) is not None:
-            await closing.wait()  # what it still writes would stand behind its end
-        if number is not None and self.journal is not None:
-            self.journal.put([Drop(number)])
+        try:
+            if (closing := self._closing.get(target)) is not None:
+                await closing.wait()  # what it still writes would stand behind its end
+            if number is not None and self.journal is not None:
+                self.journal.put([Drop(number)])
+        finally:
+            self._pruned.discard(target)
 
     def get(self, session_id: str) -> Session:
         """The open session with this id. Raises ``SessionUnknown``."""
@@ -250,6 +252,16 @@ class SessionBook:
         for session_id in list(self._sessions):
             await self.close(session_id, interrupt=True)
 
+    def _family(self, session_id: str, kept: Iterable[tuple[int, SessionRecord]]) -> list[Member]:
+        """Of those the journal has ``kept`` and those in memory. Raises ``SessionUnknown``: it was closed
+        meanwhile."""
+        self.get(session_id)
+        root = root_of(self._records[session_id])
+        live = [record for record in self._records.values() if root_of(record) == root]
+        known = [*(record for _, record in kept), *live]  # the last are as they are now
+        found = members(self._records[session_id], known, self._sizes(live))
+        return [member for member in found if member.id not in self._pruned]
+
     async def _kept_family(self, session_id: str) -> list[tuple[int, SessionRecord]]:
         log = self.get(session_id).log
         if self.journal is None or not isinstance(log, JournaledLog):
@@ -272,7 +284,7 @@ class SessionBook:
             if await journal.read(lambda store: store.handle(digest)) is None:
                 raise _unknown()
             stored = await journal.read(lambda store: store.session(known.session))
-            if digest not in stored.keyring.digests():
+            if digest not in stored.keyring.digests() or stored.record.id in self._pruned:
                 raise _unknown()
             self._check_room(stored.record.salt)
             return await self._again(journal, stored)

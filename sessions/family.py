@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from unicodedata import normalize
 
 import msgspec
 
@@ -66,12 +67,17 @@ def members(
     return found
 
 
-def check_name(name: str, session_id: str, family: Iterable[Member]) -> None:
-    """Raises ``NameInvalid``: too long, or another of the family has it. Any number may have none."""
+def checked_name(name: str, session_id: str, family: Iterable[Member]) -> str:
+    """The name as it is kept: in Unicode's normal form C, so that the same text is the same name, however it
+    was typed. Raises ``NameInvalid``: too long, or another of the family has it. Any number may have none.
+    """
+    name = normalize("NFC", name)
     if len(name) > MAX_NAME:
         raise NameInvalid(f"A name has at most {MAX_NAME} characters", param="name")
-    if name and any(member.name == name and member.id != session_id for member in family):
+    taken = {normalize("NFC", member.name) for member in family if member.id != session_id}
+    if name and name in taken:
         raise NameInvalid(f"Another session of this tree is named {name!r}", param="name")
+    return name
 
 
 def check_pruned(target: str, asking: str, family: Iterable[Member]) -> None:

@@ -126,24 +126,15 @@ class LiveSequence:
         computed = self._computed_before if self._ahead else self._state.computed
         return min(self._unread, max(0, keep - computed))
 
-    async def bring(self, ids: Ids) -> State:
-        """Make the engine hold exactly these tokens; the state tells how many were computed already.
-
-        Raises the runtime's ``VerbRefused`` and ``EngineGone``.
-        """
-        async with self._verbs:
-            before, ahead, self._ahead = self.held, self._ahead, False
-            state = await self._bring(ids)
-            self.retracted |= ahead and common_prefix(before, ids) < len(before)
-            return state
-
     async def begin(
         self, ids: Ids, sampling: Sampling, limits: Limits, generated_from: int = 0
     ) -> Generation:
-        """`bring`, and sample what follows, the last ``generated_from`` tokens being of the reply already.
+        """Have the engine hold exactly these tokens and sample what follows, the last ``generated_from`` of
+        them being of the reply already.
 
         What only follows on what is held comes with that verb, and the whole sequence where nothing is, so no
-        step lies between. `stop` or `finished` tells how it ended.
+        step lies between. `stop` or `finished` tells how it ended. Raises the runtime's ``VerbRefused`` and
+        ``EngineGone``.
         """
         async with self._verbs:
             before = self._computed_before if self._ahead else len(ids)
@@ -156,8 +147,8 @@ class LiveSequence:
             return generation
 
     async def anticipate(self, ids: Ids, *, unless: Callable[[], bool], due: bool = False) -> None:
-        """`bring`, for tokens of a turn that has not begun; not if one did while this waited for its place.
-        ``due``: it is about to.
+        """Have the engine hold the tokens of a turn that has not begun; not if one did while this waited for
+        its place. ``due``: it is about to.
 
         Nor where an engine died over this branch: whether that was its doing is for a turn to find out, which
         pays for it with the poison rule, and not for every piece of text that comes.

@@ -7,8 +7,11 @@ Hypothesis draws the same examples on every machine, so that a submission is jud
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -55,6 +58,49 @@ def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+class TimeLimit(BaseException):
+    """A test takes too long. Not pytest's own failure, which hypothesis would take for that of an example, and
+    then run others to find a smaller one, all without a limit.
+    """
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer() -> Iterator[object]:
+    """What strikes ends the test, whatever runs it."""
+    done = yield
+    failing = signal.getsignal(signal.SIGALRM)
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        if in_callback(frame):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            return
+        try:
+            failing(number, frame)
+        except pytest.fail.Exception as failed:
+            raise TimeLimit(failed.msg) from None
+
+    if callable(failing):
+        signal.signal(signal.SIGALRM, strike)
+    return done
+
+
+def in_callback(frame: FrameType | None) -> bool:
+    """Whether hypothesis is told of a garbage collection: what is raised there is lost."""
+    while frame is not None and frame.f_code.co_name != "gc_callback":
+        frame = frame.f_back
+    return frame is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """What was imported stays: no test pays for walking all of it, a million objects, again and again."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -32,6 +32,13 @@ _CLIENT: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
 _SERVER: msgspec.json.Decoder[ServerEvent] = msgspec.json.Decoder(ServerEvent)
 _ENCODER = msgspec.json.Encoder()
 
+
+class _Named(msgspec.Struct):
+    event_id: str | None = None
+
+
+_NAMED: msgspec.json.Decoder[_Named] = msgspec.json.Decoder(_Named)
+
 # What msgspec says: "Object contains unknown field `x` - at `$.session.tools[0]`". Its text may quote a
 # megabyte of the frame, so it is cut apart by plain searches and shortened before anything looks closer.
 _UNKNOWN = "Object contains unknown field `"
@@ -94,8 +101,18 @@ def _checked(frame: bytes | str, max_bytes: int) -> bytes:
     except UnicodeEncodeError:
         raise FrameMalformed("The frame is not valid text: it holds lone surrogates") from None
     if len(data) > max_bytes:
-        raise FrameTooLarge(f"The frame has {len(data)} bytes; at most {max_bytes} are allowed")
+        told = f"The frame has {len(data)} bytes; at most {max_bytes} are allowed"
+        raise FrameTooLarge(told, event_id=_event_id_alone(data))
     return data
+
+
+def _event_id_alone(data: bytes) -> str | None:
+    """A large frame's id, without making anything of the rest."""
+    try:
+        found = _NAMED.decode(data).event_id
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return found if found is not None and len(found) <= MAX_EVENT_ID else None
 
 
 def _refuse(data: bytes, text: str) -> NoReturn:

@@ -62,7 +62,7 @@ class SessionTree(ClientFrame, frozen=True, tag="session.tree"):
 class SessionName(ClientFrame, frozen=True, tag="session.name"):
     """Name this session, as a branch of its tree; an empty name takes the name back.
 
-    No two of one tree have the same name.
+    It is kept in Unicode's normal form C. No two of one tree have the same name.
     """
 
     name: Annotated[str, Meta(max_length=128)]
@@ -160,7 +160,7 @@ class SessionTreeListed(OwnFrame, frozen=True, tag="session.tree.listed"):
 
 
 class SessionNamed(OwnFrame, frozen=True, tag="session.named"):
-    """Answers `session.name`."""
+    """Answers `session.name`: the name as it is kept."""
 
     name: str
 

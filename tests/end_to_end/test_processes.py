@@ -1,4 +1,4 @@
-"""``holdfast serve`` as an operator meets it: its exit code, and one line where it cannot start."""
+"""``holdfast serve`` as an operator meets it: what it tells, its exit code, a line where it cannot start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from wires import get, wire
+from wires import address_of, cause_in, get, wire
 
 from holdfast.gateway.cli import app
 from holdfast.runtime.model.folder import find_model
@@ -40,33 +40,22 @@ async def command(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await process.communicate()
 
 
-async def address(process: asyncio.subprocess.Process) -> str:
-    assert process.stderr is not None
-    memory = (await process.stderr.readline()).decode()
-    assert memory.startswith("holdfast: weights "), memory
-    line = (await process.stderr.readline()).decode()
-    assert line.startswith("holdfast: pocket at http://"), line
-    return line.split()[-1]
-
-
 def children_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 async def refused(*words: str) -> str:
-    """The one line on stderr with which a command does not start."""
+    """The line on stderr that says why a command does not start."""
     async with command(*words) as process:
         out, err = await process.communicate()
-        assert process.returncode == 2
-        (line,) = err.decode().splitlines()
-        assert not out and line.startswith("holdfast: ")
-        return line
+        assert process.returncode == 2 and not out
+        return cause_in(err.decode())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_closes_sockets_with_1012_and_exits_0(number: signal.Signals) -> None:
     async with command("serve", "pocket", "--port", "0", *SMALL) as process:
-        url = await address(process)
+        url = await address_of(process)
         async with wire(url) as connection:
             assert (await connection.say("My name is Marisol."))["status"] == "completed"
             process.send_signal(number)
@@ -77,7 +66,7 @@ async def test_a_signal_closes_sockets_with_1012_and_exits_0(number: signal.Sign
 
 async def test_a_reply_that_runs_may_end_before_the_server_goes() -> None:
     async with command("serve", "pocket", "--port", "0", *SMALL) as process:
-        url = await address(process)
+        url = await address_of(process)
         async with wire(url) as connection:
             part = {"type": "input_text", "text": "Tell me the story of the fox."}
             item = {"type": "message", "role": "user", "content": [part]}
@@ -92,7 +81,7 @@ async def test_a_reply_that_runs_may_end_before_the_server_goes() -> None:
 
 async def test_no_engine_outlives_its_killed_server() -> None:
     async with command("serve", "pocket", "--port", "0", *SMALL) as process:
-        await address(process)
+        await address_of(process)
         children = children_of(process.pid)
         assert children
         watching = [os.pidfd_open(int(child)) for child in children]
@@ -107,7 +96,7 @@ async def test_no_engine_outlives_its_killed_server() -> None:
 
 async def test_a_key_guards_the_server() -> None:
     async with command("serve", "pocket", "--port", "0", "--api-key", "s3cret", *SMALL) as process:
-        url = await address(process)
+        url = await address_of(process)
         assert (await get(url, "/v1/models"))[0] == 401
         assert (await get(url, "/v1/models", Authorization="Bearer s3cret"))[0] == 200
         assert (await get(url, "/ready"))[0] == 200
@@ -165,7 +154,7 @@ def no_tokenizer(folder: Path) -> str:
     [missing, broken_config, other_architecture, wrong_shape, broken_header, no_weights, no_tokenizer],
     ids=lambda spoil: spoil.__name__,
 )
-def test_a_model_that_cannot_be_served_is_one_line(
+def test_a_model_that_cannot_be_served_is_named_in_a_line(
     spoil: Callable[[Path], str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """By the command, in this process: the engine's is enough to start for each."""
@@ -174,8 +163,8 @@ def test_a_model_that_cannot_be_served_is_one_line(
     named = spoil(folder)
     assert app(["serve", str(folder), "--port", "0"], standalone_mode=False) == 2
     out, err = capfd.readouterr()
-    (line,) = err.splitlines()
-    assert not out and line.startswith("holdfast: ") and named in line and str(tmp_path) in line
+    line = cause_in(err)
+    assert not out and named in line and str(tmp_path) in line
 
 
 async def test_a_pool_too_small_for_the_context_is_said() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wires import LONG, Wire, text_of
+from wires import LONG, Wire, address_of, cause_in, text_of
 
 from holdfast.benchmarks.faults.network import proxy
 from holdfast.gateway.serve import Serving, serving
@@ -318,12 +318,7 @@ class Server:
             *(sys.executable, "-c", program, *words.split(), str(self.store)),
             stderr=asyncio.subprocess.PIPE,
         )
-        assert self.process.stderr is not None
-        memory = (await self.process.stderr.readline()).decode()
-        assert memory.startswith("holdfast: weights "), memory
-        line = (await self.process.stderr.readline()).decode()
-        assert line.startswith("holdfast: pocket at http://"), line
-        self.url = line.split()[-1]
+        self.url = await address_of(self.process)
         return self.url
 
     async def kill(self) -> None:
@@ -406,7 +401,7 @@ async def test_the_second_server_on_a_store_names_the_first(tmp_path: Path) -> N
         )
         _, err = await second.communicate()
         assert second.returncode == 2
-        (line,) = err.decode().splitlines()
+        line = cause_in(err.decode())
         assert line == f"holdfast: the store {tmp_path} is held by process {server.process.pid}"
 
 

@@ -79,3 +79,23 @@ def text_of(response: Json) -> str:
     """What a response said."""
     parts = [part for item in response["output"] for part in item.get("content", ())]
     return "".join(part["text"] for part in parts)
+
+
+async def address_of(process: asyncio.subprocess.Process) -> str:
+    """Where a `holdfast serve` serves, told when it is ready; before it stands what it was at."""
+    assert process.stderr is not None
+    lines = [(await process.stderr.readline()).decode()]
+    while not lines[-1].startswith("holdfast: pocket at http://"):
+        assert lines[-1].startswith("holdfast: "), lines
+        lines.append((await process.stderr.readline()).decode())
+    url = lines[-1].split()[-1]
+    assert lines[0].startswith("holdfast: starting pocket, device ") and lines[0].split()[-1] == url, lines
+    assert lines[-2].startswith("holdfast: weights "), lines
+    return url
+
+
+def cause_in(err: str) -> str:
+    """The last line of a command that could not start; others tell how far it came."""
+    lines = err.splitlines()
+    assert all(line.startswith("holdfast: ") for line in lines), err
+    return lines[-1]

@@ -14,7 +14,7 @@ import pytest
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.sdk import Client, ConnectionLost, SessionLost
+from holdfast.sdk import Client, ConnectionLost, ServerError, SessionLost
 from holdfast.sdk.frames.verbs import SessionFork, SessionPrune
 from holdfast.sessions.book import SessionBook
 from holdfast.sessions.journal.journal import Journal
@@ -75,6 +75,24 @@ async def test_forks_of_a_session_pruned_meanwhile_are_kept_by_somebody(tmp_path
         await until(lambda: len(service.sessions()) == 4)
         assert len(await chat.tree()) == 4
         assert book.statistics()["sessions"] == 4, "whoever is open is known to who closes them"
+
+
+async def test_of_two_who_prune_the_same_session_the_second_finds_none(tmp_path: Path) -> None:
+    async with kept(tmp_path) as (client, service, link, _), client.session() as chat:
+        await chat.say(LONG).text()
+        one, two = await chat.fork(2)
+        await two.say(LONG).text()
+        gate = Gate(link, "close")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(chat.prune, two.session.id or "")
+            await gate.reached.wait()
+            with pytest.raises(ServerError) as refused:
+                await one.prune(two.session.id or "")
+            gate.opened.set()
+        with pytest.raises(ServerError) as unknown:
+            await one.prune("sess_none")
+        assert refused.value.code == unknown.value.code
+        assert len(service.sessions()) == len(await one.tree()) == 2
 
 
 async def test_one_that_is_pruned_while_it_prunes_prunes_whom_it_would(tmp_path: Path) -> None:

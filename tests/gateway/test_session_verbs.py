@@ -10,8 +10,10 @@ import pytest
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.sdk import Chat, Client, ServerError
-from holdfast.sdk.frames.client import ItemRetrieve
+from holdfast.sdk import Chat, Client, ConnectionLost, ServerError
+from holdfast.sdk.frames.client import ItemRetrieve, ResponseCreate
+from holdfast.sdk.frames.codec import MAX_FRAME_BYTES
+from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.verbs import (
     Heard,
     ItemTruncate,
@@ -67,6 +69,38 @@ async def test_sessions_on_one_socket_are_those_on_their_own(client: Client) -> 
         assert refused.value.code == "session_not_found"
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+async def test_closing_a_chat_closes_its_forks_and_theirs_and_no_session(
+    client: Client, shared: bool
+) -> None:
+    async with client.session() as chat:
+        await chat.say("begin").text()
+        left, right = await chat.fork(2, shared=shared)
+        (leaf,) = await left.fork(shared=shared)
+        expected = await told(right)
+        handle = leaf.handle
+        async with left:
+            pass
+        for closed in (left, leaf):
+            with pytest.raises(ConnectionLost):
+                await closed.say("more").text()
+        assert len(await chat.tree()) == 4
+        async with client.resume(handle) as again:
+            assert await told(again) == expected
+        assert await right.say("more").text()
+
+
+async def test_forks_of_a_pruned_session_are_closed_with_the_chat_that_pruned_it(client: Client) -> None:
+    async with client.session() as chat:
+        await chat.say("begin").text()
+        (branch,) = await chat.fork()
+        (leaf,) = await branch.fork()
+        await chat.prune(branch)
+        assert await leaf.say("go on").text()
+    with pytest.raises(ConnectionLost):
+        await leaf.say("more").text()
+
+
 async def test_a_session_that_is_resumed_elsewhere_leaves_the_shared_socket(client: Client) -> None:
     async with client.session() as chat:
         (fork,) = await chat.fork(shared=True)
@@ -109,6 +143,17 @@ async def test_time_is_characters_where_the_client_says_when(client: Client) -> 
         cut = await chat._exchange.answer(sent, lambda event: isinstance(event, ItemTruncated))
         assert (cut.text_end, cut.audio_end_ms) == (5, 300)
         assert (await chat.retrieve(item)).text == said[:5]
+
+
+async def test_a_frame_too_large_is_refused_by_its_name_and_nothing_waits_for_it(client: Client) -> None:
+    async with client.session() as chat:
+        large = ResponseCreate(response=ResponseParams(instructions="x" * MAX_FRAME_BYTES))
+        sent = await chat.send(large)
+        with anyio.fail_after(30):
+            with pytest.raises(ServerError) as refused:
+                await chat._exchange.answer(sent, lambda event: False)
+            assert (refused.value.code, refused.value.event_id) == ("frame_too_large", sent)
+            assert await chat.say("begin").text()
 
 
 async def test_verbs_in_the_wrong_state_are_refused(client: Client) -> None:

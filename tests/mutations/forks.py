@@ -8,6 +8,7 @@ The source is copied into ``where``, and what pytest says stands there in ``said
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -24,11 +25,29 @@ COPIED = ("kernels", "kvstore", "runtime", "sessions", "tests")
 AT_ONCE = 2
 CI = ("CI", "BUILD_NUMBER")
 """Where one is set pytest tells a failed comparison in full: a diff of random bytes, which takes minutes."""
-HEAVY = ("torch", "numba", "hypothesis.stateful", "anyio", "msgspec", "tokenizers", "xxhash", "lmdb")
+PLUGINS = ("anyio.pytest_plugin", "pytest_timeout", "_hypothesis_pytestplugin")
+"""Those of pytest that the tests need, by their modules; to look for others takes as long as many a test."""
+HEAVY = (
+    "torch",
+    "numba",
+    "hypothesis.stateful",
+    "anyio._backends._asyncio",
+    "msgspec",
+    "tokenizers",
+    "xxhash",
+)
+HEAVY += (
+    "lmdb",
+    "regex",
+    "jinja2",
+    "transformers.utils.chat_template_utils",
+    "xml.etree.ElementTree",
+    *PLUGINS,
+)
 # Plugins are imported before pytest could rewrite their asserts. A limit that raises in the test itself breaks
 # pytest where that comes in a loop's jump back, which has no line in Python 3.11; the thread ends the fork.
 OPTIONS = (
-    "-q -x -p no:cacheprovider -p no:xdist --timeout 60 --timeout-method thread"
+    "-q -x -p no:cacheprovider --timeout 60 --timeout-method thread"
     " -W ignore::pytest.PytestAssertRewriteWarning"
 )
 
@@ -37,8 +56,10 @@ def main() -> None:
     """Until stdin ends, and all runs have."""
     for name in CI:
         os.environ.pop(name, None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     for name in HEAVY:
         importlib.import_module(name)
+    gc.freeze()  # no fork walks, or writes into, what it shares with all
     assert len(os.listdir("/proc/self/task")) == 1, "threads do not live on in a fork"
     assert "holdfast" not in sys.modules, "forks would have it too, instead of their copy"
     running: dict[int, str] = {}
@@ -69,7 +90,8 @@ def become(run: dict[str, Any]) -> None:
         sys.path.insert(0, str(where))
         os.environ["PYTHONPATH"] = str(where)
         # A folder of its own: runs that share one clean it up behind each other's backs.
-        code = pytest.main([*OPTIONS.split(), f"--basetemp={where / 'tmp'}", *run["tests"]])
+        plugins = [word for name in PLUGINS for word in ("-p", name)]
+        code = pytest.main([*OPTIONS.split(), *plugins, f"--basetemp={where / 'tmp'}", *run["tests"]])
     except BaseException:
         traceback.print_exc()  # nobody above would say it
     finally:

@@ -38,6 +38,22 @@ class Bug:
 
 BUGS = [Bug(**bug) for bug in tomllib.loads(Path(__file__).with_name("planted.toml").read_text())["bug"]]
 
+BROKEN = Bug(
+    "broken",
+    "kvstore/__init__.py",
+    '"""Room kvstore',
+    'raise RuntimeError\n"""Room kvstore',
+    "tests/runtime/test_verbs.py",
+)
+LOOKING = Bug(
+    "looking",
+    "tests/kvstore/test_keychain.py",
+    "from __future__ import annotations\n",
+    "from __future__ import annotations\nimport os\nassert not {'CI', 'BUILD_NUMBER'} & set(os.environ)\n",
+    "tests/kvstore/test_keychain.py",
+)
+"""No bugs of ours: what is planted finds out how the runs are made."""
+
 
 class Runs:
     """One for each bug, begun in their order, and one without any."""
@@ -52,6 +68,7 @@ class Runs:
         orders.write_text("\n".join(lines))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOLDFAST_EXAMPLES": "1"}
         environment |= {"HOLDFAST_NO_SHRINK": "1", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"CI": "true", "BUILD_NUMBER": "1"}
         with orders.open() as stdin:
             self._process = subprocess.Popen(
                 [sys.executable, Path(__file__).with_name("forks.py")],
@@ -85,7 +102,7 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    runs = Runs(tmp_path_factory.mktemp("planted"), BUGS)
+    runs = Runs(tmp_path_factory.mktemp("planted"), [BROKEN, LOOKING, *BUGS])
     yield runs
     runs.close()
 
@@ -101,13 +118,13 @@ def test_the_bug_is_caught(bug: Bug, runs: Runs) -> None:
     assert code == FAILED, f"{bug.test} did not catch it:\n{said}"
 
 
-def test_the_copy_is_what_runs(tmp_path: Path) -> None:
+def test_the_copy_is_what_runs(runs: Runs) -> None:
     """The editable install must not answer for the copy."""
-    old = '"""Room kvstore'
-    bug = Bug(
-        "broken", "kvstore/__init__.py", old, f"raise RuntimeError\n{old}", "tests/runtime/test_verbs.py"
-    )
-    runs = Runs(tmp_path, [bug])
-    code, said = runs.ended("broken")
+    code, said = runs.ended(BROKEN.name)
     assert code not in (0, FAILED) and "RuntimeError" in said
-    runs.close()
+
+
+def test_no_run_knows_that_it_is_one_of_ci(runs: Runs) -> None:
+    """There a comparison that fails would be told in full."""
+    code, said = runs.ended(LOOKING.name)
+    assert code == 0, said

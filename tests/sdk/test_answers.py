@@ -262,3 +262,40 @@ async def test_a_turn_given_up_during_a_tool_begins_no_round_after_the_next_one(
         assert await chat.say("More").text() == "Next"
         assert await turn.text() == ""
     assert script.kinds().count("response.create") == 2
+
+
+# --- asked for by hand ---
+
+
+async def test_a_refusal_that_comes_behind_a_later_response_leaves_nothing_awaited() -> None:
+    """A response does not say what asked for it, and one that is refused late may have been passed."""
+    late: list[str | None] = []
+
+    def passed(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
+        if isinstance(event, client.ResponseCreate) and not late:
+            late.append(event.event_id)
+            return
+        yield from script.usual(event)
+        if isinstance(event, client.ResponseCreate) and len(late) == 1:
+            late.append(None)
+            yield script.error("invalid_grammar", late[0])
+
+    script = Script(["One"], ["Two"], answer=passed)
+    async with chatting(script) as chat:
+        for _ in range(2):
+            await chat.send(client.ResponseCreate())
+        told = list[str]()
+        async for event in chat.events():
+            told.append(event.type)
+            if told[-1] == "error":
+                break
+        assert "response.done" in told
+        with anyio.fail_after(20):
+            assert await chat.say("Hi").text() == "Two"
+
+
+async def test_an_id_that_no_answer_would_name_is_not_sent() -> None:
+    async with chatting(Script(["Fine"])) as chat:
+        with pytest.raises(errors.FieldInvalid):
+            await chat.send(client.ResponseCreate(event_id="x" * 600))
+        assert await chat.say("Hi").text() == "Fine"

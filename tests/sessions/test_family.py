@@ -31,8 +31,9 @@ async def grown(book: SessionBook) -> list[Session]:
 
 async def prune(book: SessionBook, asking: Session, target: str) -> None:
     """As the registry does it."""
+    opened = {member.id for member in await book.family(asking.id) if member.open}
     place = await book.check_pruned(asking.id, target)
-    if any(member.id == target and member.open for member in await book.family(asking.id)):
+    if target in opened:
         await book.close(target)
     await book.forget(target, place)
 
@@ -95,6 +96,22 @@ async def test_a_tree_costs_nothing_for_the_sessions_of_others(monkeypatch: pyte
 
 
 @run
+async def test_names_that_are_the_same_text_are_the_same_name() -> None:
+    """One letter, or a letter and the accent that is put on it: people see the same."""
+    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    first, left, right, _ = await grown(book)
+    composed, taken_apart = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
+    assert await book.name(left.id, taken_apart) == composed
+    assert [member.name for member in await book.family(first.id)] == ["", composed, "", ""]
+    for name in (composed, taken_apart):
+        with pytest.raises(NameInvalid):
+            await book.name(right.id, name)
+    assert await book.name(right.id, "e\N{COMBINING ACUTE ACCENT}" * MAX_NAME)
+    with pytest.raises(NameInvalid):  # one that takes more characters in this form
+        await book.name(right.id, "\N{MUSICAL SYMBOL HALF NOTE}" * MAX_NAME)
+
+
+@run
 async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
     book = SessionBook(reciting("one", "two", "three"), LANGUAGE)
     first, left, right, leaf = await grown(book)
@@ -106,6 +123,35 @@ async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
     ] or {member.id for member in await book.family(first.id)} == {first.id, right.id, leaf.id}
     await ask(leaf, "c")
     assert [item.text for item in leaf.history.items()] == ["a", "one", "b", "two", "c", "three"]
+
+
+@run
+async def test_who_is_being_pruned_is_in_the_tree_no_more() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, right, leaf = await grown(book)
+            handle = right.handles.current
+            await book.close(right.id)
+            place = await book.check_pruned(first.id, right.id)
+            assert place is not None
+            with pytest.raises(MemberUnknown):
+                await book.check_pruned(left.id, right.id)
+            with pytest.raises(HandleUnknown):
+                await book.resume(handle, b"me")
+            assert [member.id for member in await book.family(left.id)] == [first.id, left.id, leaf.id]
+            await book.forget(right.id, place)
+            with pytest.raises(MemberUnknown):
+                await book.check_pruned(left.id, right.id)
+
+
+@run
+async def test_of_two_who_ask_at_once_one_prunes() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, right, _ = await grown(book)
+            asked = (book.check_pruned(one.id, right.id) for one in (first, left))
+            one, other = await asyncio.gather(*asked, return_exceptions=True)
+            assert isinstance(one, int) and isinstance(other, MemberUnknown)
 
 
 @run

@@ -33,19 +33,30 @@ def verbs(link: ScriptedLink) -> list[tuple]:
     return told
 
 
+async def brought(sequence: LiveSequence, ids: Ids) -> None:
+    """As text that is on its way does it."""
+    await sequence.anticipate(ids, unless=lambda: False)
+
+
+async def begun(sequence: LiveSequence, ids: Ids) -> None:
+    """As a turn does it."""
+    async with await sequence.begin(ids, Sampling(), Limits(1)):
+        pass
+
+
 @run
 async def test_only_the_difference_crosses_the_link() -> None:
     link = counting()
     sequence = LiveSequence(link)
-    await sequence.bring(span(1, 9))
+    await brought(sequence, span(1, 9))
     assert verbs(link) == [("open", 8)]
-    await sequence.bring(span(1, 12))
+    await brought(sequence, span(1, 12))
     assert verbs(link) == [("extend", 3)]
-    await sequence.bring(ids_of([1, 2, 3, 7, 7]))
+    await brought(sequence, ids_of([1, 2, 3, 7, 7]))
     assert verbs(link) == [("truncate", 3), ("extend", 2)]
-    await sequence.bring(span(1, 3))
+    await brought(sequence, span(1, 3))
     assert verbs(link) == [("truncate", 2)]
-    await sequence.bring(span(1, 3))
+    await brought(sequence, span(1, 3))
     assert verbs(link) == []
     assert [held.tokens for held in link.held.values()] == [[1, 2]]
 
@@ -61,7 +72,7 @@ async def test_what_a_stop_leaves_is_told_by_the_engine() -> None:
     assert [name for name, *_ in link.log] == ["stop"], "what nobody read goes with the same verb"
     assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4, 5]]
     link.log.clear()
-    await sequence.bring(ids_of([1, 2, 3, 4, 5, 9]))
+    await brought(sequence, ids_of([1, 2, 3, 4, 5, 9]))
     assert verbs(link) == [("extend", 1)]
 
 
@@ -69,10 +80,10 @@ async def test_what_a_stop_leaves_is_told_by_the_engine() -> None:
 async def test_a_sequence_that_is_not_as_thought_is_opened_anew() -> None:
     link = counting()
     sequence = LiveSequence(link)
-    await sequence.bring(span(1, 9))
+    await brought(sequence, span(1, 9))
     for held in link.held.values():
         held.epoch += 7
-    await sequence.bring(span(1, 5))
+    await brought(sequence, span(1, 5))
     assert verbs(link)[-1] == ("open", 4)
     assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4]]
 
@@ -81,16 +92,16 @@ async def test_a_sequence_that_is_not_as_thought_is_opened_anew() -> None:
 async def test_a_verb_cut_off_in_the_middle_leaves_nothing_to_trust() -> None:
     link = counting()
     sequence = LiveSequence(link)
-    await sequence.bring(span(1, 9))
+    await brought(sequence, span(1, 9))
     link.cut_off.add("extend")
-    task = asyncio.create_task(sequence.bring(span(1, 12)))
+    task = asyncio.create_task(brought(sequence, span(1, 12)))
     await link.stuck.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     link.cut_off.clear()
     link.log.clear()
-    await sequence.bring(span(1, 12))
+    await brought(sequence, span(1, 12))
     assert [name for name, _ in verbs(link)] == ["close", "open"]
 
 
@@ -98,20 +109,20 @@ async def test_a_verb_cut_off_in_the_middle_leaves_nothing_to_trust() -> None:
 async def test_a_child_forks_where_a_block_is_shared() -> None:
     link = counting()
     sequence = LiveSequence(link)
-    await sequence.bring(span(1, 9))
+    await brought(sequence, span(1, 9))
     link.log.clear()
     child = sequence.child()
-    await child.bring(span(1, 12))
+    await brought(child, span(1, 12))
     assert verbs(link) == [("fork", 8), ("extend", 3)]
     await child.close()
     same = sequence.child()
     link.log.clear()
-    await same.bring(span(1, 9))  # the last token is left to compute
+    await brought(same, span(1, 9))  # the last token is left to compute
     assert verbs(link) == [("fork", 7), ("extend", 1)]
     await same.close()
     other = sequence.child()
     link.log.clear()
-    await other.bring(ids_of([1, 2, 3, 99]))
+    await brought(other, ids_of([1, 2, 3, 99]))
     assert verbs(link) == [("open", 4)]
 
 
@@ -153,15 +164,15 @@ async def test_what_a_stop_leaves_without_kv_is_pending_but_no_prompt() -> None:
 async def test_after_a_restart_it_opens_without_closing_what_is_gone() -> None:
     link = counting()
     sequence = LiveSequence(link)
-    await sequence.bring(span(1, 9))
+    await brought(sequence, span(1, 9))
     link.die()
     with pytest.raises(EngineDied):
-        await sequence.bring(span(1, 12))
+        await brought(sequence, span(1, 12))
     link.restart()
     link.log.clear()
     assert sequence.lost
-    await sequence.bring(span(1, 12))
-    assert verbs(link) == [("open", 11)]
+    await begun(sequence, span(1, 12))
+    assert [entry[0] for entry in link.log[:2]] == ["open", "generate"]
     assert not sequence.lost
 
 
@@ -169,7 +180,7 @@ async def test_after_a_restart_it_opens_without_closing_what_is_gone() -> None:
 async def test_what_a_turn_adds_comes_with_its_generation() -> None:
     link = counting()
     sequence = LiveSequence(link)
-    await sequence.anticipate(span(1, 9), unless=lambda: False)
+    await brought(sequence, span(1, 9))
     link.log.clear()
     generation = await sequence.begin(ids_of([1, 2, 3, 4, 9, 9]), Sampling(), Limits(1))
     assert [entry[0] for entry in link.log] == ["truncate", "extend", "generate"]
@@ -181,7 +192,7 @@ async def test_what_a_turn_adds_comes_with_its_generation() -> None:
 async def test_a_turn_on_a_sequence_that_is_not_there_opens_another() -> None:
     link = counting()
     sequence = LiveSequence(link)
-    await sequence.bring(span(1, 9))
+    await brought(sequence, span(1, 9))
     link.held.clear()
     link.log.clear()
     generation = await sequence.begin(span(1, 12), Sampling(), Limits(1))
@@ -194,28 +205,28 @@ async def test_text_on_its_way_is_not_tried_again_on_the_next_engine() -> None:
     """Else each piece of a text that kills engines would kill one."""
     link = counting()
     sequence = LiveSequence(link)
-    await sequence.anticipate(span(1, 9), unless=lambda: False)
+    await brought(sequence, span(1, 9))
     (held,) = link.held
     link.die()
     link.deaths[-1] = replace(link.deaths[-1], step=frozenset({held}))
     link.restart()
     link.log.clear()
-    await sequence.anticipate(span(1, 12), unless=lambda: False)
+    await brought(sequence, span(1, 12))
     assert verbs(link) == []
-    await sequence.bring(span(1, 12))
-    assert verbs(link) == [("open", 11)], "a turn does, under the poison rule"
+    await begun(sequence, span(1, 12))
+    assert [entry[0] for entry in link.log[:2]] == ["open", "generate"], "a turn does, under the poison rule"
 
 
 @run
 async def test_text_on_its_way_goes_on_after_a_death_that_others_died_of() -> None:
     link = counting()
     sequence = LiveSequence(link)
-    await sequence.anticipate(span(1, 9), unless=lambda: False)
+    await brought(sequence, span(1, 9))
     link.die()
     link.deaths[-1] = replace(link.deaths[-1], step=frozenset({99}))
     link.restart()
     link.log.clear()
-    await sequence.anticipate(span(1, 12), unless=lambda: False)
+    await brought(sequence, span(1, 12))
     assert verbs(link) == [("open", 11)]
 
 
@@ -226,7 +237,7 @@ async def test_a_branch_on_trial_is_not_anticipated() -> None:
     sequence.suspicion = Suspicion()
     for _ in range(TRIAL):
         sequence.suspicion.weigh(Death(1, "crash", False, frozenset({7}), 0.0), 7, alone=False)
-    await sequence.anticipate(span(1, 9), unless=lambda: False)
+    await brought(sequence, span(1, 9))
     assert verbs(link) == []
 
 
@@ -248,7 +259,7 @@ async def test_a_turn_brings_its_sequence_with_it() -> None:
 async def test_a_turn_on_a_fork_brings_the_fork_with_it() -> None:
     link = counting()
     sequence = LiveSequence(link)
-    await sequence.bring(span(1, 9))
+    await brought(sequence, span(1, 9))
     link.log.clear()
     child = sequence.child()
     generation = await child.begin(span(1, 12), Sampling(), Limits(1))
@@ -273,7 +284,7 @@ async def test_a_turn_cut_off_as_it_begins_leaves_nothing_to_trust() -> None:
         await task
     link.cut_off.clear()
     link.log.clear()
-    await sequence.bring(span(1, 9))
+    await brought(sequence, span(1, 9))
     assert verbs(link) == [("open", 8)]
 
 
