@@ -159,6 +159,7 @@ async def _hold(
             loading.loaded(_memory(running.engine.link.hello))
             loading.loaded(f"holdfast: {running.service.model} at {running.url}")
             loading.loaded(f"holdfast: {_kept(settings)}")
+            running.service.state()  # a journal that cannot be written is told now, not when somebody asks
             gc.collect()
             gc.freeze()  # what loading made stays: a full collection over it holds all sockets up for 50 ms
             up.set()

@@ -8,8 +8,9 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -103,6 +104,24 @@ async def test_a_key_guards_the_server() -> None:
         headers = {"Authorization": "Bearer s3cret"}
         async with wire(url, additional_headers=headers) as connection:
             assert (await connection.say("My name is Marisol."))["status"] == "completed"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of half the journal's reserve."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+async def test_a_disk_that_is_too_full_for_turns_is_said_at_once(small_disk: Path) -> None:
+    async with command("serve", "pocket", "--port", "0", "--store", str(small_disk / "s"), *SMALL) as process:
+        await address(process)
+        assert process.stderr is not None
+        assert str(small_disk) in (await process.stderr.readline()).decode()
+        assert "in reserve; new turns are refused" in (await process.stderr.readline()).decode()
 
 
 async def test_a_taken_port_is_said() -> None:
