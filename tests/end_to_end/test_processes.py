@@ -118,7 +118,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 async def test_a_disk_that_is_too_full_for_turns_is_said_at_once(small_disk: Path) -> None:
     async with command("serve", "pocket", "--port", "0", "--store", str(small_disk / "s"), *SMALL) as process:
-        await address(process)
+        await address_of(process)
         assert process.stderr is not None
         assert str(small_disk) in (await process.stderr.readline()).decode()
         assert "in reserve; new turns are refused" in (await process.stderr.readline()).decode()
