@@ -20,7 +20,7 @@ from ..kvstore.keys import BlockHasher
 from ..kvstore.moves import BlockMover
 from ..kvstore.pool import BlockPool
 from . import guidance
-from .costs import CostBook, measure
+from .costs import CostBook, measure, this_machine
 from .engine import Engine
 from .errors import SettingsInvalid
 from .hosting import costs_file, disk_tier, host_bytes, host_memory, host_tier
@@ -100,7 +100,10 @@ def _engine(
         rehearse(runner, settings.block_tokens, numbers.max_context)
     # On a CPU the shelf and the computing threads share the cores: nothing is won by doing both at once.
     path = costs_file(settings, hasher, namespace) if disk is not None else None
-    costs = CostBook(path, beside=device.type == "cuda")
+    computes = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    )
+    costs = CostBook(path, machine=this_machine(computes), beside=device.type == "cuda")
     if tier is not None and disk is not None and not costs.calibrated:
         pulse.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
         size = _block_bytes(groups)

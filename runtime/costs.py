@@ -2,14 +2,16 @@
 
 Copying and computing are timed once per model, layout and machine; the disk is timed by the fetches that turns
 wait for: its latency by the small ones, its rate by the large ones, and until the first large one nothing is
-known of it. Kept beside the records they are about, so that
-another model's never count. Knows runner and mover as callables; no policy (that is `restoring`).
+known of it. Kept beside the records they are about, so that another model's never count, and with the
+machine's name, as a store may be carried to another. Knows runner and mover as callables; no policy (that is
+`restoring`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +41,7 @@ class Measured(msgspec.Struct, frozen=True):
     """As it is kept. Bytes per second, seconds; 0 for what has not been measured."""
 
     layout: int = LAYOUT
+    machine: str = ""
     copy: Figure = 0.0
     token: Figure = 0.0
     history: Figure = 0.0
@@ -47,12 +50,14 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class CostBook:
-    """``path``: where it is kept, None for nowhere. ``beside``: the disk works while the device computes."""
+    """``path``: where it is kept, None for nowhere; of another ``machine`` it counts for nothing.
+    ``beside``: the disk works while the device computes.
+    """
 
-    def __init__(self, path: Path | None, *, beside: bool = True) -> None:
+    def __init__(self, path: Path | None, *, machine: str = "", beside: bool = True) -> None:
         self._path = path
         self.beside = beside
-        self.measured = _read(path)
+        self.measured = _read(path, machine)
 
     @property
     def calibrated(self) -> bool:
@@ -69,7 +74,9 @@ class CostBook:
     def calibrate(self, measured: Measured) -> None:
         """Take over, and keep, what a calibration found."""
         seen = self.measured
-        self.measured = msgspec.structs.replace(measured, fetch=seen.fetch, latency=seen.latency)
+        self.measured = msgspec.structs.replace(
+            measured, machine=seen.machine, fetch=seen.fetch, latency=seen.latency
+        )
         self.save()
 
     def fetched(self, size: int, seconds: float) -> None:
@@ -142,17 +149,27 @@ def measure(
     fresh, later = computing(0), computing(before)
     history = max(0.0, later - fresh) / before
     token = max(LEAST, fresh - history * chunk / 2)
-    return Measured(LAYOUT, count * block_bytes / copying, token, history)
+    return Measured(copy=count * block_bytes / copying, token=token, history=history)
 
 
 def _blended(old: float, new: float) -> float:
     return (1 - WEIGHT) * old + WEIGHT * new if old else new
 
 
-def _read(path: Path | None) -> Measured:
+def this_machine(device: str) -> str:
+    """The processor and its cores, and what computes."""
+    processor = platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        processor = next(named, processor)
+    return f"{processor}, {os.cpu_count()} cores, {device}"
+
+
+def _read(path: Path | None, machine: str) -> Measured:
     if path is not None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             found = msgspec.json.decode(path.read_bytes(), type=Measured)
-            if found.layout == LAYOUT:
+            if (found.layout, found.machine) == (LAYOUT, machine):
                 return found
-    return Measured()
+    return Measured(machine=machine)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.costs import CostBook, Measured, measure
+from holdfast.runtime.costs import CostBook, Measured, measure, this_machine
 from holdfast.runtime.plan import Outcome, Plan
 from holdfast.runtime.restoring import Held, blocks_to_compute
 
@@ -49,6 +49,7 @@ def test_nothing_is_told_before_all_is_measured_and_it_outlives_the_engine(tmp_p
     book.fetched(2_000_000, 0.02)
     book.fetched(2_000_000, 0.04)
     book.save()
+    assert not CostBook(path, machine="another").calibrated, "a store that was carried there"
     again = CostBook(path).costs()
     assert again is not None and again.fetch == pytest.approx(0.75 * 1e8 + 0.25 * 0.5e8)
     assert again.latency == 0.0
@@ -87,6 +88,10 @@ def test_what_cannot_be_read_counts_for_nothing(tmp_path: Path, text: bytes) -> 
     path = tmp_path / "costs.json"
     path.write_bytes(text)
     assert not CostBook(path).calibrated
+
+
+def test_a_machine_is_told_from_one_that_computes_otherwise() -> None:
+    assert this_machine("2 threads") == this_machine("2 threads") != this_machine("4 threads")
 
 
 def test_one_stall_does_not_keep_turns_from_the_disk_for_ever() -> None:
