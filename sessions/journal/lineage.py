@@ -118,9 +118,8 @@ def erase(transaction: lmdb.Transaction, tables: Tables, number: int) -> list[in
     Returns the sessions of which nothing is left.
     """
     erased: list[int] = []
-    while not forked(
-        transaction, tables, number
-    ):  # a loop: a line of forks may be longer than a stack is deep
+    # No recursion: a line of forks may be longer than a stack is deep.
+    while not forked(transaction, tables, number):
         try:
             origin = _record(transaction, tables, number).origin
         except RecordDamaged:  # counted when it was read

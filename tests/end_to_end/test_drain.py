@@ -7,8 +7,8 @@ import os
 import signal
 
 import pytest
-from test_processes import SMALL, address, children_of, command
-from wires import LONG, Json, text_of, wire
+from test_processes import SMALL, children_of, command
+from wires import LONG, Json, address_of, text_of, wire
 
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
@@ -58,7 +58,7 @@ async def test_replies_that_do_not_end_in_time_are_cut_by_name_and_new_ones_refu
 
 async def test_a_second_signal_leaves_at_once_and_leaves_no_child() -> None:
     async with command("serve", "pocket", "--port", "0", *SMALL) as process:
-        url = await address(process)
+        url = await address_of(process)
         (child,) = children_of(process.pid)
         async with wire(url) as connection:
             for event in STORY:

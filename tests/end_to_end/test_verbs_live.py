@@ -188,4 +188,4 @@ async def test_many_sessions_talk_over_one_socket(wired: Client) -> None:
         assert "Marisol" in await chat.say("What is my name?").text()
         await forks[0].aclose()
         assert "Marisol" in await forks[1].say("What is my name?").text()
-        assert len({id(fork._exchange._transport._connection) for fork in forks}) == 1
+        assert len({id(fork._exchange._transport.connection) for fork in forks}) == 1

@@ -11,6 +11,7 @@ from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Chat, Client, ConnectionLost, ServerError
+from holdfast.sdk.frames import codec
 from holdfast.sdk.frames.client import ItemRetrieve, ResponseCreate
 from holdfast.sdk.frames.codec import MAX_FRAME_BYTES
 from holdfast.sdk.frames.response import ResponseParams
@@ -145,7 +146,11 @@ async def test_time_is_characters_where_the_client_says_when(client: Client) -> 
         assert (await chat.retrieve(item)).text == said[:5]
 
 
-async def test_a_frame_too_large_is_refused_by_its_name_and_nothing_waits_for_it(client: Client) -> None:
+async def test_a_frame_too_large_is_refused_by_its_name_and_nothing_waits_for_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a client that does not look before it sends, as this one does."""
+    monkeypatch.setattr(codec, "framed", codec.encode)
     async with client.session() as chat:
         large = ResponseCreate(response=ResponseParams(instructions="x" * MAX_FRAME_BYTES))
         sent = await chat.send(large)
