@@ -202,7 +202,10 @@ class LiveSequence:
         return death is None or self._state.seq in death.step
 
     async def _bring(self, ids: Ids, *, due: bool = False) -> State:
-        """`bring`; ``due`` as in `anticipate`."""
+        """Have the engine hold exactly these tokens; ``due`` as in `anticipate`.
+
+        Raises the runtime's ``VerbRefused`` and ``EngineGone``.
+        """
         state = await self._kept(ids, due=due)
         if state is not None:
             return state
