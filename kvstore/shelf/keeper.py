@@ -36,6 +36,7 @@ class ShelfKeeper:
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._crashed = False
+        self._began = math.inf  # when the last shelf was started
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-shelf-keeper", daemon=True)
 
@@ -58,14 +59,14 @@ class ShelfKeeper:
         self._ours.close()
 
     def _run(self) -> None:
-        delay, began = 0.0, math.inf
+        delay = 0.0
         while self._asked():
-            if time.monotonic() - began > STEADY:
+            if time.monotonic() - self._began > STEADY:
                 delay = FIRST
             self._end(0.0)
             while not self._left_within(delay) and not self._spawned():
                 delay = _longer(delay)
-            began, delay = time.monotonic(), _longer(delay)
+            delay = _longer(delay)
         self._end(GRACE)
 
     def _left_within(self, seconds: float) -> bool:
@@ -86,6 +87,7 @@ class ShelfKeeper:
 
     def _spawned(self) -> bool:
         """Whether the engine has a new shelf; it asks once, so that whoever fails here tries again."""
+        self._began = time.monotonic()  # before the engine can know of it, and of its death
         try:
             self._spawn()
         except OSError as error:  # the machine has no room for a process, or the engine left just now
