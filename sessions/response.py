@@ -51,6 +51,10 @@ class Branch:
         return await asyncio.to_thread(self.renderer.draft, script)
 
 
+GATHERED = 64
+"""Tokens of a call that is told when it is over are brought up together: that much may be lost with an engine."""
+
+
 class Response:
     """Read it to its end, or use it as ``async with``: a reader that leaves cancels it.
 
@@ -233,6 +237,7 @@ class Response:
             branch.settings.recovery_seconds,
             self._said,
             self._logprobs,
+            gather=GATHERED if whole and self._request.one_call else 1,
         )
         if self._cancelled:
             await run.cancel(self._cancelled)

@@ -12,7 +12,7 @@ from session_stage import LANGUAGE, read, run, say, session_on
 from test_session_recovery import TALE, die_and_return, rest, telling, until
 
 from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
-from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Row, Work
+from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Limits, Row, Work
 from holdfast.sessions import errors
 from holdfast.sessions.events import ReplyDone, ReplyStatus
 from holdfast.sessions.grammars import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
@@ -207,3 +207,31 @@ def test_tools_of_the_turn_are_those_of_its_place() -> None:
     response = session.respond(TurnRequest.checked(tools=[ADD], tool_choice="required"))
     grammar = response._request.sampling.grammar
     assert grammar is not None and "add" in grammar.text and "look" not in grammar.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "whole", "gathered"),
+    [
+        ({"tool_choice": "required", "tool": "add"}, True, True),
+        ({"tool_choice": "required", "tool": "add"}, False, False),
+        ({"tool_choice": "required"}, True, False),
+        ({"tool_choice": "required", "tool": "add", "stop": ["}"]}, True, False),
+        ({"tool_choice": "required", "tool": "add", "stop_token_ids": [5]}, True, False),
+        ({}, True, False),
+    ],
+)
+def test_only_a_call_that_is_told_whole_comes_up_whole(
+    fields: dict[str, Any], whole: bool, gathered: bool
+) -> None:
+    link = telling("ab")
+    session = session_on(link, Preamble(tools=(ADD,)))
+    say(session, "Add.")
+    request = TurnRequest.checked(offered=(ADD,), **fields)
+
+    async def play() -> None:
+        async for _ in session.respond(request, whole_calls=whole):
+            pass
+
+    asyncio.run(play())
+    limits = [part for verb in link.log for part in verb if isinstance(part, Limits)]
+    assert len(limits) == 1 and (limits[0].gather > 1) is gathered
