@@ -27,7 +27,7 @@ class Committer:
         self._counters = counters
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], *, moved: bool = True) -> list[Row]:
-        """Take over what ``plan`` computed; returns a row for each turn that has sampled tokens to tell or ended.
+        """Take over what ``plan`` computed; returns a row for each turn that has tokens to tell or ended.
 
         Not ``moved``: it failed as a whole, so that its moves may not have been made.
         """
@@ -140,9 +140,7 @@ class Committer:
         self._counters.forced += len(forced)
         return forced
 
-    def _said(
-        self, sequence: Sequence, tokens: list[int], logprobs: Items[TokenLogprob] = ()
-    ) -> Row | None:
+    def _said(self, sequence: Sequence, tokens: list[int], logprobs: Items[TokenLogprob] = ()) -> Row | None:
         """The row of these tokens and those that waited for them; None where they wait, too."""
         turn = sequence.turn
         assert turn is not None

@@ -60,7 +60,15 @@ class Stage:
         assert isinstance(answer, Reply), answer
         return answer.state or State(0, 0, 0, 0)
 
-    def begin(self, seq: int, text: str | None, most: int = 12, said: tuple[int, ...] = (), least: int = 0, gather: int = 1):
+    def begin(
+        self,
+        seq: int,
+        text: str | None,
+        most: int = 12,
+        said: tuple[int, ...] = (),
+        least: int = 0,
+        gather: int = 1,
+    ):
         if seq not in self.engine.scheduler._roster.sequences:
             self.apply(Open(0, seq, b"", [*PROMPT, seq, *said]))
         sampling = Sampling(grammar=None if text is None else grammar(text))
@@ -121,7 +129,9 @@ def test_tokens_that_nobody_reads_one_by_one_are_told_together(depth: int, gathe
         stage.begin(1, None)
         stage.run()
     assert here.said(0) == plain.said(0) and len(here.rows[0]) == told
-    assert here.end(0) == replace(plain.end(0), tokens=here.end(0).tokens), "the same end, and the same account"
+    assert here.end(0) == replace(plain.end(0), tokens=here.end(0).tokens), (
+        "the same end, and the same account"
+    )
     assert len(here.rows[1]) == 12, "nobody else's wait"
 
 

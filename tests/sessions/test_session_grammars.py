@@ -14,6 +14,7 @@ from test_session_recovery import TALE, die_and_return, rest, telling, until
 from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
 from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Limits, Row, Work
 from holdfast.sessions import errors
+from holdfast.sessions.binding import Binding
 from holdfast.sessions.events import ReplyDone, ReplyStatus
 from holdfast.sessions.grammars import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
 from holdfast.sessions.items import Preamble, Tool
@@ -27,7 +28,7 @@ STRICT = Tool(name="add", parameters=OBJECT, strict=True)
 
 def grammar_of(tools: tuple[Tool, ...] = (), **fields: Any) -> Grammar | None:
     request = TurnRequest.checked(offered=tools, **fields)
-    return LANGUAGE.constrained(request, tools).sampling.grammar
+    return LANGUAGE.grammar(request, tools)
 
 
 def test_nothing_is_bound_that_nobody_asked_to_be() -> None:
@@ -207,6 +208,23 @@ def test_tools_of_the_turn_are_those_of_its_place() -> None:
     response = session.respond(TurnRequest.checked(tools=[ADD], tool_choice="required"))
     grammar = response._request.sampling.grammar
     assert grammar is not None and "add" in grammar.text and "look" not in grammar.text
+
+
+def test_a_turn_is_bound_as_it_asks_whatever_bound_the_one_before() -> None:
+    binding = Binding(LANGUAGE)
+
+    def bound(tools: tuple[Tool, ...], **fields: Any) -> Grammar | None:
+        return binding.constrained(TurnRequest.checked(offered=tools, **fields), tools).sampling.grammar
+
+    one, same, other = (
+        Tool(name="add", parameters={"type": "object", "properties": {"a": {"const": const}}})
+        for const in (1, 1, True)
+    )
+    assert one == other, "though they are written otherwise"
+    for tools in ((one,), (same,), (other,), (one, LOOK)):
+        for fields in ({"tool_choice": "required"}, {}, {"tool_choice": "required", "tool": "add"}):
+            assert bound(tools, **fields) == bound(tools, **fields) == grammar_of(tools, **fields)
+    assert bound((one,), format=ANY) == ANY and bound((one,)) is None
 
 
 @pytest.mark.parametrize(
