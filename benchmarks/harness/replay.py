@@ -21,7 +21,7 @@ from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.kvstore.shelf.client import STORES_IN_FLIGHT, STORING_SHARE, ShelfStatistics
-from holdfast.kvstore.shelf.places import PAGE
+from holdfast.kvstore.shelf.pagecache import PAGE
 from holdfast.kvstore.shelf.store import Given, RecordStore
 from holdfast.kvstore.slots import ENTRY, SlotMemory, make_memory
 from holdfast.runtime.engine import Engine
