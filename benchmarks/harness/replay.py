@@ -132,8 +132,9 @@ class InlineDisk:
         self._storing[key] = slot, self._host.tokens_of(slot), self._host.memory.entry(slot).digest
         return True
 
-    def fetch(self, key: bytes, now: float, tenant: int = 0) -> bool:
+    def fetch(self, key: bytes, now: float, tenant: int = 0, *, bare: bool = False) -> bool:
         """Begin to bring a record up."""
+        assert not bare, "no device within reach"
         if key in self._fetching:
             return True
         slot = self._host.reserve(key, 0, tenant) if key in self._store else None
