@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from .commit import Committer
 from .errors import GrammarFault, GrammarInvalid, GrammarUnavailable
+from .fetching import FETCH_POLL_SECONDS
 from .grammars import Compiler, Matcher
 from .link.messages import Grammar, Row
 from .plan import RowFault
 from .roster import Roster
 from .sequence import Sequence, Turn
-from .shelving import FETCH_POLL_SECONDS, Shelving
+from .shelving import Shelving
 
 COMPILE_SECONDS = 0.75
 """A grammar may take to be compiled, its time in the queue included."""
@@ -122,7 +123,7 @@ class Constraints:
             self._told.append(row)
         if sequence.turn is not None:
             del self._roster.compiling[sequence.id]
-            self._shelving.line_up(sequence)
+            self._shelving.fetching.line_up(sequence)
 
     def _fail(self, sequence: Sequence, fault: GrammarFault) -> None:
         row = self._committer.fail(sequence, RowFault(f"grammar: {fault.message}", fault.code))

@@ -85,7 +85,7 @@ class Errands:
         sequence = errand.sequence
         if self._used(sequence):
             return True
-        if self._shelving.awaits(sequence) or sequence.planned > sequence.computed:
+        if self._shelving.fetching.awaits(sequence) or sequence.planned > sequence.computed:
             return False
         return idle or sequence.id not in self._roster.prefill
 

@@ -127,7 +127,7 @@ class Leases:
         if sequence.turn is None:
             sequence.unmatched = True
             self._roster.touch(sequence)
-            self._shelving.stage(sequence)
+            self._shelving.fetching.stage(sequence)
 
     def _rank(self, sequence: Sequence) -> None:
         if sequence.id in self._roster.holders or sequence.id in self._roster.leased:

@@ -7,7 +7,7 @@ have blocks is `pressure`'s affair, what is computed is `planning`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from itertools import takewhile
 from typing import TypeAlias
@@ -171,24 +171,36 @@ class Paging:
         a tail the last; none where not one of them is on disk, so that `restore` does as well.
         """
         tier, size, most = self.moves.tier, self.block_tokens, len(sequence.tokens) - 1
-        if tier is None or sequence.planned != sequence.computed or sequence.computed >= most:
+        if tier is None or sequence.planned != sequence.computed:
             return []
         own, full = sequence.computed // size, most // size
         self._hash(sequence, full)
         lacking = next((key for key in sequence.keys[own:full] if key not in tier), None)
         if lacking is not None and lacking in disk and not disk.at_hand(lacking):
             return []  # the disk is to begin with it: no look at all that follows comes before that
+        found = self.going_on(sequence, disk, disk.placed)
+        first = next((key for key in found if key not in tier), None)
+        return found if first is not None and disk.at_hand(first) else []
+
+    def going_on(self, sequence: Sequence, disk: DiskTier, there: Callable[[bytes], bool]) -> list[bytes]:
+        """Keys of the records that go on where the computed tokens end, not on the device, but in the host tier
+        or ``there``; a tail the last.
+        """
+        tier, size, most = self.moves.tier, self.block_tokens, len(sequence.tokens) - 1
+        if tier is None or sequence.planned != sequence.computed or sequence.computed >= most:
+            return []
 
         def within(key: bytes) -> bool:
-            return (key in tier or disk.placed(key)) and self.pool.index.block_of(key) is None
+            return (key in tier or there(key)) and self.pool.index.block_of(key) is None
 
+        own, full = sequence.computed // size, most // size
+        self._hash(sequence, full)
         found = list(takewhile(within, sequence.keys[own:full]))
         at = own + len(found)
         if at == full or sequence.keys[at] not in disk:
             tail = next(filter(within, self._tails(sequence, at)), None)
             found += [] if tail is None else [tail]
-        first = next((key for key in found if key not in tier), None)
-        return found if first is not None and disk.at_hand(first) else []
+        return found
 
     def read_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier) -> int:
         """Copy as many of ``keys`` (see `at_hand`) as are sound, and blocks available for, to the device, now:

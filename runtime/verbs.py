@@ -76,7 +76,7 @@ class Verbs:
         sequence = Sequence(verb.seq, self._paging.root(verb.salt), TokenList(tokens), alone=verb.alone)
         self._counters.adopted += self._paging.adopt(sequence)
         self._roster.touch(sequence)
-        self._shelving.stage(sequence)
+        self._shelving.fetching.stage(sequence)
         return sequence.state
 
     def extend(self, verb: Extend) -> State:
@@ -87,7 +87,7 @@ class Verbs:
         sequence.extend(tokens)
         sequence.due = verb.due
         self._roster.touch(sequence)
-        self._shelving.stage(sequence)
+        self._shelving.fetching.stage(sequence)
         return sequence.state
 
     def truncate(self, verb: Truncate) -> State:
@@ -113,13 +113,13 @@ class Verbs:
             sequence.extend(tokens)
         if opening is not None and opening.parent is None:
             self._counters.adopted += self._paging.adopt(sequence)
-            self._shelving.stage(sequence)
+            self._shelving.fetching.stage(sequence)
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
             self._paging.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
         state = sequence.state
         if verb.sampling.grammar is None:
-            self._shelving.line_up(sequence)
+            self._shelving.fetching.line_up(sequence)
         else:
             self._constraints.begin(sequence, verb.sampling.grammar)
         return state
@@ -166,7 +166,7 @@ class Verbs:
         sequence = self._idle(verb.seq)
         sequence.unmatched = True
         self._roster.touch(sequence)
-        self._shelving.stage(sequence)
+        self._shelving.fetching.stage(sequence)
         return sequence.state
 
     def settle(self, verb: Settle) -> State:

@@ -21,7 +21,7 @@ from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.kvstore.shelf.client import STORES_IN_FLIGHT, STORING_SHARE, ShelfStatistics
-from holdfast.kvstore.shelf.places import PAGE
+from holdfast.kvstore.shelf.pagecache import PAGE
 from holdfast.kvstore.shelf.store import Given, RecordStore
 from holdfast.kvstore.slots import ENTRY, SlotMemory, make_memory
 from holdfast.runtime.engine import Engine
@@ -132,8 +132,9 @@ class InlineDisk:
         self._storing[key] = slot, self._host.tokens_of(slot), self._host.memory.entry(slot).digest
         return True
 
-    def fetch(self, key: bytes, now: float, tenant: int = 0) -> bool:
+    def fetch(self, key: bytes, now: float, tenant: int = 0, *, bare: bool = False) -> bool:
         """Begin to bring a record up."""
+        assert not bare, "no device within reach"
         if key in self._fetching:
             return True
         slot = self._host.reserve(key, 0, tenant) if key in self._store else None

@@ -12,8 +12,9 @@ import signal
 import socket
 import sys
 
+from .lock import StoreHeld
 from .serve import serve
-from .store import StoreFailed, StoreHeld, StoreTorn
+from .store import StoreFailed, StoreTorn
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice, repeat, takewhile
 from pathlib import Path
 
 from ..host import HostTier
@@ -26,14 +26,13 @@ from ..slots import PAGE
 from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Fetched, Gone, Known, Store, Up, encode
 from .messages import up_decoder as decoder
 from .patience import Patience
+from .rising import Rising
 from .shortcut import Lying, Shortcut
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
 STORING_SHARE = 8  # and at most one part in so many of all
 MOST_SUPERSEDED = 1024
-PIECE_BYTES = 1 << 20  # of records that are asked for at once: while one comes the one before is taken up
-MOST_IN_PIECE = 64
 PIECES_AT_ONCE = 4  # taken up by one `poll`, so that they go on to the device while others come
 
 log = logging.getLogger(__name__)
@@ -89,9 +88,7 @@ class DiskTier:
         self._outbox: deque[bytes] = deque()
         self._storing: set[bytes] = set()
         self._most_storing = max(1, min(STORES_IN_FLIGHT, host.memory.slots // STORING_SHARE))
-        self._fetching: dict[bytes, int] = {}
-        self._piece: list[bytes] = []  # of those: not asked for yet
-        self._records_per_piece = max(1, min(MOST_IN_PIECE, PIECE_BYTES // begin.block_bytes))
+        self._rising = Rising(host)
         self._superseded: list[bytes] = []
         self._touched: dict[bytes, bool] = {}  # used now, or first to go
         self._covers: dict[int, frozenset[bytes]] = {}  # by holder of a lease
@@ -118,7 +115,7 @@ class DiskTier:
     @property
     def waiting(self) -> bool:
         """Whether answers are on their way."""
-        return bool(self._requests or self._piece)
+        return bool(self._requests) or self._rising.waiting
 
     @property
     def room(self) -> int:
@@ -127,7 +124,7 @@ class DiskTier:
 
     def fetching(self, key: bytes) -> bool:
         """Whether it is on its way up; not with a shelf that is lost."""
-        return self._ready and key in self._fetching
+        return self._ready and key in self._rising
 
     def stored(self, key: bytes) -> bool:
         """Whether it is on disk or on its way there."""
@@ -154,22 +151,17 @@ class DiskTier:
         self._forget(superseded)
         return True
 
-    def fetch(self, key: bytes, now: float, tenant: int = 0) -> bool:
+    def fetch(self, key: bytes, now: float, tenant: int = 0, *, bare: bool = False) -> bool:
         """Begin to bring a record into a host slot; whether it is on its way.
 
-        It is asked for with those that follow it, at the next `poll` at the latest.
+        ``bare``: into this machine's memory only, where `read` finds it. It is asked for with those that follow
+        it, at the next `poll` at the latest.
         """
-        if key in self._fetching:
+        if self._rising.has(key, bare=bare):
             return True
-        if key not in self:
+        if key not in self or not self._rising.add(key, tenant, bare=bare):
             return False
-        slot = self._host.reserve(key, 0, tenant)
-        if slot is None:
-            return False
-        self._fetching[key] = slot
-        self._piece.append(key)
-        if len(self._piece) >= self._records_per_piece:
-            self._ask_for_piece(now)
+        self._ask_for_pieces(now, full=True)
         return True
 
     @property
@@ -253,7 +245,7 @@ class DiskTier:
         if self._sock is None:
             self._take_shelf(now)
         if self._sock is not None:
-            self._ask_for_piece(now)
+            self._ask_for_pieces(now)
             self._flush()
             if self._receive(now) and self._sock is not None:
                 deadlines = (request.deadline for request in self._requests.values())
@@ -293,10 +285,10 @@ class DiskTier:
         self._untold = MOST_SUPERSEDED in (len(fresh), len(over))
         return fresh, over
 
-    def _ask_for_piece(self, now: float) -> None:
-        if self._piece and self._ready:
-            keys, self._piece = self._piece, []
-            self._send(Fetch(next(self._tickets), [self._fetching[key] for key in keys], keys), now)
+    def _ask_for_pieces(self, now: float, *, full: bool = False) -> None:
+        if self._ready:
+            for slots, keys in self._rising.pieces(full=full):
+                self._send(Fetch(next(self._tickets), slots, keys), now)
 
     def _send(self, message: Store | Fetch, now: float) -> None:
         self._requests[message.ticket] = _Request(message, now + DEADLINE)
@@ -366,16 +358,22 @@ class DiskTier:
     def _take_up(self, piece: Fetch, answer: Fetched) -> None:
         self._pieces += 1
         self._forget(piece.keys[at] for at in answer.gone)
-        records = zip(piece.keys, piece.slots, answer.tokens, answer.digests, answer.offsets, strict=True)
-        for key, slot, tokens, digest, offset in records:
-            del self._fetching[key]
+        slots = piece.slots or repeat(None)
+        told = zip(answer.tokens, answer.digests, answer.offsets, strict=True)
+        for key, slot, (tokens, digest, offset) in zip(piece.keys, slots, told, strict=False):
+            self._rising.came(key, slot)
             if tokens:
-                self._fetched += 1
-                self._host.filled(slot, tokens=tokens, digest=digest)
                 self._shortcut.learn(key, Lying(offset, tokens, digest))
-            else:
-                self._failed += 1
-                self._host.abandon(slot)
+            if slot is not None:
+                self._end_fetch(slot, tokens, digest)
+
+    def _end_fetch(self, slot: int, tokens: int, digest: int) -> None:
+        if tokens:
+            self._fetched += 1
+            self._host.filled(slot, tokens=tokens, digest=digest)
+        else:
+            self._failed += 1
+            self._host.abandon(slot)
 
     def _copy(self, slots: Sequence[int], blocks: Sequence[Sequence[memoryview]]) -> list[int]:
         """Host slots to device blocks; tokens of each."""
@@ -398,10 +396,8 @@ class DiskTier:
         if isinstance(message, Store):
             self._storing.discard(message.key)
             self._host.let_go(message.slot)
-            return
-        for key, slot in zip(message.keys, message.slots, strict=True):
-            del self._fetching[key]
-            self._host.abandon(slot)
+        else:
+            self._rising.give_up(message)
 
     def _lose(self, how: str) -> None:
         """Ask for another; until it is there the slots of this one are not touched."""
@@ -431,8 +427,7 @@ class DiskTier:
         for request in list(self._requests.values()):
             self._give_up(request.message)
         self._requests.clear()
-        unasked, self._piece = self._piece, []
-        self._give_up(Fetch(0, [self._fetching[key] for key in unasked], unasked))
+        self._rising.give_up_unasked()
         os.set_inheritable(fds[0], False)
         self._sock = socket.socket(fileno=fds[0])
         self._sock.setblocking(False)

@@ -46,7 +46,10 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
-    """A piece of what is wanted: copy the record of each of ``keys`` into the slot beside it."""
+    """A piece of what is wanted: copy the record of each of ``keys`` into the slot beside it.
+
+    Without any slots: only have them in memory, where the engine reads and checks them.
+    """
 
     ticket: int
     slots: list[int]
@@ -69,7 +72,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
-    """The piece is in its slots: tokens and xxh3 of each record; 0 tokens where it is not.
+    """The piece is in its slots, or in memory: tokens and xxh3 of each record; 0 tokens where it is not.
 
     ``gone``: which of its records are there no more. ``offsets``: where each lies in the file, 0 where nobody
     knows.

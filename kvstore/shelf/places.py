@@ -24,14 +24,15 @@ from pathlib import Path
 
 import numpy as np
 
+from .pagecache import PAGE, bring
 from .record import RecordHeader
 
 FILE = "data.mdb"
 """Name of the file in a store's folder; LMDB gives it."""
-PAGE = 4096
 HEADER = 16  # bytes of LMDB's own before a payload
 MOST_AHEAD = 512 << 10  # bytes the kernel is asked for at a time: of more it may take a part only
 AHEAD_BYTES = 4 << 20
+NEAR = 32 * PAGE  # whoever skips so little still reads in order
 MADV_NORMAL, MADV_RANDOM = 0, 1  # the same numbers on every Linux
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -85,11 +86,8 @@ class Places:
         place = self._places.get(key)
         if place is None or self._fd is None:
             return None
-        self._expected.pop(key, None)
         got = 0
-        if key in self._coming:
-            del self._coming[key]
-        else:
+        if not self._is_coming(key):
             with contextlib.suppress(OSError):  # not all of it is in memory, or nobody can say
                 got = os.preadv(self._fd, [into], place.offset, os.RWF_NOWAIT)
             if got == len(into):
@@ -99,10 +97,28 @@ class Places:
         got += os.preadv(self._fd, [into[got:]], place.offset + got)
         return place.header if got == len(into) else None
 
+    def bring(self, key: bytes, length: int) -> RecordHeader | None:
+        """As `read`, but copies nothing: the payload is in memory afterwards, for another to read."""
+        place = self._places.get(key)
+        if place is None or self._fd is None:
+            return None
+        if not self._is_coming(key):
+            self._behind = _behind(place.offset, length)
+        self._read_ahead(self._fd, length)
+        return place.header if bring(self._fd, place.offset, length) else None
+
     def place_of(self, key: bytes) -> int:
         """Where it lies; 0: nobody knows."""
         place = self._places.get(key)
         return 0 if place is None else place.offset
+
+    def _is_coming(self, key: bytes) -> bool:
+        """Whether it was read ahead; from now on it is expected no longer."""
+        self._expected.pop(key, None)
+        if key not in self._coming:
+            return False
+        del self._coming[key]
+        return True
 
     def _read_ahead(self, fd: int, length: int) -> None:
         """Have the kernel read what is expected next, unless it will by itself; does not wait."""
@@ -113,7 +129,7 @@ class Places:
             offset = self._places[key].offset
             begin, behind = offset // PAGE * PAGE, self._behind
             self._behind = _behind(offset, length)
-            if begin == behind:
+            if 0 <= begin - behind <= NEAR:
                 continue
             for at in range(begin, offset + length, MOST_AHEAD):
                 with contextlib.suppress(OSError):

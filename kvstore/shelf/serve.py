@@ -93,9 +93,14 @@ class Shelf:
         """One answer for the piece, while the engine takes up the one before it."""
         count = len(request.keys)
         tokens, digests, gone = [0] * count, [0] * count, []
-        for at, (slot, key) in enumerate(zip(request.slots, request.keys, strict=True)):
+        for at, key in enumerate(request.keys):
             try:
-                header = self._store.get(key, self._memory.payload(slot))
+                if request.slots:
+                    header = self._store.get(key, self._memory.payload(request.slots[at]))
+                elif (found := self._store.bring(key)) is not None:
+                    header = found
+                else:
+                    continue
             except RecordUnavailable as error:
                 if isinstance(error, RecordDamaged):
                     log.warning("%s", error)

@@ -10,7 +10,6 @@ are not those that were stored are left to the shelf, which sees to the record. 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,28 +20,11 @@ from typing import TypeAlias
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from .places import FILE, PAGE, stride_of
+from .pagecache import in_memory
+from .places import FILE, stride_of
 
 MOST_IN_RUN = 8  # records in one call
 SHARED = 16  # of more than twice so many records a second thread reads half
-_CACHESTAT = 451  # the same number on every architecture; Linux 6.5
-
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-
-
-class _Range(ctypes.Structure):
-    """``struct cachestat_range``: of the file, in bytes."""
-
-    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
-
-
-class _Pages(ctypes.Structure):
-    """``struct cachestat``: numbers of pages."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently")
-    )
-
 
 Parts: TypeAlias = Sequence[memoryview]
 """The bytes of a block, one part behind the other."""
@@ -99,7 +81,7 @@ class Shortcut:
         if lying is None:
             return False
         with contextlib.suppress(OSError):
-            return _in_memory(self._file(), lying.offset)
+            return in_memory(self._file(), lying.offset)
         return False
 
     def read(self, keys: Sequence[bytes], blocks: Sequence[Parts]) -> list[int]:
@@ -157,14 +139,6 @@ class Shortcut:
         if self._fd is None:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         return self._fd
-
-
-def _in_memory(fd: int, offset: int) -> bool:
-    """Whether the page at ``offset`` is; asked without reading, for which the kernel would read ahead."""
-    span, pages = _Range(offset // PAGE * PAGE, PAGE), _Pages()
-    if _syscall(_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(pages), 0) == 0:
-        return bool(pages.cached)
-    return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1  # an older kernel
 
 
 def _digest(parts: Parts) -> int:

@@ -10,9 +10,7 @@ damaged, it is thrown away, and another store begins anew. For one process and t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ import lmdb
 from xxhash import xxh3_64_intdigest
 
 from ..errors import KVStoreError, RecordDamaged, RecordMissing
+from .lock import hold
 from .order import RecordOrder
 from .places import FILE, Places, stride_of
 from .record import RecordHeader, read_header
@@ -50,10 +49,6 @@ class StoreFailed(KVStoreError):
 
 class StoreTorn(KVStoreError):
     """The file was damaged where nothing but LMDB's own pages are; it is removed."""
-
-
-class StoreHeld(KVStoreError):
-    """Another process has this store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +231,24 @@ class RecordStore:
         self._order.move(key, last=False)
         return header
 
+    def bring(self, key: bytes) -> RecordHeader | None:
+        """Have the payload in memory, unchecked: who reads it at its place checks it, see `place_of`.
+
+        None: only `get` can tell what became of it.
+
+        Raises:
+            StoreFailed: the medium refused.
+        """
+        try:
+            if key not in self._places:
+                self._look_for(key)
+            header = self._places.bring(key, self._length)
+        except (OSError, lmdb.Error) as error:
+            raise self._failed(error) from error
+        if header is not None:
+            self._order.move(key, last=False)
+        return header
+
     def drop(self, keys: Iterable[bytes]) -> None:
         """Forget these; those that the medium will not forget are forgotten here."""
         listed = list(keys)
@@ -395,6 +408,18 @@ class RecordStore:
             raise StoreFailed(str(error)) from error
         return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
 
+    def _look_for(self, key: bytes) -> None:
+        """Find out where it lies, which only the B-trees know."""
+        with self._env.begin(buffers=True) as txn:
+            head = txn.get(key, db=self._headers)
+            header = None if head is None else read_header(head, key, self._space, self._length)
+            if header is None:
+                return
+            with self._places.searching(key):
+                body = txn.get(key, db=self._payloads)
+            if body is not None and len(body) == self._length:
+                self._places.learn(key, body, header)
+
     def _find(self, headers: Iterable[RecordHeader]) -> None:
         """Look up where these have just been put, while their pages are still in memory."""
         with contextlib.suppress(lmdb.Error), self._env.begin(db=self._payloads, buffers=True) as txn:
@@ -417,27 +442,3 @@ class RecordStore:
         return RecordHeader(
             self._space, record.key, record.tokens, self._length, record.digest, stamp, record.tenant
         )
-
-
-def hold(folder: Path) -> int:
-    """Take the folder's lock, whose file names the process. Raises `StoreHeld`, naming who has it."""
-    fd = os.open(folder / "holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise StoreHeld(f"{folder} is held by process {holder or 'unknown'}") from None
-    signed = 0
-    with contextlib.suppress(OSError):  # a full disk: over the name that stands there, or nameless
-        signed = os.pwrite(fd, str(os.getpid()).encode(), 0)
-    os.ftruncate(fd, signed)
-    return fd
-
-
-def clear(folder: Path) -> None:
-    """Remove a namespace's records. Raises `StoreHeld` while a process has them."""
-    if folder.is_dir():
-        lock = hold(folder)
-        shutil.rmtree(folder)
-        os.close(lock)

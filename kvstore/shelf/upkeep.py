@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .lock import clear, hold
 from .places import FILE
-from .store import RecordStore, StoreFailed, clear, hold
+from .store import RecordStore, StoreFailed
 
 ABOUT = "about.json"
 

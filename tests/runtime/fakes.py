@@ -416,7 +416,8 @@ class FakeDisk:
     """A `DiskTier` without a process: each request ends when ``chance`` says so, well or badly.
 
     ``time``: virtual seconds, one for each look at the clock. Bytes go to the slot when the request ends.
-    ``near``: blocks of a device at depth 1 are within reach, and of every four records three lie in memory.
+    ``near``: blocks of a device at depth 1 are within reach, and of every four records three lie in memory, the
+    fourth once it was fetched bare, most of the time.
     """
 
     def __init__(self, chance: Random, *, near: bool = False) -> None:
@@ -433,6 +434,8 @@ class FakeDisk:
         self._device = device
         self._storing: dict[bytes, int] = {}
         self._fetching: dict[bytes, int] = {}
+        self._bare: dict[bytes, None] = {}  # in order, so that one seed draws one run
+        self._brought: set[bytes] = set()
 
     ready = True
     full = False
@@ -450,7 +453,7 @@ class FakeDisk:
 
     @property
     def waiting(self) -> bool:
-        return bool(self._storing or self._fetching)
+        return bool(self._storing or self._fetching or self._bare)
 
     reading_seconds = 0.0
 
@@ -462,7 +465,7 @@ class FakeDisk:
         return key in self.records
 
     def at_hand(self, key: bytes) -> bool:
-        return self.placed(key) and key[0] % 4 > 0
+        return self.placed(key) and (key[0] % 4 > 0 or key in self._brought)
 
     def read(self, keys: list[bytes], blocks: list[int]) -> list[int]:
         found: list[int] = []
@@ -481,7 +484,7 @@ class FakeDisk:
         return found
 
     def fetching(self, key: bytes) -> bool:
-        return key in self._fetching
+        return key in self._fetching or key in self._bare
 
     def stored(self, key: bytes) -> bool:
         return key in self.records or key in self._storing
@@ -494,7 +497,11 @@ class FakeDisk:
         self._storing[key] = slot
         return True
 
-    def fetch(self, key: bytes, now: float, tenant: int = 0) -> bool:
+    def fetch(self, key: bytes, now: float, tenant: int = 0, *, bare: bool = False) -> bool:
+        if bare:
+            if key in self.records:
+                self._bare[key] = None
+            return key in self._bare
         if key in self._fetching:
             return True
         slot = self._host.reserve(key, 0, tenant) if key in self.records else None
@@ -534,6 +541,10 @@ class FakeDisk:
             self._host.memory.payload(slot)[:] = payload
             self._host.filled(slot, tokens=tokens, digest=xxh3_64_intdigest(payload))
             self.fetched += 1
+        for key in [key for key in self._bare if self._chance.random() < 0.3]:
+            del self._bare[key]
+            if self._chance.random() < 0.9:
+                self._brought.add(key)
 
     def _tokens(self, slot: int) -> int:
         return self._host.memory.entry(slot).tokens

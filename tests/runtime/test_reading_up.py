@@ -59,14 +59,28 @@ def test_what_cannot_be_read_comes_through_the_shelf() -> None:
     here = near()
     tokens = kept(here, 0)
     assert here.disk is not None
-    read = here.disk.read
-    here.disk.read = lambda keys, blocks: read(keys[:2], blocks)  # type: ignore[method-assign]
+    read, most = here.disk.read, iter([2])
+    here.disk.read = lambda keys, blocks: read(keys[: next(most, 0)], blocks)  # type: ignore[method-assign]
     here.open(0, tokens)
     assert here.state(0).computed == 8 and 0 in here._roster.staged
     here.reply(0, 4)
     work = here.ended[0].work
     assert work is not None and here.disk.fetched > 0
     assert work.disk + work.prefilled + work.recomputed == 19
+
+
+def test_what_is_not_in_memory_is_brought_there_and_goes_past_the_host_tier() -> None:
+    here = near()
+    tokens = kept(here, 0)
+    assert here.disk is not None and here.scheduler.tier is not None
+    brought, here.disk._chance = here.disk._brought, Random(3)
+    here.disk.at_hand = brought.__contains__  # type: ignore[method-assign]
+    here.open(0, tokens)
+    assert here.state(0).computed == 0 and 0 in here._roster.staged
+    here.reply(0, 4)
+    work = here.ended[0].work
+    assert (here.disk.reads, here.disk.fetched) == (5, 0)
+    assert work is not None and (work.disk, work.prefilled, work.recomputed) == (18, 1, 0)
 
 
 def test_a_block_that_is_still_to_be_saved_is_not_read_into() -> None:

@@ -450,7 +450,7 @@ class World:
             (held, returns), sequence = before[1][seq], self._roster[seq]
             if not held or sequence.turn or sequence.promise is None:  # over just now
                 continue
-            if self.scheduler.shelving.awaits(sequence):
+            if self.scheduler.shelving.fetching.awaits(sequence):
                 continue
             assert not [other for other, size in free.items() if size and size == before[0].get(other)]
             kept = [other for other, now in leased.items() if now[0] and before[1].get(other) == now]

@@ -155,3 +155,35 @@ def test_a_file_that_is_not_mapped_has_no_places(tmp_path: Path) -> None:
     places.expect([key(1)])
     assert places.read(key(1), memoryview(bytearray(100))) is None
     places.close()
+
+
+def test_what_is_brought_into_memory_is_there_and_copied_nowhere(store: RecordStore, tmp_path: Path) -> None:
+    put(store, *range(4))
+    store.sync()
+    with (tmp_path / "kv" / "data.mdb").open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for number in (2, 0):
+            header = store.bring(key(number))
+            assert header is not None and header.digest == xxh3_64_intdigest(payload(number))
+            into = memoryview(bytearray(SIZE))
+            assert os.preadv(file.fileno(), [into], store.place_of(key(number)), os.RWF_NOWAIT) == SIZE
+            assert holds(into, number)
+    assert store.bring(key(99)) is None
+
+
+def test_what_cannot_be_brought_is_for_get_to_judge(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, *range(3))
+    known = store._places._places
+    known[key(1)] = replace(known[key(1)], offset=1 << 40)
+    assert store.bring(key(1)) is None, "the file ends before"
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    with pytest.raises(StoreFailed, match="Input/output error"):
+        store.bring(key(0))
+    monkeypatch.undo()
+    assert store.bring(key(0)) is not None

@@ -46,7 +46,7 @@ class Stage:
         self.keeper.start()
         self.now = 0.0
         self.disk = DiskTier(self.host, control, Begin(str(folder / space.hex()), space, SIZE, 1 << 22))
-        self._fd = fd
+        self._fd: int | None = fd
 
     def until(self, reached: Callable[[], object]) -> None:
         end = time.monotonic() + 240  # a shelf is a Python process, and the machine may be busy
@@ -84,7 +84,9 @@ class Stage:
     def close(self) -> None:
         self.disk.close()
         self.keeper.stop()
-        os.close(self._fd)
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
 
 
 @pytest.fixture
@@ -123,6 +125,66 @@ def test_a_record_that_is_gone_fails_alone_in_its_piece(stage: Stage) -> None:
             stage.check(number)
     assert key(7) not in stage.host and key(7) not in stage.disk
     assert (stage.disk.statistics().fetched, stage.disk.statistics().failed) == (19, 1)
+
+
+def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Stage, tmp_path: Path) -> None:
+    """After another start, too, where nobody knows yet in which pages it is."""
+    stage.down(*range(20))
+    stage.close()
+    again = Stage(tmp_path)
+    blocks = [memoryview(bytearray(SIZE)) for _ in range(20)]
+    again.disk._blocks = lambda block: [blocks[block]]
+    again.until(again.settled)
+    keys = [key(number) for number in range(20)]
+    free = again.host.free
+    assert again.disk.read(keys, range(20)) == []
+    for one in keys:
+        assert again.disk.fetch(one, again.now, bare=True) and again.disk.fetching(one)
+    assert again.disk.fetch(keys[3], again.now) and not again.disk.fetch(key(99), again.now, bare=True)
+    again.until(again.settled)
+    assert again.host.free == free - 1 and not any(map(again.disk.fetching, keys))
+    assert again.disk.read(keys, range(20)) == [number % 4 + 1 for number in range(20)]
+    assert [bytes(block) == payload(number) for number, block in enumerate(blocks)] == [True] * 20
+    again.host.audit()
+    again.close()
+
+
+def test_what_is_gone_or_damaged_is_not_read_from_memory(stage: Stage) -> None:
+    stage.down(*range(6))
+    stage.disk.supersede(key(4))
+    stage.down(30)
+    stage.disk._keys.add(key(4))
+    into = memoryview(bytearray(SIZE))
+    stage.disk._blocks = lambda block: [into]
+    with open(Path(stage.disk._begin.folder) / "data.mdb", "r+b") as file:
+        file.seek(stage.disk._shortcut._lying[key(2)].offset + 100)
+        file.write(b"damaged")
+    for number in (1, 2, 4):
+        stage.host.drop(key(number))
+        assert stage.disk.fetch(key(number), stage.now, bare=True)
+    stage.until(stage.settled)
+    assert [stage.disk.read([key(number)], [0]) for number in (1, 2, 4)] == [[2], [], []]
+    for number in (2, 4):
+        assert stage.disk.fetch(key(number), stage.now)
+    stage.until(stage.settled)
+    for number in (2, 4):
+        assert key(number) not in stage.host and key(number) not in stage.disk, "the shelf finds out"
+
+
+def test_what_is_fetched_bare_of_a_shelf_that_dies_can_be_asked_of_the_next(stage: Stage) -> None:
+    stage.down(*range(8))
+    shelf = stage.keeper.pid
+    assert shelf is not None
+    os.kill(shelf, signal.SIGSTOP)
+    assert all(stage.disk.fetch(key(number), stage.now, bare=True) for number in range(8))
+    os.kill(shelf, signal.SIGKILL)
+    stage.until(lambda: not stage.disk.ready)
+    assert not any(stage.disk.fetching(key(number)) for number in range(8))
+    stage.until(stage.settled)
+    assert not any(stage.disk.fetching(key(number)) for number in range(8))
+    assert all(stage.disk.fetch(key(number), stage.now, bare=True) for number in range(8))
+    stage.until(stage.settled)
+    assert all(stage.disk.placed(key(number)) for number in range(8))
 
 
 def test_another_start_knows_what_is_there(stage: Stage, tmp_path: Path) -> None:
@@ -218,7 +280,7 @@ def test_answers_that_came_while_the_engine_did_not_look_are_taken(stage: Stage)
     for number in range(16):
         stage.host.drop(key(number))
         assert stage.disk.fetch(key(number), stage.now)
-        stage.disk._ask_for_piece(stage.now)  # a piece each: more than one look takes up
+        stage.disk._ask_for_pieces(stage.now)  # a piece each: more than one look takes up
     stage.now += 60 * DEADLINE
     stage.until(stage.settled)
     assert stage.disk.statistics().lost == 0

@@ -10,6 +10,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.shelf import shortcut
+from holdfast.kvstore.shelf.pagecache import in_memory
 from holdfast.kvstore.shelf.shortcut import FILE, Lying, Shortcut
 
 KEY, OTHER = b"k" * 16, b"o" * 16
@@ -24,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / FILE).write_bytes(bytes(OFFSET) + DATA)
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, parts, offset, flags=0: preadv(fd, parts, offset))
-    monkeypatch.setattr(shortcut, "_in_memory", lambda fd, offset: True)
+    monkeypatch.setattr(shortcut, "in_memory", lambda fd, offset: True)
     return tmp_path
 
 
@@ -113,5 +114,5 @@ def test_whether_a_page_is_in_memory_is_asked_of_the_kernel(tmp_path: Path) -> N
     path = tmp_path / FILE
     path.write_bytes(bytes(3 * 4096))
     with path.open("rb") as file:
-        assert shortcut._in_memory(file.fileno(), 4096 + 16)
-        assert not shortcut._in_memory(file.fileno(), 1 << 30)
+        assert in_memory(file.fileno(), 4096 + 16)
+        assert not in_memory(file.fileno(), 1 << 30)

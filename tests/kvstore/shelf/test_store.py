@@ -18,8 +18,9 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.errors import RecordDamaged, RecordMissing
 from holdfast.kvstore.shelf.keeper import CRASHES
+from holdfast.kvstore.shelf.lock import StoreHeld, clear
 from holdfast.kvstore.shelf.record import RecordHeader, read_header
-from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed, StoreHeld, clear
+from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed
 
 SPACE = bytes(range(16))
 SIZE = 60_000
