@@ -66,9 +66,9 @@ def _counted(trace: Sequence[Turn], scale: Scale) -> tuple[dict[str, Any], list[
     least = {
         "a store of 0.5": 1 + optimum(trace, scale, BLOCK, half) / new,
         "device and 0.5 as one store": 1 + optimum(trace, scale, BLOCK, device + half) / new,
-        "the device alone": 1 + optimum(trace, scale, BLOCK, device) / new,
+        "the device alone": 1 + optimum(trace, scale, BLOCK, device, runs=True) / new,
     }
-    odds = 1 + knowing_odds(trace, scale, BLOCK, device) / new
+    odds = 1 + knowing_odds(trace, scale, BLOCK, device, runs=True) / new
     rows = [_line(name, tally, new) for name, tally in runs.items()]
     rows += [[f"optimum, {name}", factor, "", ""] for name, factor in least.items()]
     rows.append(["knowing the odds, the device alone", odds, "", ""])

@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Any
 
 from jinja2.exceptions import TemplateError
-from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from .errors import TemplateFailed
 from .history import Segment
@@ -52,6 +51,9 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: ChatTokenizer, now: datetime) -> None:
+        # As much to import as all else of a gateway: done while the engine loads, not before it is started.
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
         self._tokenizer = tokenizer
         self._now = now
         self._kept = _Messages(Preamble(), None)

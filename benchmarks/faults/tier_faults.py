@@ -67,9 +67,9 @@ def shelf_stopped(engine: ChildEngine) -> None:
 
 
 def _signal_shelf(engine: ChildEngine, number: signal.Signals) -> None:
-    if engine.shelf_pid is not None:
+    if (pid := engine.shelf_pid) is not None:
         with suppress(ProcessLookupError):
-            os.kill(engine.shelf_pid, number)
+            os.kill(pid, number)
 
 
 async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> Tally:

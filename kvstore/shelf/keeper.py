@@ -43,7 +43,8 @@ class ShelfKeeper:
     @property
     def pid(self) -> int | None:
         """The shelf's process id, while there is one."""
-        return self._process.pid if self._process else None
+        process = self._process  # looked at once: the thread replaces it
+        return process.pid if process else None
 
     def start(self) -> None:
         """Begin to listen. The engine has its end: this process's copy is closed, so that its death shows."""

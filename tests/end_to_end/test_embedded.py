@@ -65,7 +65,7 @@ async def test_leaving_ends_its_sessions_and_its_thread(
     await session.__aexit__(None, None, None)
     started = set(threading.enumerate()) - threads
     assert not [thread for thread in started if thread.name.startswith("holdfast")]
-    assert asyncio.all_tasks() == tasks
+    assert asyncio.all_tasks() <= tasks, "of those before some may have ended"
 
 
 async def test_a_frame_beyond_the_limit_is_refused_and_the_session_goes_on(pocket: EngineSettings) -> None:

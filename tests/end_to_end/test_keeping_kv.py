@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from wires import LONG
 
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
@@ -13,6 +14,7 @@ from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ServerError, connect
 from holdfast.sdk.frames.client import ItemCreate, ResponseCreate, SessionStage
 from holdfast.sdk.frames.items import MessageItem
+from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.server import ErrorEvent
 
 pytestmark = pytest.mark.anyio
@@ -66,7 +68,7 @@ async def test_a_session_settled_and_staged_in_one_process(client: Client) -> No
 async def test_what_may_not_be_now_is_a_typed_error_and_the_session_goes_on(client: Client) -> None:
     async with client.session(temperature=0) as chat:
         await chat.send(ItemCreate(item=MessageItem.of("user", "Tell me the story of the fox.")))
-        await chat.send(ResponseCreate())
+        await chat.send(ResponseCreate(response=ResponseParams(**LONG)))
         sent = await chat.send(SessionStage())
         async for event in chat.events():
             if isinstance(event, ErrorEvent):

@@ -92,7 +92,7 @@ async def test_cancelling_nothing_is_an_error_that_harms_nothing(client: Client)
 async def test_a_second_response_is_refused_and_the_first_goes_on(client: Client) -> None:
     async with client.session() as chat:
         await chat.send(ItemCreate(item=MessageItem.of("user", LINES[0])))
-        await chat.send(ResponseCreate(event_id="first"))
+        await chat.send(ResponseCreate(event_id="first", response=ResponseParams(**LONG)))
         await chat.send(ResponseCreate(event_id="second"))
         events = await until_done(chat)
         (refused,) = [event.error for event in events if isinstance(event, ErrorEvent)]

@@ -34,7 +34,7 @@ def in_pieces(text: str, rng: random.Random) -> list[str]:
     return [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-async def stream(typing: TextInput, text: str, rng: random.Random, pause: float = 0.03) -> None:
+async def stream(typing: TextInput, text: str, rng: random.Random, pause: float = 0.01) -> None:
     """Send it in pieces, with things taken back in between."""
     for piece in in_pieces(text, rng):
         at = len(typing.text)

@@ -45,6 +45,10 @@ async def socket() -> AsyncIterator[Transport]:
         await transport.aclose()
 
 
+LONG = ResponseParams(min_output_tokens=300)
+"""Of a reply that must still run when something happens to it, although this process is late."""
+
+
 class Strict:
     """A client that reads every event through the grammar."""
 
@@ -93,13 +97,13 @@ async def test_the_order_holds_on_a_real_server(socket: Transport) -> None:
     assert await strict.ends() == ["completed"]
 
     # cut in the middle, with a message typed meanwhile
-    await strict.sends(said("Tell me the story of the lighthouse."), ResponseCreate())
+    await strict.sends(said("Tell me the story of the lighthouse."), ResponseCreate(response=LONG))
     await strict.until(is_delta)
     await strict.sends(said("Enough.", "enough"), ResponseCancel())
     assert await strict.ends() == ["cancelled"]
 
     # cut, and the next turn in the same breath
-    await strict.sends(said("Tell me the story of the fox."), ResponseCreate())
+    await strict.sends(said("Tell me the story of the fox."), ResponseCreate(response=LONG))
     await strict.until(is_delta)
     await strict.sends(ResponseCancel(), said("Hello!"), ResponseCreate())
     assert await strict.ends(2) == ["cancelled", "completed"]
@@ -107,11 +111,11 @@ async def test_the_order_holds_on_a_real_server(socket: Transport) -> None:
     # one that writes, two beside it, and one too many
     aside = ResponseParams(conversation="none", input=[ItemReference(id="hello")])
     asides = [ResponseCreate(response=aside)] * 2
-    await strict.sends(ResponseCreate(), *asides, ResponseCreate(event_id="second"))
+    await strict.sends(ResponseCreate(response=LONG), *asides, ResponseCreate(event_id="second"))
     assert sorted(await strict.ends(3)) == ["completed"] * 3
 
     # what is cut before it begins
-    await strict.sends(said("Hello!"), ResponseCreate(), ResponseCancel())
+    await strict.sends(said("Hello!"), ResponseCreate(response=LONG), ResponseCancel())
     assert await strict.ends() == ["cancelled"]
     await strict.sends(ItemDelete(item_id="hello"), ItemDelete(item_id="hello"), ResponseCancel())
     await strict.sends(said("Hello!"), ResponseCreate(response=ResponseParams(max_output_tokens=2)))

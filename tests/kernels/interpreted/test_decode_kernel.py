@@ -33,6 +33,6 @@ def test_equals_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) ->
     query = queries(batch, arena, 3)
     sinks = torch.linspace(-2, 2, query.shape[1]) if sunk else None
     expected = reference(query, arena, 1, batch, how, sinks)
-    for stretch in (None, 64, 512) if dtype == torch.float32 else (None,):
+    for stretch in (None, 64) if dtype == torch.float32 else (None,):  # whole, and in parts
         got = decode_attention(query, arena, 1, batch, how, sinks, stretch=stretch)
         torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

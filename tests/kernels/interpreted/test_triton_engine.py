@@ -20,8 +20,14 @@ WARM = Sampling(temperature=1.0, top_k=40, top_p=0.9, seed=5, logprobs=0)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer: that a kernel reads and writes its own layer of an arena is its own test's affair."""
     return make_toy(
-        "tiny", tmp_path_factory.mktemp("tiny"), head_dim=64, num_attention_heads=2, num_key_value_heads=1
+        "tiny",
+        tmp_path_factory.mktemp("tiny"),
+        num_hidden_layers=1,
+        head_dim=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
     )
 
 
