@@ -30,6 +30,7 @@ from ..sessions.textbuffer import TextBuffer
 from .effects import CancelResponse, CountArrival, Effect, Expect, KeepingEvent, MoveKV, Send, StartResponse
 from .errors import GatewayError, NothingToCancel, TooManyResponses, error_details
 from .replies import LiveResponse
+from .requested import Requests
 from .translate import frame_of, item_of, kept_of, patched, preamble_of, request_of, seed_of, under
 
 PARALLEL_RESPONSES = 8
@@ -70,6 +71,7 @@ class Conversation:
         self._numbers = itertools.count(1)
         self._live: dict[str, LiveResponse] = {}
         self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
+        self._requests = Requests(vocab_size)
         self.typed = TextBuffer()
         """What has come of the text that is on its way."""
         self.conversation_id = conversation_id or ids("conv")
@@ -279,7 +281,7 @@ class Conversation:
         response_id = self._ids("resp")
         seed = seed_of(response_id)
         with under("response"):
-            request = request_of(params, self._session, self._resolved, self._vocab_size, seed)
+            request = self._requests.of(params, self._session, self._resolved, seed)
         live = LiveResponse(
             response_id,
             self.event_id,

@@ -27,7 +27,7 @@ class Committer:
         self._counters = counters
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], *, moved: bool = True) -> list[Row]:
-        """Take over what ``plan`` computed; returns a row for each turn that sampled a token or ended.
+        """Take over what ``plan`` computed; returns a row for each turn that has tokens to tell or ended.
 
         Not ``moved``: it failed as a whole, so that its moves may not have been made.
         """
@@ -130,7 +130,7 @@ class Committer:
         token = outcome.token if isinstance(outcome, Scored) else outcome
         sequence.keep(token)
         self._counters.sampled += 1
-        logprobs = [outcome.logprob] if isinstance(outcome, Scored) else None
+        logprobs = [outcome.logprob] if isinstance(outcome, Scored) else []
         assert sequence.turn is not None
         ended = token in sequence.turn.limits.stop_ids
         return self._said(sequence, [token, *([] if ended else self._go_on(sequence))], logprobs)
@@ -140,13 +140,19 @@ class Committer:
         self._counters.forced += len(forced)
         return forced
 
-    def _said(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob] | None = None) -> Row:
+    def _said(self, sequence: Sequence, tokens: list[int], logprobs: Items[TokenLogprob] = ()) -> Row | None:
+        """The row of these tokens and those that waited for them; None where they wait, too."""
         turn = sequence.turn
         assert turn is not None
+        turn.untold += tokens
+        turn.scores += logprobs
         finish = _finish(turn, tokens[-1])
+        if finish is None and len(turn.untold) < turn.limits.gather:
+            return None
+        told, scores, turn.untold, turn.scores = turn.untold, turn.scores, [], []
         work = self.end(sequence) if finish is not None else None
         length = len(sequence.tokens)
-        return Row(sequence.id, sequence.epoch, tokens, length, finish, work, logprobs=logprobs)
+        return Row(sequence.id, sequence.epoch, told, length, finish, work, logprobs=scores or None)
 
 
 def _finish(turn: Turn, token: int) -> Finish | None:

@@ -61,3 +61,5 @@ def _limits(limits: Limits) -> Iterator[str]:
         yield f"max_tokens {limits.max_tokens}"
     if not 0 <= limits.min_tokens <= max(1, limits.max_tokens):
         yield f"min_tokens {limits.min_tokens}"
+    if limits.gather < 1:
+        yield f"gather {limits.gather}"

@@ -22,7 +22,7 @@ from ..kvstore.keychain import KeyChain
 from ..kvstore.shares import tenant_of
 from ..kvstore.table import BlockTable
 from .grammars import Matcher
-from .link.messages import Finish, Limits, Sampling, State, Work
+from .link.messages import Finish, Limits, Sampling, State, TokenLogprob, Work
 from .tokens import TokenList
 
 
@@ -33,7 +33,8 @@ class Turn:
 
     ``allowed``: tokens it may sample in all, ``exhausted``: why no more. ``resident``: computed tokens that
     its first admission found. ``generated_from``: tokens at the prompt's end that this generation had sampled
-    before it was begun again. ``matcher``: where it stands in its grammar, once that is compiled.
+    before it was begun again. ``matcher``: where it stands in its grammar, once that is compiled. ``untold``:
+    committed tokens that wait for more to be told with, and their log probabilities.
     """
 
     sampling: Sampling
@@ -45,6 +46,8 @@ class Turn:
     resident: int | None = None
     generated_from: int = 0
     matcher: Matcher | None = None
+    untold: list[int] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def output_from(self) -> int:

@@ -86,16 +86,11 @@ class Language:
         sampling = msgspec.structs.replace(request.sampling, bad_words=banned)
         return msgspec.structs.replace(request, sampling=sampling, banned=())
 
-    def constrained(self, request: TurnRequest, tools: Sequence[Tool]) -> TurnRequest:
-        """The request with the grammar that its reply has to follow, if any; ``tools``: those of the turn."""
-        grammar = self._grammar(request, tools)
-        if grammar is None:
-            return request
-        return msgspec.structs.replace(
-            request, sampling=msgspec.structs.replace(request.sampling, grammar=grammar)
-        )
+    def grammar(self, request: TurnRequest, tools: Sequence[Tool]) -> Grammar | None:
+        """What the reply to a request has to follow, if anything; ``tools``: those of the turn.
 
-    def _grammar(self, request: TurnRequest, tools: Sequence[Tool]) -> Grammar | None:
+        Raises ``GrammarInvalid``.
+        """
         if request.tool_choice == "required":
             named = [tool for tool in tools if request.tool in (None, tool.name)]
             return self.calls.forced(named, one=request.tool is not None)

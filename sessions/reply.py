@@ -35,7 +35,8 @@ class ReplyReader:
     found; the last of ``ids`` completes it, and later ones were not taken. ``halted``: the last of ``ids`` is
     one of ``stop_ids``, which has no text. Stop strings are looked for from ``min_tokens`` ids on. ``new_id``
     names what is begun; ``forms``: how calls and reasoning are written. ``whole_calls``: a call's arguments are
-    told when it is over, and not while they come.
+    told when it is over, and not while they come. ``together``: the text of ids that come at once is looked
+    at once, as nothing but calls is expected; stop strings need it piece by piece.
     """
 
     def __init__(
@@ -50,9 +51,12 @@ class ReplyReader:
         new_id: Callable[[str], str] = new_id,
         forms: Forms = HERMES,
         whole_calls: bool = False,
+        together: bool = False,
     ) -> None:
+        assert not (together and stops), "the id that completes a stop string is to be known"
         self._new_id = new_id
         self._whole_calls = whole_calls
+        self._together = together
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.ended = False
@@ -79,6 +83,7 @@ class ReplyReader:
     def feed(self, ids: Iterable[int], logprobs: Iterable[TokenLogprob] | None = None) -> list[ReplyEvent]:
         """The events these ids make certain. Ids after an end token, a stop id or a match are left out."""
         events: list[ReplyEvent] = []
+        held = ""
         for token, logprob in zip_longest(ids, logprobs or ()):
             if self.ended or self.halted or self.matched:
                 break
@@ -92,9 +97,11 @@ class ReplyReader:
             else:
                 if logprob is not None:
                     self._scores.append(self._score(token, logprob))
-                if text := self._marks.get(token, "") + self._detokenizer.step(token):
-                    events += self._deliver(self._unstopped(text))
-        return events
+                held += self._marks.get(token, "") + self._detokenizer.step(token)
+                if held and not self._together:
+                    events += self._deliver(self._unstopped(held))
+                    held = ""
+        return events + self._deliver(held)
 
     def finish(self, *, cut: bool) -> list[ReplyEvent]:
         """The rest of the events. ``cut``: the reply did not end by itself."""

@@ -115,6 +115,11 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a grammar says all of its reply from the first token on, which leaves no room to think."""
         return self.format is not None or self.tool_choice == "required"
 
+    @property
+    def one_call(self) -> bool:
+        """Whether its reply is one call and nothing else, which nothing but its grammar or its length ends."""
+        return self.tool is not None and not self.stop and not self.stop_ids
+
     def preamble(self, default: Preamble) -> Preamble:
         """The session's preamble with this turn's overrides."""
         instructions = default.instructions if self.instructions is None else self.instructions

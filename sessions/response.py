@@ -15,6 +15,7 @@ from types import TracebackType
 from ..runtime.errors import EngineGone
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import TokenLogprob
+from .binding import Binding
 from .cutting import check_place
 from .edits import end_with
 from .errors import EngineUnavailable, ItemUnknown, PromptTooLong
@@ -35,7 +36,7 @@ from .tree import Reply
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What a turn works on: a history, how to write it, and the engine's copy of it."""
+    """What a turn works on: a history, how to write it, what binds replies, and the engine's copy of it."""
 
     history: History
     renderer: Renderer
@@ -43,12 +44,17 @@ class Branch:
     link: EngineLink
     sequence: LiveSequence
     settings: SessionSettings
+    binding: Binding
 
     async def draft(self, script: Script) -> Draft:
         """The script in tokens; a long one on a thread. Raises ``TemplateFailed``."""
         if script.characters() < self.settings.aside_characters:
             return self.renderer.draft(script)
         return await asyncio.to_thread(self.renderer.draft, script)
+
+
+GATHERED = 64
+"""Tokens of a call that is told when it is over come up together: so many may be lost with an engine."""
 
 
 class Response:
@@ -84,7 +90,7 @@ class Response:
         placed = placed or branch.history.place(request)
         self._turn, self._script, self._aside = placed.turn, placed.script, placed.aside
         tools = placed.script.preamble.tools
-        self._request = branch.language.constrained(branch.language.spelled(request), tools)
+        self._request = branch.binding.constrained(branch.language.spelled(request), tools)
         self._sequence = branch.sequence.child() if self._aside else branch.sequence
         self._said, self._logprobs = said, logprobs
         self._cut = cut  # the message that it ends with, and after how many characters
@@ -233,6 +239,7 @@ class Response:
             branch.settings.recovery_seconds,
             self._said,
             self._logprobs,
+            gather=GATHERED if whole and self._request.one_call else 1,
         )
         if self._cancelled:
             await run.cancel(self._cancelled)

@@ -51,7 +51,8 @@ class Run:
     """Runs one prompt on one sequence. ``ending`` is set once it is over.
 
     ``said``: what the reply has said already, before this process or this engine, with its ``logprobs``; it is
-    told again, and the generation goes on from there.
+    told again, and the generation goes on from there. ``gather``: rows of fewer tokens than that, but for the
+    last, the engine keeps until there are more.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Run:
         recovery_seconds: float = 0.0,
         said: Ids = NONE,
         logprobs: Sequence[TokenLogprob] = (),
+        gather: int = 1,
     ) -> None:
         room = max_context - len(prompt)
         self.reader = reader
@@ -73,7 +75,7 @@ class Run:
         self._prompt = prompt
         self._sampling = request.sampling
         most = min(room, request.max_output_tokens or room)
-        self._limits = Limits(most, stop_ids, min(request.min_output_tokens, most))
+        self._limits = Limits(most, stop_ids, min(request.min_output_tokens, most), gather)
         self._said, self._logprobs = said, logprobs
         self._retold = not len(said)
         self._generation: Generation | None = None

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from ..runtime.link.client import EngineLink
 from .anticipation import Anticipation, Arrival
+from .binding import Binding
 from .edits import rewind, shorten
 from .errors import SessionClosed
 from .events import ReplyEvent
@@ -63,7 +64,8 @@ class Session:
         self.handles = handles or SessionHandles(b"", self.log)
         self._sequence = sequence or LiveSequence(link, salt, reopened=reopened)
         renderer = language.renderer(now or datetime.now().astimezone())
-        self._branch = Branch(self.history, renderer, language, link, self._sequence, settings)
+        binding = Binding(language)
+        self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, binding)
         self._anticipation = Anticipation(self._branch)
         self._waits = waits or Waits()
         self.keeping = Keeping(self._branch, lambda tokens, seconds: self._waits.leaves(id, tokens, seconds))

@@ -71,12 +71,14 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 class Limits(msgspec.Struct, frozen=True, array_like=True):
     """When a generation ends: after ``max_tokens`` tokens, or at a stop id, which stays in the sequence.
 
-    No stop id is sampled before ``min_tokens`` tokens were. ``generated_from`` counts in both.
+    No stop id is sampled before ``min_tokens`` tokens were. ``generated_from`` counts in both. ``gather``: a
+    row that ends nothing is told with those after it, once they have so many tokens.
     """
 
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+    gather: int = 1
 
 
 class Finish(StrEnum):
@@ -312,7 +314,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """What one step did for one generating sequence. Rows of an older epoch are dropped by the reader.
+    """What one step did for one generating sequence, or several where its limits gather them. Rows of an older
+    epoch are dropped by the reader.
 
     ``finish`` ends the generation; then ``length`` is the sequence's length, ``work`` is set, and if it is
     ``ERROR``, ``error`` says what went wrong and ``code`` names a class of ``runtime.errors``, if one does.

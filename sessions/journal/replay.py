@@ -281,6 +281,7 @@ def reader_of(
         new_id=next_id,
         forms=language.forms.bound() if request.bound else language.forms,
         whole_calls=whole_calls,
+        together=whole_calls and request.tool_choice == "required" and not request.stop,
     )
 
 

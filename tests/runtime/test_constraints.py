@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.runtime.constraints import COMPILE_SECONDS, MOST_WAITING
 from holdfast.runtime.link.messages import (
@@ -59,11 +60,19 @@ class Stage:
         assert isinstance(answer, Reply), answer
         return answer.state or State(0, 0, 0, 0)
 
-    def begin(self, seq: int, text: str | None, most: int = 12, said: tuple[int, ...] = (), least: int = 0):
+    def begin(
+        self,
+        seq: int,
+        text: str | None,
+        most: int = 12,
+        said: tuple[int, ...] = (),
+        least: int = 0,
+        gather: int = 1,
+    ):
         if seq not in self.engine.scheduler._roster.sequences:
             self.apply(Open(0, seq, b"", [*PROMPT, seq, *said]))
         sampling = Sampling(grammar=None if text is None else grammar(text))
-        return self.engine.apply(Generate(0, seq, sampling, Limits(most, (END,), least), len(said)))
+        return self.engine.apply(Generate(0, seq, sampling, Limits(most, (END,), least, gather), len(said)))
 
     def run(self, steps: int = 200) -> None:
         for _ in range(steps):
@@ -109,6 +118,34 @@ def test_what_must_come_last_is_computed_with_what_comes_next(depth: int) -> Non
     assert here.end(0).work.prefilled == pending + 2 and counters.computed == length + 2
     assert counters.steps - steps <= 2, "one step for both, and its moves"
     assert here.end(0).length == length + 3
+
+
+@DEPTHS
+@pytest.mark.parametrize(("gather", "told"), [(1, 9), (5, 2), (9, 1), (100, 1)])
+def test_tokens_that_nobody_reads_one_by_one_are_told_together(depth: int, gather: int, told: int) -> None:
+    here, plain = Stage(depth), Stage(depth)
+    for stage, together in ((plain, 1), (here, gather)):
+        stage.begin(0, "5 20", most=9, gather=together)
+        stage.begin(1, None)
+        stage.run()
+    assert here.said(0) == plain.said(0) and len(here.rows[0]) == told
+    assert here.end(0) == replace(plain.end(0), tokens=here.end(0).tokens), (
+        "the same end, and the same account"
+    )
+    assert len(here.rows[1]) == 12, "nobody else's wait"
+
+
+def test_what_a_sequence_has_said_and_not_told_is_its_own() -> None:
+    here = Stage()
+    here.begin(0, "5 20", gather=100)
+    for _ in range(6):
+        here.run(1)
+    assert 0 not in here.rows
+    kept = here.apply(Stop(0, 0)).length
+    assert kept > len(PROMPT) + 1, "a stop keeps all that was sampled"
+    here.begin(0, None, most=2)
+    here.run()
+    assert here.said(0) == here.said(0)[-2:] and here.end(0).length == kept + 2, "and no later turn tells it"
 
 
 @DEPTHS

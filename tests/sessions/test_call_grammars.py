@@ -115,4 +115,4 @@ def test_an_answer_or_calls(compiler: Guidance, writer: CallWriter) -> None:
 def test_forms_whose_arguments_are_no_json_are_refused_by_name() -> None:
     language = Language(TOKENIZER, probe(TOKENIZER), Settled(TOKENIZER), Forms(CallForm.PYTHONIC))
     with pytest.raises(GrammarInvalid, match="pythonic form"):
-        language.constrained(TurnRequest(tool_choice="required"), [ADD])
+        language.grammar(TurnRequest(tool_choice="required"), [ADD])

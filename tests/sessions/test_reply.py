@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from chat_languages import end_id, ids, ours
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,3 +191,42 @@ def test_a_special_token_that_opens_a_call_is_seen_by_its_parser() -> None:
     events = told(reading, [[mark, *ids(NAME, 'f[ARGS]{"a": 1}'), END]])
     assert shape(reading) == [("f", '{"a": 1}', True)]
     assert any(isinstance(event, CallStarted) for event in events)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.lists(st.integers(0, 300), max_size=6),
+    st.integers(0, 90),
+    st.sampled_from(CallForm),
+)
+def test_calls_are_the_same_when_what_comes_at_once_is_read_at_once(
+    calls: int, cuts: list[int], short: int, form: CallForm
+) -> None:
+    tokens = ids(NAME, "\n".join([CALL] * calls))
+    tokens = tokens[: max(1, len(tokens) - short)] if short else [*tokens, END]
+    readers = []
+    for together in (False, True):
+        count = itertools.count()
+        readers.append(
+            reader(
+                new_id=lambda kind, count=count: f"{kind}{next(count)}",
+                whole_calls=True,
+                forms=Forms(calls=form),
+                together=together,
+            )
+        )
+    one, other = (
+        [event for row in rows_of(tokens, cuts) for event in reading.feed(row)]
+        + reading.finish(cut=bool(short))
+        for reading in readers
+    )
+    assert readers[0].items() == readers[1].items() and readers[0].ids == readers[1].ids
+    if form is CallForm.HERMES:
+        assert one == other, "and at the same places of the reply"
+        assert calls == sum(isinstance(event, CallDone) for event in one) or short
+
+
+def test_a_stop_string_is_looked_for_piece_by_piece() -> None:
+    with pytest.raises(AssertionError):
+        reader(["}"], together=True)

@@ -12,8 +12,9 @@ from session_stage import LANGUAGE, read, run, say, session_on
 from test_session_recovery import TALE, die_and_return, rest, telling, until
 
 from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
-from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Row, Work
+from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Limits, Row, Work
 from holdfast.sessions import errors
+from holdfast.sessions.binding import Binding
 from holdfast.sessions.events import ReplyDone, ReplyStatus
 from holdfast.sessions.grammars import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
 from holdfast.sessions.items import Preamble, Tool
@@ -27,7 +28,7 @@ STRICT = Tool(name="add", parameters=OBJECT, strict=True)
 
 def grammar_of(tools: tuple[Tool, ...] = (), **fields: Any) -> Grammar | None:
     request = TurnRequest.checked(offered=tools, **fields)
-    return LANGUAGE.constrained(request, tools).sampling.grammar
+    return LANGUAGE.grammar(request, tools)
 
 
 def test_nothing_is_bound_that_nobody_asked_to_be() -> None:
@@ -207,3 +208,48 @@ def test_tools_of_the_turn_are_those_of_its_place() -> None:
     response = session.respond(TurnRequest.checked(tools=[ADD], tool_choice="required"))
     grammar = response._request.sampling.grammar
     assert grammar is not None and "add" in grammar.text and "look" not in grammar.text
+
+
+def test_a_turn_is_bound_as_it_asks_whatever_bound_the_one_before() -> None:
+    binding = Binding(LANGUAGE)
+
+    def bound(tools: tuple[Tool, ...], **fields: Any) -> Grammar | None:
+        return binding.constrained(TurnRequest.checked(offered=tools, **fields), tools).sampling.grammar
+
+    one, same, other = (
+        Tool(name="add", parameters={"type": "object", "properties": {"a": {"const": const}}})
+        for const in (1, 1, True)
+    )
+    assert one == other, "though they are written otherwise"
+    for tools in ((one,), (same,), (other,), (one, LOOK)):
+        for fields in ({"tool_choice": "required"}, {}, {"tool_choice": "required", "tool": "add"}):
+            assert bound(tools, **fields) == bound(tools, **fields) == grammar_of(tools, **fields)
+    assert bound((one,), format=ANY) == ANY and bound((one,)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "whole", "gathered"),
+    [
+        ({"tool_choice": "required", "tool": "add"}, True, True),
+        ({"tool_choice": "required", "tool": "add"}, False, False),
+        ({"tool_choice": "required"}, True, False),
+        ({"tool_choice": "required", "tool": "add", "stop": ["}"]}, True, False),
+        ({"tool_choice": "required", "tool": "add", "stop_token_ids": [5]}, True, False),
+        ({}, True, False),
+    ],
+)
+def test_only_a_call_that_is_told_whole_comes_up_whole(
+    fields: dict[str, Any], whole: bool, gathered: bool
+) -> None:
+    link = telling("ab")
+    session = session_on(link, Preamble(tools=(ADD,)))
+    say(session, "Add.")
+    request = TurnRequest.checked(offered=(ADD,), **fields)
+
+    async def play() -> None:
+        async for _ in session.respond(request, whole_calls=whole):
+            pass
+
+    asyncio.run(play())
+    limits = [part for verb in link.log for part in verb if isinstance(part, Limits)]
+    assert len(limits) == 1 and (limits[0].gather > 1) is gathered
