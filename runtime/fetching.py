@@ -78,11 +78,11 @@ class Fetching:
         pressure: Pressure,
         counters: Counters,
         disk: DiskTier | None,
-        costs: CostBook,
+        costs: CostBook | None = None,
     ) -> None:
         self.now = 0.0
         self._disk = disk
-        self._costs = costs
+        self.costs = costs or CostBook(None)
         self._roster = roster
         self._paging = paging
         self._pressure = pressure
@@ -144,7 +144,7 @@ class Fetching:
 
     def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
         """Up to which position a turn is computed meanwhile, 0 for none; and records on disk before it."""
-        costs, tier = self._costs.costs(), self._paging.moves.tier
+        costs, tier = self.costs.costs(), self._paging.moves.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
         first, on_disk = self._paging.to_restore(sequence, disk)
@@ -153,7 +153,7 @@ class Fetching:
         count = blocks_to_compute(held, costs)
         sequence.chosen = count * size
         if any(on_disk[:count]) and not (costs.beside and any(on_disk[count:])):
-            self._costs.passed_over()
+            self.costs.passed_over()
         if count == len(
             on_disk
         ):  # all of it is computed; or nothing full is there, and a tail is not worth it
@@ -302,8 +302,8 @@ class Fetching:
         del self._awaited[sequence.id]
         sequence.meets = None
         whole = awaited.arrived == len(awaited.keys) and not awaited.broken
-        if whole and (self._costs.beside or not awaited.meets):
-            self._costs.fetched(len(awaited.keys) * tier.memory.block_bytes, awaited.stirred - awaited.since)
+        if whole and (self.costs.beside or not awaited.meets):
+            self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, awaited.stirred - awaited.since)
         if self._roster.sequences.get(sequence.id) is sequence:
             sequence.restore_seconds += self.now - awaited.since
             self._let_go(sequence)

@@ -30,6 +30,7 @@ from .counters import Counters
 from .courtesy import Courtesy
 from .errands import Errands
 from .errors import SettingsInvalid
+from .fetching import Fetching
 from .grammars import Compiler
 from .leases import Leases
 from .link.messages import (
@@ -100,7 +101,8 @@ class Scheduler:
         pressure = Pressure(settings, self._roster, self._paging, self.counters)
         self._courtesy = Courtesy(settings.idle_stretch)
         self._planner = Planner(settings, self._roster, self._paging, pressure, self._courtesy, self.counters)
-        self.shelving = Shelving(self._roster, self._paging, pressure, self.counters, disk, costs)
+        fetching = Fetching(self._roster, self._paging, pressure, self.counters, disk, costs)
+        self.shelving = Shelving(self._paging, disk, fetching)
         self._leases = Leases(settings, self._roster, self._paging, self.shelving)
         self._errands = Errands(self._roster, self._paging, self.shelving)
         self._committer = Committer(self._roster, self._paging, self.shelving, self._leases, self.counters)

@@ -15,12 +15,8 @@ from itertools import islice
 
 from ..kvstore.host import HostTier
 from ..kvstore.shelf.client import DiskTier
-from .costs import CostBook
-from .counters import Counters
 from .fetching import FETCH_POLL_SECONDS, Fetching
 from .paging import Paging
-from .pressure import Pressure
-from .roster import Roster
 from .sequence import Sequence
 
 IDLE_SECONDS = 2.0
@@ -32,20 +28,11 @@ MOST_LEAVING = 1024
 
 
 class Shelving:
-    """Moves records between ``paging``'s host tier and ``disk``."""
+    """Moves records between ``paging``'s host tier and ``disk``, from which ``fetching`` brings them up."""
 
-    def __init__(
-        self,
-        roster: Roster,
-        paging: Paging,
-        pressure: Pressure,
-        counters: Counters,
-        disk: DiskTier | None,
-        costs: CostBook | None = None,
-    ) -> None:
+    def __init__(self, paging: Paging, disk: DiskTier | None, fetching: Fetching) -> None:
         self.disk = disk
-        self.costs = costs or CostBook(None)
-        self.fetching = Fetching(roster, paging, pressure, counters, disk, self.costs)
+        self.fetching = fetching
         self._paging = paging
         self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
         self._queue: OrderedDict[bytes, None] = OrderedDict()
@@ -96,7 +83,7 @@ class Shelving:
 
     def close(self) -> None:
         """Let the disk go, and keep what was learned of it."""
-        self.costs.save()
+        self.fetching.costs.save()
         if self.disk is not None:
             self.disk.close()
 

@@ -72,9 +72,8 @@ class Tiered(Ours):
         self._keeper.start()
         engine = load_engine(settings, lambda done, what: None, Pulse(), memory, control).engine
         assert isinstance(engine, Engine)
-        engine.scheduler.shelving.costs = CostBook(
-            None
-        )  # restoring is what is measured: never computed instead
+        # Restoring is what is measured: never computed instead.
+        engine.scheduler.shelving.fetching.costs = CostBook(None)
         self._engine = engine
         self._until_ready()
         return {"precision": {"weights": dtype, "kv": dtype}, "block_bytes": self._tier.memory.block_bytes}

@@ -30,7 +30,8 @@ def engine_of(settings: EngineSettings, memory: int) -> Iterator[Engine]:
     assert isinstance(engine, Engine)
     shelving = engine.scheduler.shelving
     assert shelving.disk is not None
-    shelving.costs.measured = type(shelving.costs.measured)()  # so that nothing is computed instead
+    costs = shelving.fetching.costs
+    costs.measured = type(costs.measured)()  # so that nothing is computed instead
     while not shelving.disk.ready:
         shelving.tick(time.monotonic())
     yield engine

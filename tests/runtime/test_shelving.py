@@ -258,7 +258,7 @@ def test_a_slow_disk_and_the_device_meet_in_the_middle() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    here.scheduler.shelving.costs.measured = SLOW_DISK
+    here.scheduler.shelving.fetching.costs.measured = SLOW_DISK
     records, here.disk.records = here.disk.records, {}  # nothing is fetched before the turn
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
@@ -283,7 +283,7 @@ def test_nothing_more_is_asked_for_a_turn_that_is_closed_before_it_meets_what_co
     here.restart()
     assert here.disk is not None
     here.disk._chance = Willing()
-    here.scheduler.shelving.costs.measured = SLOW_DISK
+    here.scheduler.shelving.fetching.costs.measured = SLOW_DISK
     records, here.disk.records = here.disk.records, {}
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
@@ -305,7 +305,7 @@ def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    here.scheduler.shelving.costs.measured = Measured(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
+    here.scheduler.shelving.fetching.costs.measured = Measured(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
     records, here.disk.records = here.disk.records, {}
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
