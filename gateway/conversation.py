@@ -20,15 +20,14 @@ from ..sdk.frames.response import ResponseParams
 from ..sdk.frames.session import SessionResource
 from ..sdk.frames.verbs import ResponseSteer, SteerAccepted
 from ..sessions.answers import check_answer
-from ..sessions.anticipation import Arrival
 from ..sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ..sessions.events import ReplyEvent
 from ..sessions.history import ROOT, History
 from ..sessions.items import FunctionCallOutput, Item, checked_item, new_id
 from ..sessions.requests import TurnRequest
-from ..sessions.textbuffer import TextBuffer
-from .effects import CancelResponse, CountArrival, Effect, Expect, KeepingEvent, MoveKV, Send, StartResponse
+from .effects import CancelResponse, Effect, KeepingEvent, MoveKV, Send, StartResponse
 from .errors import GatewayError, NothingToCancel, TooManyResponses, error_details
+from .incoming import IncomingText
 from .replies import LiveResponse
 from .requested import Requests
 from .translate import frame_of, item_of, kept_of, patched, preamble_of, request_of, seed_of, under
@@ -72,8 +71,10 @@ class Conversation:
         self._live: dict[str, LiveResponse] = {}
         self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
         self._requests = Requests(vocab_size)
-        self.typed = TextBuffer()
-        """What has come of the text that is on its way."""
+        self.incoming = IncomingText(
+            self.event_id, ids, self._check_call, lambda item: self._insert(item, None)
+        )
+        """The text that is on its way."""
         self.conversation_id = conversation_id or ids("conv")
         history.preamble = preamble_of(session)
 
@@ -156,17 +157,8 @@ class Conversation:
             case client.ItemDelete(item_id=item_id):
                 self._delete_item(item_id)
                 return [Send(server.ItemDeleted(event_id=self.event_id(), item_id=item_id))]
-            case client.TextAppend(text=text, role=role):
-                self.typed.append(text, role)
-                return [Expect(self.typed.message())]
-            case client.TextReplace(start=start, text=text):
-                self.typed.replace(start, text)
-                return [Expect(self.typed.message())]
-            case client.TextClear():
-                self.typed.clear()
-                return [Expect(None), Send(server.TextCleared(event_id=self.event_id()))]
-            case client.TextCommit():
-                return self._commit_text()
+            case client.TextAppend() | client.TextReplace() | client.TextClear() | client.TextCommit():
+                return self.incoming.receive(event)
             case client.ResponseCreate():
                 return self._create_after(event)
             case ResponseSteer():
@@ -183,23 +175,6 @@ class Conversation:
     def _create_item(self, event: client.ItemCreate) -> list[Effect]:
         return list(self._insert(item_of(event.item, self._ids), event.previous_item_id))
 
-    def _commit_text(self) -> list[Effect]:
-        message = self.typed.message()
-        if message is not None:
-            checked_item(message)
-        item = msgspec.structs.replace(self.typed.commit(), id=self._ids("item"))
-        return [Expect(None), CountArrival(self._insert(item, None), item.id)]
-
-    def committed(self, arrival: Arrival, count: CountArrival) -> list[server.ServerEvent]:
-        """What a client is told of its committed text."""
-        told = server.TextCommitted(
-            event_id=self.event_id(),
-            item_id=count.item_id,
-            prefilled_tokens=arrival.prefilled,
-            left_tokens=arrival.left,
-        )
-        return [told, *(send.event for send in count.added)]
-
     def kept(self, event: KeepingEvent, outcome: Receipt | Moved) -> server.ServerEvent:
         """The answer to an event about the session's KV."""
         return kept_of(self.event_id(), event, outcome)
@@ -210,13 +185,19 @@ class Conversation:
         if writer is not None and item.id in writer.item_ids:
             raise ItemExists(f"An item with id {item.id!r} is being said", param="item.id")
         if isinstance(item, FunctionCallOutput):
-            check_answer(item, self._history.items(), () if writer is None else writer.call_ids)
+            self._check_call(item.call_id, "item.call_id")
         previous = self._last_item_id() if asked is None else asked
         self._history.insert(item, asked)
         if writer is not None and (asked is None or asked in self._after_reply):
             self._after_reply.add(item.id)
         frame, shown = frame_of(item), None if previous == ROOT else previous
         return tuple(Send(event) for event in self._shown(frame, shown))
+
+    def _check_call(self, call_id: str, param: str) -> None:
+        """Whether this call may be answered now; a reply that is still being said may have made it."""
+        writer = self._writer()
+        saying = () if writer is None else writer.call_ids
+        check_answer(call_id, self._history.items(), saying, param=param)
 
     def _shown(self, frame: AnyItem, previous: str | None) -> list[server.ServerEvent]:
         return [
@@ -339,7 +320,9 @@ class Conversation:
                 raise ItemExists(f"An item with id {item.id!r} is already there", param="input")
             taken.add(item.id)
             if isinstance(item, FunctionCallOutput):
-                check_answer(item, (*known, *items[:number]), () if writer is None else writer.call_ids)
+                check_answer(
+                    item.call_id, (*known, *items[:number]), () if writer is None else writer.call_ids
+                )
 
     # --- a conversation opened again ---
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..sdk.frames import client, server
-from ..sessions.items import Message
+from ..sessions.items import Growing
 from ..sessions.requests import TurnRequest
 
 
@@ -34,9 +34,9 @@ class CancelResponse:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """So much of the next message has come; None: nothing is on its way any more."""
+    """So much of the next item has come; None: nothing is on its way any more."""
 
-    message: Message | None
+    item: Growing | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,8 +138,8 @@ class LiveSession:
             made._bring_back(last, replayed.after_reply)
         for orphan in replayed.orphans.values():
             made._lose(orphan)
-        made.conversation.typed = replayed.typed
-        session.expect(replayed.typed.message())
+        made.conversation.incoming.buffer = replayed.typed
+        session.expect(replayed.typed.item())
         return made
 
     @property
@@ -232,7 +232,7 @@ class LiveSession:
         Gives back the effects that have to be awaited.
         """
         conversation, journal = self.conversation, self.session.log
-        before, typed = conversation.session, replace(conversation.typed)
+        before, typed = conversation.session, replace(conversation.incoming.buffer)
         self._hear(event)
         answers: list[server.ServerEvent] = []
         rest: list[Effect] = []
@@ -242,12 +242,12 @@ class LiveSession:
                     answers.append(effect.event)
                 case StartResponse():
                     self._start(effect)
-                case Expect(message=message):
-                    self.session.expect(message)
+                case Expect(item=item):
+                    self.session.expect(item)
                 case CancelResponse() | CountArrival() | MoveKV():
                     rest.append(effect)
-        if conversation.typed != typed:
-            journal.append(typed_since(typed, conversation.typed))
+        if conversation.incoming.buffer != typed:
+            journal.append(typed_since(typed, conversation.incoming.buffer))
         if conversation.session is not before:
             config = msgspec.msgpack.encode(conversation.session)
             journal.append(Configured(preamble=preamble_of(conversation.session), config=config))
@@ -283,7 +283,7 @@ class LiveSession:
             arrival = await self.session.arrival()
         except SessionError:  # the template will say so again at the next turn, which the client can mend
             arrival = Arrival(0, 0)
-        self.feed.post(self.conversation.committed(arrival, count), ticket=self.session.log.sync())
+        self.feed.post(self.conversation.incoming.committed(arrival, count), ticket=self.session.log.sync())
 
     def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Work of the session's own: it ends with the session, not with a socket."""

@@ -10,7 +10,7 @@ from ..sessions.textbuffer import TextBuffer
 def typed_since(before: TextBuffer, after: TextBuffer) -> Typed:
     """What has to be written down for the text that is on its way now."""
     start = _shared(before.text, after.text)
-    return Typed(start=start, text=after.text[start:], role=after.role, item=after.id)
+    return Typed(start=start, text=after.text[start:], role=after.role, item=after.id, call=after.call_id)
 
 
 def _shared(one: str, other: str) -> int:

@@ -11,12 +11,14 @@ from .errors import CallAnswered, CallUnknown
 from .items import FunctionCall, FunctionCallOutput, Item
 
 
-def check_answer(output: FunctionCallOutput, items: Iterable[Item], saying: Container[str] = ()) -> None:
+def check_answer(
+    call_id: str, items: Iterable[Item], saying: Container[str] = (), *, param: str = "item.call_id"
+) -> None:
     """``saying``: calls that a running reply has made. Raises ``CallUnknown`` or ``CallAnswered``."""
-    called = output.call_id in saying
+    called = call_id in saying
     for item in items:
-        if isinstance(item, FunctionCallOutput) and item.call_id == output.call_id:
-            raise CallAnswered(f"The call {output.call_id!r} has been answered", param="item.call_id")
-        called |= isinstance(item, FunctionCall) and item.call_id == output.call_id
+        if isinstance(item, FunctionCallOutput) and item.call_id == call_id:
+            raise CallAnswered(f"The call {call_id!r} has been answered", param=param)
+        called |= isinstance(item, FunctionCall) and item.call_id == call_id
     if not called:
-        raise CallUnknown(f"Tool call ID {output.call_id!r} not found in conversation", param="item.call_id")
+        raise CallUnknown(f"Tool call ID {call_id!r} not found in conversation", param=param)

@@ -1,4 +1,5 @@
-"""Prefills what is being said before it has been said: the settled beginning of text that still comes.
+"""Prefills what is being said before it has been said: the settled beginning of text that still comes, be it a
+user's or a tool's.
 
 What it hands to the engine is a guess that costs nothing later: the turn brings the sequence to its own
 tokens, whatever is there. While a reply runs it waits. Knows nothing of frames.
@@ -14,7 +15,7 @@ from ..runtime.errors import EngineGone, VerbRefused
 from .errors import TemplateFailed
 from .history import Script
 from .ids import Ids, common_prefix
-from .items import Message
+from .items import Growing
 from .response import Branch
 
 
@@ -34,14 +35,14 @@ class Anticipation:
 
     def __init__(self, branch: Branch) -> None:
         self._branch = branch
-        self._wanted: Message | None = None
-        self._done: Message | None = None
+        self._wanted: Growing | None = None
+        self._done: Growing | None = None
         self._task: asyncio.Task[None] | None = None
         self._rest: asyncio.Task[None] | None = None
 
-    def expect(self, message: Message | None) -> None:
-        """This much of the next message has come; None: it was taken back, or is an item now."""
-        self._wanted = message
+    def expect(self, item: Growing | None) -> None:
+        """This much of the next item has come; None: it was taken back, or is one now."""
+        self._wanted = item
         self.resume()
 
     def resume(self) -> None:
@@ -85,10 +86,10 @@ class Anticipation:
         finally:
             self._task = None
 
-    async def _prefill(self, message: Message) -> None:
+    async def _prefill(self, item: Growing) -> None:
         history = self._branch.history
         script = history.script()
-        ids = await self._settled(Script(script.preamble, (*script.segments, message), script.base))
+        ids = await self._settled(Script(script.preamble, (*script.segments, item), script.base))
         if len(ids):
             await self._branch.sequence.anticipate(ids, unless=lambda: history.busy)
 

@@ -47,6 +47,8 @@ class FunctionCallOutput(msgspec.Struct, frozen=True, kw_only=True, tag="functio
 
 
 Item: TypeAlias = Message | FunctionCall | FunctionCallOutput
+Growing: TypeAlias = Message | FunctionCallOutput
+"""What may come in pieces: what a user says, and what a tool answers."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):

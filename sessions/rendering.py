@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import secrets
 from datetime import datetime
+from itertools import takewhile
 
-from .history import Draft, Script, turns_of
+import msgspec
+
+from .history import Draft, Script, Segment, turns_of
 from .ids import NONE, Ids, ids_of
-from .items import Item, Message
+from .items import FunctionCallOutput, Growing, Item
 from .settled import Settled
 from .template import ChatTemplate
 from .tokenizer import ChatTokenizer
@@ -51,22 +54,35 @@ class Renderer:
         raise AssertionError("the last turn of a script has no reply")
 
     def settled(self, script: Script) -> Ids:
-        """The tokens from the root that nothing said later can change; the last message still grows.
+        """The tokens from the root that nothing said later can change; the last item still grows.
 
         No tokens where a turn before it would have to be rendered anew, or the template does not write the
-        message as it is. Raises ``TemplateFailed``.
+        item's text so that more of it is more of the same: it may escape characters, as JSON does, one by one.
+        Raises ``TemplateFailed``.
         """
         *before, last = script.segments
-        assert isinstance(last, Message), "a message is being written"
+        assert isinstance(last, Growing), "an item that is being written"
         if sum(isinstance(segment, Reply) for segment in before) != _turns_on(script.base):
             return NONE
-        growing = Message(id=last.id, role=last.role, text=last.text + _END)
-        piece = self._template.pieces(script.preamble, (*before, growing))[-1]
-        text, *rest = piece.split(_END)
-        if len(rest) != 1:
-            return NONE
+        text = self._before_end(script, before, last)
         ids = self._settled.ids(text, leads=script.base is None)
         return self._joined(script.base, ids).tokens() if ids else NONE
+
+    def _before_end(self, script: Script, before: list[Segment], last: Growing) -> str:
+        """The text after the last reply, up to where ``last`` still grows; empty where that is not known.
+
+        What may yet be stripped, or turn out to be a control token, is held back before the template sees it:
+        one that escapes text makes it into something else. Where nothing is left the template may do without
+        what it writes around text: what it writes both ways stands.
+        """
+        said = self._settled.standing(_text_of(last))
+        text, *rest = self._last_piece(script, before, _with_text(last, said + _END)).split(_END)
+        if len(rest) != 1:
+            return ""
+        return text if said else _shared(text, self._last_piece(script, before, _with_text(last, "")))
+
+    def _last_piece(self, script: Script, before: list[Segment], last: Growing) -> str:
+        return self._template.pieces(script.preamble, (*before, last))[-1]
 
     def _join(self, parent: TurnNode | None, inputs: tuple[Item, ...], piece: str, script: Script) -> Draft:
         """The piece after ``parent``'s reply. The end of that reply is written once.
@@ -87,6 +103,21 @@ class Renderer:
             else:
                 keep -= 1
         return Draft(parent, (), keep, ids_of(ids))
+
+
+def _text_of(item: Growing) -> str:
+    return item.output if isinstance(item, FunctionCallOutput) else item.text
+
+
+def _with_text(item: Growing, text: str) -> Growing:
+    named = {"output": text} if isinstance(item, FunctionCallOutput) else {"text": text}
+    return msgspec.structs.replace(item, **named)
+
+
+def _shared(one: str, other: str) -> str:
+    """What both begin with."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return one[: sum(1 for _ in alike)]
 
 
 def _turns_on(node: TurnNode | None) -> int:

@@ -16,7 +16,7 @@ from .errors import SessionClosed
 from .events import ReplyEvent
 from .handles import SessionHandles
 from .history import History
-from .items import Message
+from .items import Growing
 from .journal.log import EphemeralLog, SessionLog
 from .journal.records import AnyOperation, Begun, Branched, request_form
 from .journal.replay import Past, retold
@@ -182,10 +182,10 @@ class Session:
         self._check_open()
         rewind(self.history, to, self._branch.language.tokenizer)
 
-    def expect(self, message: Message | None) -> None:
-        """This much of the next message has come: its settled beginning is prefilled. None: taken back."""
+    def expect(self, item: Growing | None) -> None:
+        """This much of the next item has come: its settled beginning is prefilled. None: taken back."""
         if not self._closed:
-            self._anticipation.expect(message)
+            self._anticipation.expect(item)
 
     async def arrival(self) -> Arrival:
         """How much of the history's end the engine was given already. Raises ``TemplateFailed``."""

@@ -48,11 +48,15 @@ class Settled:
 
         They begin `ChatTokenizer.encode` of the text and whatever comes behind it. ``leads`` as there.
         """
-        end = len(text.rstrip())
-        end -= self._unfinished(text[:end])
+        end = len(self.standing(text))
         fixed = self._tokenizer.last_control(text[:end])
         head = self._tokenizer.encode(text[:fixed], leads=leads) if fixed else []
         return head + self._words_of(text[fixed:end], leads=leads and not fixed)
+
+    def standing(self, text: str) -> str:
+        """The text without its end that could yet be stripped, or become a control token."""
+        stripped = text.rstrip()
+        return stripped[: len(stripped) - self._unfinished(stripped)]
 
     def _unfinished(self, text: str) -> int:
         """Length of the longest end of ``text`` that could become a control token."""

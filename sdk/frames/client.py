@@ -71,10 +71,13 @@ TypedRole: TypeAlias = Literal["user", "system"]
 
 
 class TextAppend(ClientFrame, frozen=True, tag="input_text_buffer.append"):
-    """Text as it is typed or recognised. `role` comes with the first piece (`user` if not said)."""
+    """Text as it is typed or recognised: `role` comes with the first piece (`user` if not said). Or the output
+    of a tool as it comes: `call_id` comes with the first piece, whose text may be empty, and says which call it
+    answers."""
 
     text: str
     role: TypedRole | None = None
+    call_id: Identifier | None = None
 
 
 class TextReplace(ClientFrame, frozen=True, tag="input_text_buffer.replace"):

@@ -48,12 +48,14 @@ class Deleted(Operation, frozen=True, tag="deleted"):
 
 
 class Typed(Operation, frozen=True, tag="typed"):
-    """Text on its way that is no item yet: from character ``start`` on it is ``text`` now."""
+    """Text on its way that is no item yet: from character ``start`` on it is ``text`` now. It is what ``role``
+    says, or what a tool answers to ``call``."""
 
     start: int
     text: str = ""
     role: Role | None = None
     item: str = ""
+    call: str | None = None
 
 
 class Configured(Operation, frozen=True, tag="configured"):

@@ -120,8 +120,8 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
         case Deleted(item=item_id):
             history.delete(item_id)
             replayed.after_reply.discard(item_id)
-        case Typed(start=start, text=text, role=role, item=item_id):
-            replayed.typed = TextBuffer(replayed.typed.text[:start] + text, role, item_id)
+        case Typed(start=start, text=text, role=role, item=item_id, call=call):
+            replayed.typed = TextBuffer(replayed.typed.text[:start] + text, role, item_id, call)
         case Configured(preamble=preamble, config=config):
             history.preamble = preamble
             replayed.config = config
@@ -157,7 +157,7 @@ def _begin_from(replayed: Replayed, snapshot: Snapshot) -> None:
     replayed.responses, replayed.config = snapshot.responses, snapshot.config
     replayed.after_reply.update(snapshot.after)
     if (typed := snapshot.typed) is not None:
-        replayed.typed = TextBuffer(typed.text, typed.role, typed.item)
+        replayed.typed = TextBuffer(typed.text, typed.role, typed.item, typed.call)
     if (last := snapshot.last) is not None:
         nowhere = Placed(
             None, Script(snapshot.preamble, ()), aside=False

@@ -83,7 +83,7 @@ def snapshot_of(replayed: Replayed) -> Snapshot:
         nodes=nodes,
         config=replayed.config,
         heard=tuple(replayed.heard),
-        typed=Typed(start=0, text=typed.text, role=typed.role, item=typed.id),
+        typed=Typed(start=0, text=typed.text, role=typed.role, item=typed.id, call=typed.call_id),
         responses=replayed.responses,
         last=None if last is None else _begun(last),
         said=b"" if last is None else bytes(last.said),

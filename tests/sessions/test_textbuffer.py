@@ -54,7 +54,7 @@ def test_the_role_comes_with_the_first_piece_and_stays() -> None:
 def test_the_item_keeps_its_id_while_its_text_grows() -> None:
     buffer = TextBuffer()
     buffer.append("a")
-    first = buffer.message()
+    first = buffer.item()
     buffer.append("b")
     assert first is not None and buffer.commit().id == first.id
 

@@ -1,0 +1,82 @@
+"""Text that is on its way into a conversation: `input_text_buffer.*` in, effects out. Pure.
+
+A user's, or a tool's while it runs: then the call that it answers is checked as that of a whole output is.
+Knows nothing of responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from ..sdk.frames import client, server
+from ..sessions.anticipation import Arrival
+from ..sessions.errors import CallAnswered, CallUnknown
+from ..sessions.items import Item, checked_item
+from ..sessions.textbuffer import TextBuffer
+from .effects import CountArrival, Effect, Expect, Send
+
+BufferEvent: TypeAlias = client.TextAppend | client.TextReplace | client.TextClear | client.TextCommit
+
+
+class IncomingText:
+    """One conversation's.
+
+    `event_id` names the next event, `ids` what an event makes. `check` raises where a call may not be answered,
+    naming the parameter it is given; `insert` puts an item at the end, or raises.
+    """
+
+    def __init__(
+        self,
+        event_id: Callable[[], str],
+        ids: Callable[[str], str],
+        check: Callable[[str, str], None],
+        insert: Callable[[Item], tuple[Send, ...]],
+    ) -> None:
+        self.buffer = TextBuffer()
+        """What has come since the last commit."""
+        self._event_id = event_id
+        self._ids = ids
+        self._check = check
+        self._insert = insert
+
+    def receive(self, event: BufferEvent) -> list[Effect]:
+        """Take one event in. Raises a `SessionError` where it may not come; then nothing has changed."""
+        match event:
+            case client.TextAppend(text=text, role=role, call_id=call_id):
+                self.buffer.check(role, call_id)
+                if call_id is not None and not self.buffer.begun:
+                    self._check(call_id, "call_id")
+                self.buffer.append(text, role, call_id)
+            case client.TextReplace(start=start, text=text):
+                self.buffer.replace(start, text)
+            case client.TextClear():
+                self.buffer.clear()
+                return [Expect(None), Send(server.TextCleared(event_id=self._event_id()))]
+            case client.TextCommit():
+                return self._commit()
+        return [Expect(self.buffer.item())]
+
+    def committed(self, arrival: Arrival, count: CountArrival) -> list[server.ServerEvent]:
+        """What a client is told of its committed text."""
+        told = server.TextCommitted(
+            event_id=self._event_id(),
+            item_id=count.item_id,
+            prefilled_tokens=arrival.prefilled,
+            left_tokens=arrival.left,
+        )
+        return [told, *(send.event for send in count.added)]
+
+    def _commit(self) -> list[Effect]:
+        """The text becomes an item; one that may not stays in the buffer."""
+        item = self.buffer.whole()
+        checked_item(item)
+        item = msgspec.structs.replace(item, id=self._ids("item"))
+        try:
+            added = self._insert(item)
+        except (CallUnknown, CallAnswered) as refused:
+            raise type(refused)(refused.message, param="call_id") from None
+        self.buffer.clear()
+        return [Expect(None), CountArrival(added, item.id)]
