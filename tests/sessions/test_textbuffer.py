@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.sessions import textbuffer
 from holdfast.sessions.errors import InputInvalid
+from holdfast.sessions.items import FunctionCallOutput
 from holdfast.sessions.textbuffer import TextBuffer
 
 moves = st.lists(
@@ -66,3 +69,38 @@ def test_a_buffer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputInvalid):
         buffer.append("d")
     assert buffer.text == "abc"
+
+
+def test_the_buffer_may_hold_what_a_tool_answers_be_it_nothing() -> None:
+    buffer = TextBuffer()
+    buffer.append("", call_id="call_1")
+    begun = buffer.item()
+    assert isinstance(begun, FunctionCallOutput) and (begun.call_id, begun.output) == ("call_1", "")
+    buffer.append("21 ", call_id="call_1")
+    buffer.append("degrees")
+    buffer.replace(3, "°")
+    assert buffer.commit() == FunctionCallOutput(id=begun.id, call_id="call_1", output="21 °")
+    assert buffer == TextBuffer()
+    buffer.append("", call_id="call_2")
+    nothing = buffer.commit()
+    assert isinstance(nothing, FunctionCallOutput) and nothing.output == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "param"),
+    [
+        ({}, {"role": "user", "call_id": "c"}, "call_id"),
+        ({"call_id": "c"}, {"role": "user"}, "role"),
+        ({"call_id": "c"}, {"call_id": "d"}, "call_id"),
+        ({"role": "user"}, {"call_id": "c"}, "call_id"),
+        ({"role": "user"}, {"role": "system"}, "role"),
+    ],
+)
+def test_text_of_one_kind_takes_no_other(first: dict, then: dict, param: str) -> None:
+    buffer = TextBuffer()
+    if first:
+        buffer.append("a", **first)
+    before = replace(buffer)
+    with pytest.raises(InputInvalid) as refused:
+        buffer.append("b", **then)
+    assert refused.value.param == param and buffer == before
