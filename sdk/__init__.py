@@ -11,6 +11,7 @@ May import msgspec, websockets, anyio and the standard library; no other room.
 
 from .agent.events import (
     CallFinished,
+    CallPiece,
     CallProgress,
     CallStarted,
     RunDone,
@@ -50,6 +51,7 @@ from .turn import Turn
 
 __all__ = [
     "CallFinished",
+    "CallPiece",
     "CallProgress",
     "CallStarted",
     "Chat",

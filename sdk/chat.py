@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 
-from . import branches, keeping
-from .agent.calls import Calls
+from . import branches, editing, keeping
+from .agent.answers import Answers
 from .agent.limits import RunLimits
 from .agent.run import HINT_SECONDS, Run
 from .agent.tracing import Tracer, Tracers
@@ -28,13 +28,10 @@ from .exchange import Exchange
 from .frames.client import (
     ClientEvent,
     ItemCreate,
-    ItemRetrieve,
     TypedRole,
 )
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.server import (
-    ItemDone,
-    ItemRetrieved,
     ServerEvent,
     SessionCreated,
     SessionLeased,
@@ -75,7 +72,7 @@ class Chat:
         self._max_tool_rounds = max_tool_rounds
         self._tools: dict[str, Tool] = {}
         self._current: weakref.ref[_Reading] | None = None
-        self._calls: Calls | None = None  # tools of the last run
+        self._answers: Answers | None = None  # of the last run's tools
         self._leased = False
         self._claiming = anyio.Lock()
         self._configuration = Configuration(exchange)
@@ -177,7 +174,7 @@ class Chat:
             await self._claim(run, self._exchange.quiet)
             if not self._configuration.offers(self.session, table):
                 self.session = await self._configuration.change({}, table)
-            self._tools, self._calls = table, run.calls
+            self._tools, self._answers = table, run.answers
 
         hints = None if self._leased else hint_seconds
         limits = limits or RunLimits()
@@ -190,6 +187,13 @@ class Chat:
         stands after that reply.
         """
         return TextInput(self._exchange, role)
+
+    def output(self, call: FunctionCallItem) -> TextInput:
+        """What a tool answers to `call`, sent while it runs, and computed meanwhile: see `TextInput`.
+
+        For calls that are answered here: tools with a callable stream what they yield by themselves, in `run`.
+        """
+        return TextInput(self._exchange, call_id=call.call_id)
 
     async def cancel(self) -> None:
         """Cut the running reply short; what was said stays. Harmless when nothing runs."""
@@ -304,13 +308,7 @@ class Chat:
         It has the id that `item` names, or one made here. Raises `ServerError`.
         """
         await self._idle()
-        item = named(item)
-        sent = await self._exchange.send(ItemCreate(item=item, previous_item_id=previous_item_id))
-        done = await self._exchange.answer(
-            sent, lambda event: isinstance(event, ItemDone) and event.item.id == item.id
-        )
-        assert isinstance(done, ItemDone)
-        return done.item
+        return await editing.add(self._exchange, item, previous_item_id)
 
     async def answer(self, call: FunctionCallItem, output: str) -> AnyItem:
         """Add what a tool answered; then `say()` or `respond()` lets the model go on."""
@@ -319,12 +317,7 @@ class Chat:
     async def retrieve(self, item_id: str) -> AnyItem:
         """An item as the server has it. Raises `ServerError`."""
         await self._idle()
-        sent = await self._exchange.send(ItemRetrieve(item_id=item_id))
-        found = await self._exchange.answer(
-            sent, lambda event: isinstance(event, ItemRetrieved) and event.item.id == item_id
-        )
-        assert isinstance(found, ItemRetrieved)
-        return found.item
+        return await editing.retrieve(self._exchange, item_id)
 
     async def delete(self, item_id: str) -> None:
         """Take an item out of the conversation. Raises `ServerError`."""
@@ -379,8 +372,8 @@ class Chat:
         a while, for who opens the session again.
         """
         children, self._children = self._children, []
-        if self._calls is not None:
-            self._calls.cancel()
+        if self._answers is not None:
+            await self._answers.aclose()
         for child in children:
             await child.aclose()
         begun, reading = self._current is not None, self._reader()
@@ -435,12 +428,6 @@ class Chat:
                 current.close()
         self._current = None
         await (clear or self._exchange.quiet)()
-        await self._settle_calls()
-
-    async def _settle_calls(self) -> None:
-        """Answer what a run that was left has called: the conversation owes no answers."""
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            calls.cancel()
-            for item, output in calls.take():
-                await self._exchange.send(output_of(item, output))
+        answers, self._answers = self._answers, None
+        if answers is not None:  # of a run that was left: the conversation owes no answers
+            await answers.settle()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -82,6 +82,7 @@ class Reply:
     """Asks for one response and iterates over its events, up to and with `response.done`.
 
     `first` are items to add before it, in the same breath; when the response is refused they are taken back.
+    `sent`: ids of events sent before, on which it builds: that one of them was refused is this one's refusal.
     Raises `ServerError` when the server refuses one of them or the response, `ResponseFailed` when it ends
     `failed`, `ConnectionLost`. Before anything is sent `claim` is awaited; at the end `finished` is set and
     appended to `rounds`. Ends early, without both, when the chat's next turn began before this one was read to
@@ -96,13 +97,14 @@ class Reply:
         *,
         claim: Callable[[Reply], Awaitable[None]] | None = None,
         rounds: list[Finished] | None = None,
+        sent: Iterable[str] = (),
     ) -> None:
         self._exchange = exchange
         self._create = create
         self._first = deque(first)
         self._items = _items(create, first)
         self._claim = claim
-        self._first_ids: set[str] = set()
+        self._first_ids = set(sent)
         self._create_id: str | None = None
         self._given_up = False
         self._began = 0.0

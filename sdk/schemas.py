@@ -49,6 +49,13 @@ def called_by(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
+def yields(function: Callable[..., Any]) -> bool:
+    """Whether a callable answers in pieces."""
+    function, _ = _unbound(function)
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    return inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
+
+
 def takes_of(function: Callable[..., Any], name: str) -> Takes:
     """What a callable takes; what `functools.partial` gave it already is no business of the model.
 
@@ -61,6 +68,7 @@ def takes_of(function: Callable[..., Any], name: str) -> Takes:
         raise ToolInvalid(f"`{name}` cannot be a tool: {error}") from error
     parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in bound]
     _check_callable(inner, parameters, name)
+    _check_pieces(inner, signature.return_annotation, name)
     contexts = tuple(parameter.name for parameter in parameters if _is_context(parameter))
     told = [parameter for parameter in parameters if not _is_context(parameter)]
     for parameter in told:
@@ -86,13 +94,7 @@ def _unbound(function: Callable[..., Any]) -> tuple[Callable[..., Any], frozense
 
 
 def _check_callable(function: Callable[..., Any], parameters: list[inspect.Parameter], name: str) -> None:
-    """It gives one answer, and has its object if it is a method."""
-    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
-    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-        raise ToolInvalid(
-            f"`{name}` cannot be a tool: it yields. Return one result; a parameter annotated `ToolContext` "
-            "tells progress"
-        )
+    """It has its object if it is a method."""
     owner = getattr(function, "__qualname__", "").rpartition(".")[0]
     own = parameters[0] if parameters else None
     if (
@@ -106,6 +108,17 @@ def _check_callable(function: Callable[..., Any], parameters: list[inspect.Param
         raise ToolInvalid(
             f"`{name}` cannot be a tool: it is a method of `{owner}` without its object. "
             f"Give a bound one: tools=[instance.{name}]"
+        )
+
+
+def _check_pieces(function: Callable[..., Any], returns: Any, name: str) -> None:
+    """What yields, yields text."""
+    pieces = get_args(returns)[:1] if yields(function) else ()
+    if pieces and pieces[0] not in (str, Any):
+        shown = getattr(pieces[0], "__name__", str(pieces[0]))
+        raise ToolInvalid(
+            f"`{name}` cannot be a tool: it yields `{shown}`. The pieces of an output are `str`: its text is "
+            "all of them, one behind the other"
         )
 
 

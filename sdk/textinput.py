@@ -1,4 +1,4 @@
-"""Text that is sent while it is typed or recognised, and is computed meanwhile.
+"""Text that is sent while it is typed or recognised, or told by a tool, and is computed meanwhile.
 
     async with chat.input() as text:
         await text.append("What is the ")
@@ -21,23 +21,25 @@ from .frames.server import TextCleared, TextCommitted
 
 
 class TextInput:
-    """One message on its way. Leaving ``async with`` commits it, or takes it back if the block raised.
+    """One message on its way, or what a tool answers to the call `call_id`. Leaving ``async with`` commits it,
+    or takes it back if the block raised. A tool may answer nothing; a message without text is none.
 
     ``committed``: what the server said of it: the item's id, tokens prefilled while it came, tokens left.
     Raises `InputClosed` once it was committed or taken back, `ServerError`, `ConnectionLost`.
     """
 
-    def __init__(self, exchange: Exchange, role: TypedRole = "user") -> None:
+    def __init__(self, exchange: Exchange, role: TypedRole = "user", *, call_id: str | None = None) -> None:
         self.text = ""
         self.committed: TextCommitted | None = None
         self._exchange = exchange
-        self._role = role
+        self._role: TypedRole | None = role if call_id is None else None
+        self._call_id = call_id
         self._open = True
 
     async def append(self, text: str) -> None:
         """Send more of it."""
         self._check()
-        await self._exchange.send(TextAppend(text=text, role=self._role))
+        await self._exchange.send(TextAppend(text=text, role=self._role, call_id=self._call_id))
         self.text += text
 
     async def replace(self, start: int, text: str) -> None:
@@ -66,6 +68,8 @@ class TextInput:
         await self._exchange.answer(sent, lambda event: isinstance(event, TextCleared))
 
     async def __aenter__(self) -> TextInput:
+        if self._call_id is not None:
+            await self.append("")  # what stands before the output can be computed
         return self
 
     async def __aexit__(
@@ -73,7 +77,7 @@ class TextInput:
     ) -> None:
         if not self._open:
             return
-        if kind is None and self.text:
+        if kind is None and (self.text or self._call_id is not None):
             await self.commit()
         else:
             await self.clear()

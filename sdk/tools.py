@@ -4,21 +4,19 @@
     async def get_weather(city: str) -> dict[str, Any]:
         \"\"\"The weather in a city.\"\"\"
 
-A sync callable runs in a thread, an async one is awaited; what it raises, and its hanging, becomes an output
-the model reads. Knows nothing of the conversation.
+A sync callable runs in a thread, an async one is awaited; one that yields answers in pieces. What it raises,
+and its hanging, becomes an output the model reads. Knows nothing of the conversation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import math
 import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal, TypeAlias, overload
@@ -26,9 +24,11 @@ from typing import Any, Literal, TypeAlias, overload
 import anyio
 import msgspec
 
-from .errors import ToolFailed, ToolInvalid
+from .errors import ToolInvalid
 from .frames.session import FunctionTool
-from .schemas import called_by, takes_of
+from .outputs import broken_off, characters, failure, joined, output_text
+from .schemas import called_by, takes_of, yields
+from .streaming import drained
 from .threads import in_thread
 from .toolcontext import ToolContext
 
@@ -37,9 +37,6 @@ Invoke: TypeAlias = Callable[[str, ToolContext], Awaitable[str]]
 OutcomeKind: TypeAlias = Literal["completed", "failed", "invalid_arguments", "timed_out"]
 
 LEARNT_FROM = 16
-
-MAX_OUTPUT_BYTES = 512 << 10
-"""Of an output as it stands in a frame; half of what that may have."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
@@ -76,14 +73,16 @@ class Tool:
     """What the model is told of a tool, and how to run it; without `invoke` its caller answers the calls.
 
     ``timeout``: seconds, after which a call is cancelled. ``expected``: seconds that a call usually takes,
-    where its author knows; otherwise it is learnt from those that ran. Raises `ToolInvalid` for either where it
-    can be none.
+    where its author knows; otherwise it is learnt from those that ran. ``streams``: it answers in pieces from
+    its beginning on, which `Chat.run` gives to the model as they come. Raises `ToolInvalid` for `timeout` or
+    `expected` where it can be none.
     """
 
     definition: FunctionTool
     invoke: Invoke | None = None
     timeout: float | None = None
     expected: float | None = None
+    streams: bool = False
     durations: Durations = field(default_factory=Durations, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +106,10 @@ class Tool:
         return self.durations.usual() if self.expected is None else self.expected
 
     async def call(self, arguments: str, context: ToolContext | None = None) -> Outcome:
-        """Run it; nothing it does is raised, but for being cancelled from outside."""
+        """Run it; nothing it does is raised, but for being cancelled from outside.
+
+        What it has written when something goes wrong stays, and behind it stands what went wrong.
+        """
         assert self.invoke is not None, "a tool without a callable is its caller's to answer"
         context = context or ToolContext()
         began = time.perf_counter()
@@ -115,14 +117,21 @@ class Tool:
         kind: OutcomeKind = "timed_out"
         try:
             with anyio.move_on_after(self.timeout):
-                output, kind = await _told(self.invoke, arguments, context)
+                output, kind = await _told(self._answered, arguments, context)
         finally:
             context.cancelled = True
         seconds = time.perf_counter() - began
         if kind == "timed_out":
             output = failure(f"The tool gave no answer within {self.timeout:g} seconds")
+        if kind != "completed":
+            output = broken_off(context.written, output)
         self.durations.add(seconds)
         return Outcome(output, kind, seconds)
+
+    async def _answered(self, arguments: str, context: ToolContext) -> str:
+        assert self.invoke is not None
+        rest = await self.invoke(arguments, context)
+        return joined(context.written, rest)
 
     async def _run(self, arguments: str) -> str:
         return (await self.call(arguments)).output
@@ -186,48 +195,9 @@ def tools_of(given: Iterable[ToolLike]) -> dict[str, Tool]:
     return tools
 
 
-def failure(message: str) -> str:
-    """An output that tells the model what went wrong."""
-    return output_text({"error": message})
-
-
 def no_such_tool(name: str, known: Iterable[str]) -> str:
     """Why a call of a tool that nobody knows is not run, for the model to read."""
     return f"There is no tool `{name}`. There are: {', '.join(f'`{one}`' for one in known) or 'none'}"
-
-
-def output_text(result: Any) -> str:
-    """Text as it is, bytes as the text they are, anything else as JSON, spaced as models have mostly read it.
-
-    What is no character becomes U+FFFD. Raises `ToolFailed` for more than a frame holds.
-    """
-    if isinstance(result, bytes | bytearray):
-        with suppress(UnicodeDecodeError):
-            result = bytes(result).decode()
-    if not isinstance(result, str):
-        result = json.dumps(msgspec.to_builtins(result, enc_hook=_builtin), ensure_ascii=False)
-    text = _characters(str(result))
-    size = len(msgspec.json.encode(text))
-    if size > MAX_OUTPUT_BYTES:
-        raise ToolFailed(f"The output has {size} bytes; at most {MAX_OUTPUT_BYTES} can be read")
-    return text
-
-
-def _builtin(value: Any) -> Any:
-    """What JSON has no word for: models and arrays by their own account, the rest as text."""
-    for dumps in ("model_dump", "tolist"):
-        if callable(dump := getattr(value, dumps, None)) and not isinstance(value, type):
-            return dump()
-    return str(value)
-
-
-def _characters(text: str) -> str:
-    """The text without lone surrogates, as file names may hold them: no frame does."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def _is_number(value: object) -> bool:
@@ -257,9 +227,13 @@ def _from_callable(
         raise ToolInvalid(f"`{called}` cannot be a tool: {error}") from error
 
     async def invoke(arguments: str, context: ToolContext) -> str:
-        return output_text(await _call(function, takes.given(arguments, context)))
+        """What stands behind the pieces that were written, if any were."""
+        result = await _call(function, takes.given(arguments, context))
+        if await drained(result, context) or (result is None and context.written):
+            return ""
+        return output_text(result)
 
-    return Tool(definition, invoke, timeout, expected)
+    return Tool(definition, invoke, timeout, expected, yields(function))
 
 
 async def _told(invoke: Invoke, arguments: str, context: ToolContext) -> tuple[str, OutcomeKind]:
@@ -281,7 +255,7 @@ async def _told(invoke: Invoke, arguments: str, context: ToolContext) -> tuple[s
 
 def _failed(error: BaseException) -> str:
     try:
-        told = _characters(str(error))
+        told = characters(str(error))
     except Exception:
         told = "it cannot say why"
     shown = told if len(told) <= MAX_ERROR else f"{told[:MAX_ERROR]}…"
@@ -293,5 +267,7 @@ async def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
         getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
     ):
         return await function(**given)
+    if yields(function):
+        return function(**given)
     result = await in_thread(lambda: function(**given))
     return await result if inspect.isawaitable(result) else result

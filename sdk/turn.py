@@ -18,8 +18,9 @@ from .frames.client import ItemCreate, ResponseCreate
 from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem
 from .frames.server import TextDelta
 from .frames.verbs import ResponseSteer
+from .outputs import failure
 from .reply import Finished, Reply
-from .tools import Tool, failure, no_such_tool
+from .tools import Tool, no_such_tool
 
 
 class Turn:

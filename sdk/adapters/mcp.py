@@ -17,8 +17,9 @@ import msgspec
 
 from ..errors import ToolFailed, ToolInvalid
 from ..frames.session import FunctionTool
+from ..outputs import output_text
 from ..toolcontext import ToolContext
-from ..tools import Tool, output_text
+from ..tools import Tool
 
 MAX_PAGES = 64
 

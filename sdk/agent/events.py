@@ -52,6 +52,15 @@ class CallProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """More of what a tool answers, while it runs; its output begins with all of them."""
+
+    call_id: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallFinished:
     """What a call came to; ``output`` is what the model reads, whatever happened."""
 
@@ -103,7 +112,7 @@ class RunDone:
 
 
 RunEvent: TypeAlias = (
-    TextPiece | CallStarted | CallProgress | CallFinished | StepFinished | WaitFinished | RunDone
+    TextPiece | CallStarted | CallProgress | CallPiece | CallFinished | StepFinished | WaitFinished | RunDone
 )
 
 

@@ -2,8 +2,9 @@
 
     reply streams ─call closes─▶ its tool starts ─reply over─▶ all have answered ─▶ next reply, outputs first
 
-Outputs go back in the order of the calls, as templates without call ids need it. While tools run the server is
-told when the session is expected back, and nothing of it runs there. Knows nothing of other turns.
+Outputs go back in the order of the calls, as templates without call ids need it; those of tools that stream go
+while they run. Meanwhile the server is told when the session is expected back, and nothing of it runs there but
+what computes such pieces. Knows nothing of other turns.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..frames.response import ResponseParams
 from ..frames.server import OutputItemDone, ServerEvent, TextDelta
 from ..reply import Finished, Reply
 from ..tools import Tool
-from ..turn import output_of
+from .answers import Answered, Answers
 from .calls import Calls
 from .events import RunDone, RunEvent, StepFinished, StopReason, TextPiece, WaitFinished, usage_of
 from .limits import Budget, RunLimits
@@ -73,6 +74,7 @@ class Run:
         self._begun = self._over = self._given_up = False
         self._done: RunDone | None = None
         self.calls = Calls(tools)
+        self.answers = Answers(exchange, self.calls)
         self.rounds: list[Finished] = []
         self._reply = Reply(exchange, self._create, first, rounds=self.rounds)
 
@@ -144,16 +146,17 @@ class Run:
         self._begun = True  # from here on no other turn may begin
         await self._claim(self)
         self._budget = Budget(self._limits)
-        self._ask([])
+        self._reply.asks(self._next())
 
-    def _ask(self, outputs: Sequence[ItemCreate]) -> None:
-        """The next response. The first one has the items that begin the run."""
+    def _next(self) -> ResponseCreate:
+        """What asks for the next response."""
         self._budget.steps += 1
-        create = _within(self._create, self._budget.tokens_left)
-        if outputs:
-            self._reply = Reply(self._exchange, create, outputs, rounds=self.rounds)
-        else:
-            self._reply.asks(create)
+        return _within(self._create, self._budget.tokens_left)
+
+    def _ask(self, answered: Answered) -> None:
+        """The response to what the tools have answered."""
+        outputs, sent = answered.outputs, answered.sent
+        self._reply = Reply(self._exchange, self._next(), outputs, rounds=self.rounds, sent=sent)
 
     async def _advance(self) -> None:
         if self._waiting is not None:
@@ -226,6 +229,7 @@ class Run:
         self._hear()
         self._budget.tokens += 0 if finished.usage is None else finished.usage.output_tokens
         self._tell(StepFinished(len(self.rounds), finished))
+        self.answers.begin()
         expected = self._hint() if self.calls.running else None
         self._waiting = (time.perf_counter(), expected)
 
@@ -259,17 +263,18 @@ class Run:
 
     async def _waited(self, since: float, expected: float | None) -> None:
         """All tools of the step have answered: go on, or end."""
+        answered = await self.answers.take()
         self._waiting = None
-        answered = self.calls.take()
-        if answered:
+        if answered.calls:
             self._tell(WaitFinished(len(self.rounds), expected, time.perf_counter() - since))
-        outputs = [output_of(item, output) for item, output in answered]
-        stop = self._stop or ("caller" if self._callers else None) or (None if outputs else "completed")
+        stop = (
+            self._stop or ("caller" if self._callers else None) or (None if answered.calls else "completed")
+        )
         stop = stop or self._budget.reached()
         if stop is None:
-            self._ask(outputs)
+            self._ask(answered)
             return
-        for output in outputs:
+        for output in answered.outputs:
             await self._exchange.send(output)
         await self._end(stop)
 

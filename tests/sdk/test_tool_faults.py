@@ -18,7 +18,8 @@ import pytest
 from scripted import Script, chatting
 
 from holdfast.sdk import CallFinished, ToolContext, ToolInvalid, tool
-from holdfast.sdk.tools import MAX_OUTPUT_BYTES, tool_of
+from holdfast.sdk.outputs import MAX_OUTPUT_BYTES
+from holdfast.sdk.tools import tool_of
 
 pytestmark = pytest.mark.anyio
 

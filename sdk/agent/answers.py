@@ -1,0 +1,130 @@
+"""What the tools of a step answer, on its way to the server: in the order of the calls, whoever answers first.
+
+    call 1 has answered ─item─▶ call 2 streams ─append, append, …, commit─▶ call 3 ─with the next response
+
+A call that streams has the session's one buffer as soon as the response is over and all calls before it have
+answered; what it wrote until then goes first. So the prompt is the same as if all had answered at once.
+Knows nothing of responses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+
+import anyio
+
+from ..errors import SDKError
+from ..exchange import Exchange
+from ..frames.client import ClientEvent, ItemCreate, TextAppend, TextClear, TextCommit, TextReplace
+from ..turn import output_of
+from .calls import Call, Calls
+
+FRAME_SECONDS = 0.02
+"""Pieces that come within this time go in one frame."""
+LAST_SECONDS = 1.0
+"""What is half sent at the end may be taken back for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Calls that have answered: ``outputs`` still to be sent, in order, behind what was ``sent`` as the events
+    with these ids."""
+
+    calls: int
+    outputs: list[ItemCreate]
+    sent: tuple[str, ...]
+
+
+class Answers:
+    """One run's; ``calls`` are what it takes from."""
+
+    def __init__(self, exchange: Exchange, calls: Calls) -> None:
+        self._exchange = exchange
+        self._calls = calls
+        self._task: asyncio.Task[None] | None = None
+        self._sent: list[str] = []
+        self._filling = False  # whether the buffer holds an output that is no item yet
+
+    def begin(self) -> None:
+        """The response is over and has made all its calls: what streams may go."""
+        if self._task is None and self._calls.running:
+            self._task = asyncio.ensure_future(self._go())
+            self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def take(self) -> Answered:
+        """What has come of the calls, once none of them runs. Raises what sending raises."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            task, self._task = self._task, None
+            task.result()
+        calls, sent = self._calls.take(), tuple(self._sent)
+        self._sent.clear()
+        return Answered(len(calls), [_item_of(call) for call in calls if not call.sent], sent)
+
+    async def settle(self) -> None:
+        """Let no tool go on, and send what is owed."""
+        self._calls.cancel()
+        for output in (await self.take()).outputs:
+            await self._exchange.send(output)
+
+    async def aclose(self) -> None:
+        """Let no tool go on, and leave nothing half sent."""
+        self._calls.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            if self._filling:
+                with suppress(SDKError), anyio.move_on_after(LAST_SECONDS):
+                    await self._exchange.send(TextClear())
+
+    async def _go(self) -> None:
+        """Until all have answered; what then is left goes with the next response."""
+        while self._calls.running:
+            self._calls.stirred.clear()
+            ready = self._ready()
+            if ready is None:
+                await self._calls.stirred.wait()
+                continue
+            *before, streaming = ready
+            for call in before:
+                await self._send(_item_of(call))
+                call.sent = True
+            await self._stream(streaming)
+
+    def _ready(self) -> list[Call] | None:
+        """The next call that still streams and those before it, if these have answered."""
+        unsent = self._calls.unsent()
+        for at, call in enumerate(unsent):
+            if call.output is None:
+                return unsent[: at + 1] if call.streams else None
+        return None
+
+    async def _stream(self, call: Call) -> None:
+        """Fill the buffer with what it answers, as that comes, and commit it at its end."""
+        self._filling = True
+        pieces, texts = 0, list[str]()
+        while call.output is None:
+            call.news.clear()
+            text, pieces = call.context.written_since(pieces)
+            if text or not texts:
+                await self._send(TextAppend(text=text, call_id=call.id))
+                texts.append(text)
+            with anyio.move_on_after(FRAME_SECONDS):
+                await call.over.wait()
+            await call.news.wait()
+        sent = "".join(texts)
+        if not call.output.startswith(sent):  # it was too long: what came of it does not count
+            await self._send(TextReplace(start=0, text=call.output))
+        elif rest := call.output[len(sent) :]:
+            await self._send(TextAppend(text=rest, call_id=call.id))
+        await self._send(TextCommit())
+        self._filling, call.sent = False, True
+
+    async def _send(self, event: ClientEvent) -> None:
+        self._sent.append(await self._exchange.send(event))
+
+
+def _item_of(call: Call) -> ItemCreate:
+    return output_of(call.item, call.output or "")
