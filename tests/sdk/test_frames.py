@@ -42,6 +42,7 @@ CLIENT_EVENTS: list[client.ClientEvent] = [
     ),
     client.ResponseCancel(response_id="r"),
     client.TextAppend(text="Hello", role="system"),
+    client.TextAppend(text="", call_id="call_1"),
     client.TextReplace(start=3, text="p"),
     client.TextClear(),
     client.TextCommit(event_id="e"),
