@@ -8,8 +8,11 @@ that is sent again has as many as one that is kept.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +28,8 @@ from ..toys import SHAPES, make_toy
 TOOL = "step"
 """That every reply calls."""
 OUTPUT_TOKENS = 48
+PIECES = 12
+"""In which an output comes that is streamed."""
 USER, ASSISTANT, OPEN, CLOSE, END = MARKS = (
     "<|user|>",
     "<|assistant|>",
@@ -92,8 +97,8 @@ class Caller:
                 return text
             at += 1  # a word that is cut is spelled otherwise
 
-    def tool(self, seed: int) -> Tool:
-        """The tool that is called: it answers at once."""
+    def tool(self, seed: int, seconds: float = 0.0) -> Tool:
+        """The tool that is called: it answers at once, or in `PIECES` over so many seconds."""
         rng = random.Random(seed)
 
         @tool(name=TOOL)
@@ -101,7 +106,17 @@ class Caller:
             """Look at a line."""
             return self.words(OUTPUT_TOKENS, rng.randrange(1 << 30))
 
-        return step
+        @tool(name=TOOL)
+        async def slow_step(
+            path: Literal["src/main.py"], line: Annotated[int, Meta(ge=100, le=999)]
+        ) -> AsyncIterator[str]:
+            """Look at a line."""
+            began, words = time.perf_counter(), self.words(OUTPUT_TOKENS, rng.randrange(1 << 30))
+            for piece in range(PIECES):
+                await asyncio.sleep(began + (piece + 1) / PIECES * seconds - time.perf_counter())
+                yield words[piece * len(words) // PIECES : (piece + 1) * len(words) // PIECES]
+
+        return slow_step if seconds else step
 
 
 def _source() -> str:
