@@ -15,8 +15,11 @@ from ..runtime.errors import EngineGone, VerbRefused
 from .errors import TemplateFailed
 from .history import Script
 from .ids import Ids, common_prefix
-from .items import Growing
+from .items import FunctionCallOutput, Growing
 from .response import Branch
+
+OUTPUT_SECONDS = 0.01
+"""After a tool's output the turn is mostly asked for at once, and computes what is left in its own step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,13 @@ class Anticipation:
 
         The rest is prefilled from now on: text that was committed will be answered.
         """
-        draft = await self._branch.draft(self._branch.history.script())
+        script = self._branch.history.script()
+        draft = await self._branch.draft(script)
         whole = draft.tokens()
         held = max(0, common_prefix(self._branch.sequence.handed, whole) - draft.keep)
         if held and (self._rest is None or self._rest.done()):
-            self._rest = asyncio.create_task(self._complete(whole), name="holdfast-anticipation-rest")
+            wait = OUTPUT_SECONDS if isinstance(script.segments[-1], FunctionCallOutput) else 0.0
+            self._rest = asyncio.create_task(self._complete(whole, wait), name="holdfast-anticipation-rest")
         return Arrival(held, len(whole) - draft.keep - held)
 
     async def aclose(self) -> None:
@@ -93,10 +98,13 @@ class Anticipation:
         if len(ids):
             await self._branch.sequence.anticipate(ids, unless=lambda: history.busy)
 
-    async def _complete(self, ids: Ids) -> None:
+    async def _complete(self, ids: Ids, wait: float) -> None:
         history = self._branch.history
+        await asyncio.sleep(wait)
         with suppress(VerbRefused, EngineGone):
-            await self._branch.sequence.anticipate(ids, unless=lambda: history.busy, due=True)
+            await self._branch.sequence.anticipate(
+                ids, unless=lambda: history.busy or self._wanted is not None, due=True
+            )
 
     async def _settled(self, script: Script) -> Ids:
         renderer = self._branch.renderer

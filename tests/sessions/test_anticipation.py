@@ -7,7 +7,8 @@ import asyncio
 from scripted_link import ScriptedLink
 from session_stage import one_shot, prompts, read, reciting, run, session_on
 
-from holdfast.sessions.items import Message
+from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
+from holdfast.sessions.session import Session
 
 TEXT = "What shall we do today, and what shall we leave for tomorrow?"
 
@@ -47,3 +48,40 @@ async def test_nothing_is_begun_at_the_commit_that_was_not_begun_before() -> Non
     arrival = await session.arrival()
     await asyncio.sleep(0)
     assert (arrival.prefilled, link.log) == (0, [])
+
+
+async def called(link: ScriptedLink) -> tuple[Session, FunctionCallOutput]:
+    """A session that owes an answer, of which much was handed over while it came."""
+    session = session_on(link)
+    session.history.insert(FunctionCall(id="item_0", call_id="call_1", name="look", arguments="{}"))
+    session.expect(FunctionCallOutput(id="item_1", call_id="call_1", output=TEXT[:40]))
+    assert await handed(link, 1) == [("open",)]
+    session.expect(None)
+    whole = FunctionCallOutput(id="item_1", call_id="call_1", output=TEXT)
+    session.history.insert(whole)
+    return session, whole
+
+
+@run
+async def test_what_a_tool_answers_is_handed_over_as_it_comes_and_the_rest_by_its_turn() -> None:
+    link = reciting("Nothing.")
+    session, _ = await called(link)
+    arrival = await session.arrival()
+    assert arrival.prefilled > arrival.left > 0
+    await read(session)
+    assert [entry[0] for entry in link.log] == ["open", "extend", "generate"]
+    assert [entry[3:] for entry in link.log][1] == (), "the turn's own"
+    (prompt,) = prompts(link)
+    other = session_on(reciting("Nothing."))
+    for item in session.history.items()[:2]:
+        other.history.insert(item)
+    await read(other)
+    assert prompt == prompts(other._branch.link)[0]
+
+
+@run
+async def test_where_no_turn_follows_the_rest_of_what_a_tool_answered_is_computed_too() -> None:
+    link = reciting("Nothing.")
+    session, _ = await called(link)
+    await session.arrival()
+    assert await handed(link, 2) == [("open",), ("extend", "due")]
