@@ -155,8 +155,10 @@ def test_who_is_back_is_expected_no_longer() -> None:
     here.lease(0, ttl=0, returns_in=20.0)
     assert here.engine.due() is not None
     here.extend(0, [])
+    here.evict(0)
     here.time += 20.0
     here.run()
+    assert here.state(0).computed == 0, "it has been back since"
     here.lease(1, ttl=0, returns_in=500.0)
     here.reply(1, 1)
     here.open(3, story(3, 7))
