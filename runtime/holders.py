@@ -36,6 +36,11 @@ class Holders:
         """In no order that counts; not while any is put or taken out."""
         return (sequence for sequence, _, _ in self._places.values())
 
+    @property
+    def told(self) -> int:
+        """Those that have said when they come back."""
+        return len(self._told)
+
     def put(self, sequence: Sequence) -> None:
         """It may hold blocks, or was used, or has said when it comes back."""
         self.discard(sequence.id)

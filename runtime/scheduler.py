@@ -231,6 +231,7 @@ class Scheduler:
             "running": len(roster.running),
             "waiting": len(roster.waiting),
             "idle_holding": len(roster.holders) + len(roster.leased),
+            "idle_expected": roster.holders.told,
             "idle_prefill": len(roster.prefill),
         }
         pool = {f"pool_{name}": value for name, value in asdict(self.pool.statistics()).items()}

@@ -121,7 +121,8 @@ def test_who_says_when_it_comes_back_needs_no_lease_for_that_to_count() -> None:
     for seq, returns_in in said.items():
         receipt = here.lease(seq, ttl=0, returns_in=returns_in)
         assert receipt == Receipt(Grant.GRANTED, 0, 0.0, returns_in or 0.0, 0, 0)
-    assert not here.scheduler.statistics()["leases"]
+    figures = here.scheduler.statistics()
+    assert (figures["leases"], figures["idle_expected"]) == (0, 5)
     here.open(6, story(6, 19))
     here.reply(6, 1)
     assert resident(here) == [7, 0, 7, 4, 0, 7, 19]
