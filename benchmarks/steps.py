@@ -1,9 +1,9 @@
 """``holdfast bench steps``: a million steps of scheduler, paging and tiers' books on a device without tensors.
 
-A storm of 64 sessions on a pool of 1.05 times what one of them needs: turns, cuts, forks, forced preemption,
-deaths. Every answer, token, ending and bound is foretold by ``tests/runtime/worlds``, which is why it needs a
-checkout; every move's bytes are compared with those first moved under that key. Exits 1 at the first that
-differs, naming the seed that finds it again. Knows no model.
+A storm of 64 sessions on a pool of 1.05 times what one of them needs: turns, cuts, forks, leases, forced
+preemption, deaths. Every answer, token, ending and bound is foretold by ``tests/runtime/worlds``, which is why
+it needs a checkout; every move's bytes are compared with those first moved under that key. Exits 1 at the first
+that differs, naming the seed that finds it again. Knows no model.
 """
 
 from __future__ import annotations
@@ -127,6 +127,9 @@ class Storm:
                 world.fork(seq, [SESSIONS + random.randrange(4)])
             elif random.random() < 0.02:
                 world.evict(seq)
+            elif random.random() < 0.1:
+                ttl, returns_in = random.choice((None, 0.0, 0.0, 0.5, 5.0)), random.uniform(0.0, 5.0)
+                world.lease(seq, random.choice((None, 0, 1)), ttl, random.choice((None, returns_in)))
             elif world.beings[seq].turn is None:
                 self._turn(seq)
             elif random.random() < 0.1:

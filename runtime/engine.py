@@ -76,7 +76,8 @@ class Engine:
         if isinstance(verb, Statistics):
             return Reply(verb.request, statistics=self.statistics())
         self._idle = False
-        self.scheduler.shelving.now = now = self._clock()
+        now = self._clock()
+        self.scheduler.note(now)
         try:
             match verb:
                 case Lease():

@@ -92,6 +92,11 @@ class Fetching:
     def __len__(self) -> int:
         return len(self._awaited)
 
+    def finds(self, sequence: Sequence) -> bool:
+        """Whether a tier below the device holds what goes on where the sequence's computed tokens end."""
+        disk, paging = self._disk, self._paging
+        return bool(paging.below(sequence) or (disk is not None and paging.on_disk(sequence, disk)))
+
     def fetch(self, sequence: Sequence, *, bare: bool = True) -> bool:
         """Have what the disk holds of a sequence brought up; whether it has to wait for that.
 

@@ -2,8 +2,9 @@
 
 A lease covers the beginning of a sequence, as much of it as the budget has room for, and grows with it at the
 end of each turn. What it covers goes last when blocks or slots are short (`pressure`, ``kvstore.host``) and is
-brought up shortly before the sequence is expected back. It ends with its time or with the sequence. Decides
-nothing about steps; the clock is the caller's.
+brought up shortly before the sequence is expected back. It ends with its time or with the sequence. When a
+sequence is expected back counts without a lease too, granted or not: that is no promise, only foresight
+(`holders`). Decides nothing about steps; the clock is the caller's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from ..kvstore.shares import tenant_of
 from .link.messages import Grant, Lease, Receipt
@@ -25,6 +28,7 @@ MOST_SECONDS = 86_400.0
 USUAL_SECONDS = 300.0
 MOST_PRIORITY = 8
 LEAD_SECONDS = 0.5  # before the expected return KV is brought up
+SPARE = 64  # returns that are over, and may be kept until their time comes
 
 
 class Leases:
@@ -41,8 +45,9 @@ class Leases:
         self._paging = paging
         self._shelving = shelving
         self._held: dict[int, Sequence] = {}
-        self._due: dict[int, float] = {}  # when to bring up what is expected back
-        self._next = math.inf  # nothing ends or is due before
+        self._ends = math.inf  # none ends before
+        self._expected: list[tuple[float, int, Sequence]] = []  # a heap of returns, some of them over
+        self._said = count()
         self._blocks = self._records = 0
         roots = {paging.root(salt): most for salt, most in settings.lease_caps.items()}
         self._caps = {tenant_of(root): most for root, most in roots.items()}
@@ -58,19 +63,19 @@ class Leases:
         asked = USUAL_SECONDS if wish.ttl is None else wish.ttl
         ttl = _within(asked, 0.0, MOST_SECONDS)
         back = ttl if wish.returns_in is None else wish.returns_in
-        returns_in = _within(back, 0.0, ttl)
+        returns_in = _within(back, 0.0, ttl or MOST_SECONDS)
         priority = int(_within(wish.priority or 0, -MOST_PRIORITY, MOST_PRIORITY))
-        if not ttl:
-            grant = Grant.GRANTED if asked == 0 else Grant.CLIPPED
-            return Receipt(grant, 0, 0.0, 0.0, 0, 0)
-        if self._room(sequence) < 1:
-            return Receipt(Grant.DENIED, 0, 0.0, 0.0, 0, 0)
+        if not ttl or self._room(sequence) < 1:
+            self._expect(sequence, None if wish.returns_in is None else now + returns_in)
+            if ttl:
+                return Receipt(Grant.DENIED, 0, 0.0, 0.0 if wish.returns_in is None else returns_in, 0, 0)
+            grant = Grant.GRANTED if (asked, back) == (0.0, returns_in) else Grant.CLIPPED
+            return Receipt(grant, 0, 0.0, returns_in, 0, 0)
         sequence.promise = Promise(priority, now + ttl, now + returns_in, 0, 0)
         self._held[sequence.id] = sequence
-        self._due[sequence.id] = now + returns_in - LEAD_SECONDS
-        self._next = min(self._next, now + ttl, self._due[sequence.id])
+        self._ends = min(self._ends, now + ttl)
+        self._expect(sequence, now + returns_in)
         self.cover(sequence)
-        self._rank(sequence)
         tokens, below = self._covered(sequence)
         whole = (asked, back, wish.priority or 0, len(sequence.tokens)) == (ttl, returns_in, priority, tokens)
         grant = Grant.GRANTED if whole else Grant.CLIPPED
@@ -91,7 +96,7 @@ class Leases:
 
     def end(self, sequence: Sequence) -> None:
         """The lease, if there is one, is over."""
-        self._due.pop(sequence.id, None)
+        sequence.returns = None
         if sequence.promise is not None:
             del self._held[sequence.id]
             self._count(sequence, -sequence.promise.blocks, -sequence.promise.records)
@@ -101,21 +106,19 @@ class Leases:
 
     def tick(self, now: float) -> None:
         """End what is over, bring up what is expected."""
-        if now < self._next:
-            return
-        for sequence in list(self._held.values()):
-            if sequence.promise is not None and sequence.promise.until <= now:
-                self.end(sequence)
-        for seq, due in list(self._due.items()):
-            if due <= now:
-                del self._due[seq]
-                self._recall(self._held[seq])
-        ends = [held.promise.until for held in self._held.values() if held.promise is not None]
-        self._next = min((*ends, *self._due.values()), default=math.inf)
+        if now >= self._ends:
+            for sequence in list(self._held.values()):
+                if sequence.promise is not None and sequence.promise.until <= now:
+                    self.end(sequence)
+            ends = (held.promise.until for held in self._held.values() if held.promise is not None)
+            self._ends = min(ends, default=math.inf)
+        while self._next_return() <= now + LEAD_SECONDS:
+            self._recall(heappop(self._expected)[2])
 
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do; None: never."""
-        return None if self._next == math.inf else max(0.0, self._next - now)
+        next_one = min(self._ends, self._next_return() - LEAD_SECONDS)
+        return None if next_one == math.inf else max(0.0, next_one - now)
 
     def statistics(self) -> dict[str, float]:
         """Leases, and what they cover."""
@@ -123,11 +126,33 @@ class Leases:
 
     # --- inside -----------------------------------------------------------------------------------------
 
+    def _expect(self, sequence: Sequence, returns: float | None) -> None:
+        """It comes back then; None: nobody knows."""
+        sequence.returns = returns
+        if returns is not None:
+            heappush(self._expected, (returns, next(self._said), sequence))
+            if len(self._expected) > 2 * len(self._roster.sequences) + SPARE:
+                self._expected = [one for one in self._expected if self._is_expected(*one)]
+                heapify(self._expected)
+        self._rank(sequence)
+
+    def _next_return(self) -> float:
+        while self._expected and not self._is_expected(*self._expected[0]):
+            heappop(self._expected)
+        return self._expected[0][0] if self._expected else math.inf
+
+    def _is_expected(self, returns: float, _: int, sequence: Sequence) -> bool:
+        """Whether it is still away, and nothing else was said since."""
+        return sequence.returns == returns and self._roster.sequences.get(sequence.id) is sequence
+
     def _recall(self, sequence: Sequence) -> None:
-        if sequence.turn is None:
+        """It comes back soon: it has its KV by then. What is nowhere is computed ahead for a lease alone: who
+        only said when it comes may be late, and lose that again."""
+        fetching = self._shelving.fetching
+        if sequence.turn is None and (sequence.promise is not None or fetching.finds(sequence)):
             sequence.unmatched = True
             self._roster.touch(sequence)
-            self._shelving.fetching.stage(sequence)
+            fetching.stage(sequence)
 
     def _rank(self, sequence: Sequence) -> None:
         if sequence.id in self._roster.holders or sequence.id in self._roster.leased:

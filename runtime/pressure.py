@@ -1,11 +1,12 @@
 """Who gets blocks when they are short: admission of turns, and whose KV goes first.
 
 KV is held by promise, never locked. For a running turn the order of taking is: blocks nobody holds; turns
-whose KV still comes up from disk, the last first, each from its end; idle sequences without a lease, the
-longest unused first; of leased ones what their lease does not cover, then the rest, the latest expected return
-first; turns whose grammar is being compiled; turns that wait, the last first; running turns behind it, the
-last first. A turn that comes up from disk takes from those behind it that do, and from idle sequences; prefill
-of an idle sequence takes from those that go before itself in this order; neither takes from anybody else.
+whose KV still comes up from disk, the last first; idle sequences without a lease, who is likely to stay away
+longest first (`holders`); of leased ones what their lease does not cover, then the rest, the latest expected
+return first; turns whose grammar is being compiled; turns that wait, the last first; running turns behind it,
+the last first. Who has no row to compute gives from its end, and keeps a beginning. A turn that comes up from
+disk takes from those behind it that do, and from idle sequences; prefill of an idle sequence takes from those
+that go before itself in this order; neither takes from anybody else.
 What is given back while a step runs lies behind the step fence: it counts as on its way, and nobody is robbed
 twice.
 """
@@ -69,7 +70,7 @@ class Pressure:
         roster = self._roster
         holders = chain(
             roster.fetching.values(),
-            roster.holders.values(),
+            roster.holders,
             roster.leased.values(),
             roster.compiling.values(),
             others,
@@ -90,13 +91,15 @@ class Pressure:
     def relieve(self, blocks: int, sequence: Sequence) -> None:
         """Have ``blocks`` available, now or behind the fence, at the cost of KV whose turn does not run."""
         if sequence.turn is None:
-            return self._take(blocks, self._before(sequence))
+            return self._take(blocks, self._before(blocks, sequence))
         coming_up = reversed(self._roster.fetching.values())
         if sequence.id in self._roster.fetching:
             behind = takewhile(lambda other: other is not sequence, coming_up)
-            return self._take(blocks, chain(self._ends(blocks, behind), self._idle()))
+            return self._take(blocks, chain(self._ends(blocks, behind), self._idle(blocks)))
         later = chain(self._roster.compiling.values(), reversed(self._roster.waiting))
-        return self._take(blocks, chain(self._ends(blocks, coming_up), self._idle(), map(_Victim, later)))
+        return self._take(
+            blocks, chain(self._ends(blocks, coming_up), self._idle(blocks), map(_Victim, later))
+        )
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
         """The same at the cost of running turns behind ``sequence``, the last first."""
@@ -128,20 +131,20 @@ class Pressure:
             yield _Victim(sequence, max(0, len(sequence.table) - (blocks - self._coming())))
             yield _Victim(sequence)
 
-    def _idle(self) -> Iterator[_Victim]:
+    def _idle(self, blocks: int) -> Iterator[_Victim]:
         """Idle holders in the order of taking; each is taken, or keeps what it may, before the next comes."""
         while self._roster.holders:
-            yield _Victim(next(iter(self._roster.holders.values())))
+            yield from self._ends(blocks, iter([self._roster.holders.longest()]))
         leased = sorted(self._roster.leased.values(), key=_return, reverse=True)
         size = self._paging.block_tokens  # what is only being written beyond it goes with the rest
         beyond = [holder for holder in leased if holder.computed > _covered(holder) * size]
         yield from (_Victim(holder, _covered(holder)) for holder in beyond)
-        yield from map(_Victim, leased)
+        yield from self._ends(blocks, iter(leased))
 
-    def _before(self, sequence: Sequence) -> Iterator[_Victim]:
+    def _before(self, blocks: int, sequence: Sequence) -> Iterator[_Victim]:
         """Idle holders before ``sequence``, as far as the step being planned has no row for them yet."""
         step = self._counters.steps + 1
-        before = takewhile(lambda victim: victim.sequence is not sequence, self._idle())
+        before = takewhile(lambda victim: victim.sequence is not sequence, self._idle(blocks))
         return takewhile(lambda victim: step not in victim.sequence.in_flight, before)
 
     def _coming(self) -> int:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from .errors import SequenceUnknown
+from .holders import Holders
 from .sequence import Sequence
 
 HEAD_START = 32
@@ -30,18 +31,18 @@ HEAD_START = 32
 class Roster:
     """All open sequences, each idle, waiting or running.
 
-    ``holders``: idle ones without a lease that may hold blocks, the longest unused first; ``leased``: those
-    with one. ``prefill``: idle ones with tokens to compute, in the order of their verbs, leased and due ones
-    before others. ``fetching``: turns whose KV comes up from disk, in the order in which they began; they have
-    no place among the others yet. ``staged``: idle ones for which the same is done. ``compiling``: turns whose
-    grammar is being compiled; they have no place yet either, and keep what they hold unless others need it.
+    ``holders``: idle ones without a lease that may hold blocks; ``leased``: those with one. ``prefill``: idle
+    ones with tokens to compute, in the order of their verbs, leased and due ones before others. ``fetching``:
+    turns whose KV comes up from disk, in the order in which they began; they have no place among the others
+    yet. ``staged``: idle ones for which the same is done. ``compiling``: turns whose grammar is being compiled;
+    they have no place yet either, and keep what they hold unless others need it.
     """
 
     def __init__(self) -> None:
         self.sequences: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.waiting: deque[Sequence] = deque()
-        self.holders: OrderedDict[int, Sequence] = OrderedDict()
+        self.holders = Holders()
         self.leased: OrderedDict[int, Sequence] = OrderedDict()
         self.prefill: OrderedDict[int, Sequence] = OrderedDict()
         self.fetching: dict[int, Sequence] = {}
@@ -57,8 +58,9 @@ class Roster:
             raise SequenceUnknown(f"no sequence {seq}") from None
 
     def touch(self, sequence: Sequence) -> None:
-        """An idle sequence was used: it loses its KV after all that were used before, and may have work."""
+        """An idle sequence was used: it stands anew among those that lose their KV, and may have work."""
         self.sequences[sequence.id] = sequence
+        sequence.used = self.holders.now
         self.rank(sequence)
         if sequence.to_do:
             self.prefill[sequence.id] = sequence
@@ -68,17 +70,17 @@ class Roster:
             self.prefill.pop(sequence.id, None)
 
     def rank(self, sequence: Sequence) -> None:
-        """An idle sequence may hold blocks: it stands among those it is to lose them with, the last of them."""
-        mine, other = self.holders, self.leased
-        if sequence.promise is not None:
-            mine, other = other, mine
-        other.pop(sequence.id, None)
-        mine.pop(sequence.id, None)
-        mine[sequence.id] = sequence
+        """An idle sequence may hold blocks: it stands among those it is to lose them with."""
+        self.leased.pop(sequence.id, None)
+        if sequence.promise is None:
+            self.holders.put(sequence)
+        else:
+            self.holders.discard(sequence.id)
+            self.leased[sequence.id] = sequence
 
     def taken(self, sequence: Sequence) -> None:
         """An idle sequence lost its KV; it is computed again when it is used again, not before."""
-        self.holders.pop(sequence.id, None)
+        self.holders.discard(sequence.id)
         self.leased.pop(sequence.id, None)
         self.prefill.pop(sequence.id, None)
         self.staged.pop(sequence.id, None)

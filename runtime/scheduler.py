@@ -156,8 +156,13 @@ class Scheduler:
             self.apply(verb)
             self._errands.settle(verb.request, sequence, now, disk=verb.disk)
 
+    def note(self, now: float) -> None:
+        """So late it is, and nothing more is done about it."""
+        self.shelving.now = self._roster.holders.now = now
+
     def tick(self, now: float) -> None:
         """So late it is: what the disk says, leases that end, KV that is expected back, grammars."""
+        self.note(now)
         self._leases.tick(now)
         self.shelving.tick(now)
         self._constraints.tick(now)
@@ -226,6 +231,7 @@ class Scheduler:
             "running": len(roster.running),
             "waiting": len(roster.waiting),
             "idle_holding": len(roster.holders) + len(roster.leased),
+            "idle_expected": roster.holders.told,
             "idle_prefill": len(roster.prefill),
         }
         pool = {f"pool_{name}": value for name, value in asdict(self.pool.statistics()).items()}

@@ -104,7 +104,9 @@ class Sequence:
     ``alone``: suspected of having killed an engine; shares no step until it has sampled a token.
     ``tail``: key and end of the partial last block that was saved last. ``host``: tokens brought up from there
     on the account that the next turn settles, ``disk`` those of them whose records, ``from_disk``, came up from
-    disk, for which it waited ``restore_seconds``. ``promise``: its lease. ``place``: of its turn in the order.
+    disk, for which it waited ``restore_seconds``. ``promise``: its lease. ``used``: when it was used
+    last, ``returns``: when it is expected back, by the engine's clock; None: nobody said, or it is back.
+    ``place``: of its turn in the order.
     ``meets``: computed no further for now, as what follows is on its way up. ``chosen``: tokens that the next
     turn computes though a tier below holds them, as that is cheaper. ``due``: a turn is about to begin.
     """
@@ -133,6 +135,8 @@ class Sequence:
     from_disk: set[bytes] = field(default_factory=set)
     restore_seconds: float = 0.0
     promise: Promise | None = None
+    used: float = 0.0
+    returns: float | None = None
     place: int = 0
     meets: int | None = None
     chosen: int = 0
@@ -186,7 +190,7 @@ class Sequence:
         """Append known tokens."""
         assert not self.promised, "tokens behind ones that are not known yet"
         self.tokens.extend(tokens)
-        self.unmatched = True
+        self.unmatched, self.returns = True, None
 
     def advance(self, flight: Flight) -> None:
         """A step was planned that computes ``[planned, flight.end)``."""
@@ -242,7 +246,7 @@ class Sequence:
         """Start a turn."""
         assert self.turn is None and self.planned < self.total
         self.epoch += 1
-        self.turn, self.due = turn, False
+        self.turn, self.due, self.returns = turn, False, None
 
     def admit(self) -> None:
         """The turn starts to run: what is computed now, and was not by work on its account, it found here."""

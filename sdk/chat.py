@@ -338,7 +338,8 @@ class Chat:
         self, priority: int | None = None, ttl: float | None = None, returns_in: float | None = None
     ) -> SessionLeased:
         """Have this session's KV kept first, and brought back first, for `ttl` seconds; the receipt says what
-        is really promised. `ttl=0` gives the lease back. Raises `ServerError`.
+        is really promised. `ttl=0` gives the lease back; with `returns_in` it only says, and costs no budget,
+        when the session is wanted again. Raises `ServerError`.
         """
         await self._idle()
         self._leased = ttl != 0

@@ -30,11 +30,12 @@ class Keeping:
         self._leaves = leaves
 
     async def lease(self, priority: int | None, ttl: float | None, returns_in: float | None) -> Receipt:
-        """Keep the session's KV first and bring it back first, as far as the budget goes."""
+        """Keep the session's KV first and bring it back first, as far as the budget goes; with a ``ttl`` of 0
+        only say when it comes back."""
         number = None if priority is None else int(min(max(priority, -MOST), MOST))
         seconds = (None if value is None else _bounded(value) for value in (ttl, returns_in))
         ids = self._ids()
-        if returns_in is not None and ttl != 0:
+        if returns_in is not None:
             self._leaves(len(ids), _bounded(returns_in))
         return await self._branch.sequence.lease(ids, number, *seconds)
 

@@ -22,7 +22,8 @@ from .suspicion import Suspicion
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A lease that was promised. Times by ``time.monotonic()``."""
+    """A lease that was promised, or, until no later than now, only when it comes back. Times by
+    ``time.monotonic()``."""
 
     priority: int
     until: float
@@ -137,6 +138,7 @@ class LiveSequence:
         ``EngineGone``.
         """
         async with self._verbs:
+            self._is_back()
             before = self._computed_before if self._ahead else len(ids)
             held, ahead, self._ahead = self.held, self._ahead, False
             turn = _Turn(ids, sampling, limits, generated_from)
@@ -169,10 +171,15 @@ class LiveSequence:
         seq = await self._present(ids)
         receipt = await self._link.lease(seq, priority, ttl, returns_in)
         self._lease = None
-        if receipt.ttl > 0:
-            now = time.monotonic()
+        now = time.monotonic()
+        if receipt.ttl > 0 or receipt.returns_in > 0:
             self._lease = _Wish(receipt.priority, now + receipt.ttl, now + receipt.returns_in)
         return receipt
+
+    async def foresee(self, returns_in: float) -> None:
+        """Tell the engine when this is likely to be wanted, in seconds, where nobody has said so."""
+        if self._state is not None and not self.lost and self._wished is None:
+            await self._link.lease(self._state.seq, None, 0.0, returns_in)
 
     async def stage(self, ids: Ids) -> Moved:
         """Have the KV of what is held, or of ``ids`` where nothing is, brought up."""
@@ -237,15 +244,20 @@ class LiveSequence:
         if wish is not None:
             now = time.monotonic()
             with suppress(VerbRefused):
-                returns_in = max(0.0, wish.returns - now)
-                await self._link.lease(state.seq, wish.priority, wish.until - now, returns_in)
+                ttl, returns_in = max(0.0, wish.until - now), max(0.0, wish.returns - now)
+                await self._link.lease(state.seq, wish.priority, ttl, returns_in)
         return state
 
     @property
     def _wished(self) -> _Wish | None:
         """The lease that it still has to have."""
         wish = self._lease
-        return wish if wish is not None and wish.until > time.monotonic() else None
+        return wish if wish is not None and max(wish.until, wish.returns) > time.monotonic() else None
+
+    def _is_back(self) -> None:
+        """What was said of its return is over; a lease is not."""
+        if self._lease is not None and self._lease.until <= time.monotonic():
+            self._lease = None
 
     async def stop(self, ids: Ids, stopped: State | None = None) -> None:
         """End the generation and keep exactly ``ids``, a beginning of what it made.

@@ -14,6 +14,7 @@ from .binding import Binding
 from .edits import rewind, shorten
 from .errors import SessionClosed
 from .events import ReplyEvent
+from .foresight import Foresight
 from .handles import SessionHandles
 from .history import History
 from .items import Growing
@@ -68,7 +69,8 @@ class Session:
         self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, binding)
         self._anticipation = Anticipation(self._branch)
         self._waits = waits or Waits()
-        self.keeping = Keeping(self._branch, lambda tokens, seconds: self._waits.leaves(id, tokens, seconds))
+        self._foresight = Foresight(self.history, self._sequence)
+        self.keeping = Keeping(self._branch, self._leaves)
         self._tenant = tenant or Tenant(TenantLimits())
         self._responses: list[Response] = []
         self._closed = False
@@ -93,12 +95,11 @@ class Session:
         """
         self._check_open()
         self.check_turns()
-        response = Response(
-            self._branch, request, response_id, ended=self._anticipation.resume, whole_calls=whole_calls
-        )
+        response = Response(self._branch, request, response_id, ended=self._ended, whole_calls=whole_calls)
         form = request_form(request) if response.writes else {}
         if response.writes:
             self._waits.returns(self.id)
+            self._foresight.known()
         self.log.append(Begun(response=response.id, request=form, writes=response.writes, note=note))
         return self._began(response)
 
@@ -109,7 +110,7 @@ class Session:
                 self._branch,
                 past.request,
                 past.id,
-                ended=self._anticipation.resume,
+                ended=self._ended,
                 placed=past.placed,
                 said=past.ids,
                 logprobs=past.logprobs,
@@ -204,12 +205,22 @@ class Session:
         """Cancel what runs and let the engine's sequence go; its KV stays cached until evicted."""
         self._closed = True
         self._waits.ends(self.id)
+        await self._foresight.aclose()
         await self._anticipation.aclose()
         for response in self._live():
             await response.cancel()
         self._tenant.left(self._responses)
         await self._sequence.close()
         self.log.close()
+
+    def _leaves(self, tokens: int, seconds: float) -> None:
+        self._foresight.known()
+        self._waits.leaves(self.id, tokens, seconds)
+
+    def _ended(self) -> None:
+        self._anticipation.resume()
+        if not self._closed:
+            self._foresight.left()
 
     def _check_open(self) -> None:
         if self._closed:

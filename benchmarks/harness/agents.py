@@ -11,7 +11,10 @@ import heapq
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import exp, inf, log
+
+from holdfast.sdk.agent.run import HINT_SECONDS
+from holdfast.sessions.foresight import PATIENCE
 
 SHARED = 15_000
 LONGEST_PAUSE = 3600.0
@@ -115,6 +118,26 @@ def _appended(rng: random.Random, scale: Scale) -> int:
 
 def _pause(pause: Pause, rng: random.Random) -> float:
     return min(LONGEST_PAUSE, rng.lognormvariate(log(pause.median), pause.sigma))
+
+
+def told(trace: Sequence[Turn], spread: float, seed: int, scale: Scale) -> list[float | None]:
+    """After each turn, in how many seconds its session is said to be back; None: nothing is said.
+
+    As the gateway and the SDK say it of tools, never of people: a tool that answers at once has done so before
+    anybody could say it; one that takes less than `HINT_SECONDS` may be back any moment; of one that takes
+    longer its duration was declared, or learnt, off by a factor whose logarithm has the standard deviation
+    ``spread``.
+    """
+    rng = random.Random(seed)
+    said: list[float | None] = [None] * len(trace)
+    following: dict[int, float] = {}
+    for at in reversed(range(len(trace))):
+        turn = trace[at]
+        pause = (following.get(turn.session, inf) - turn.at) * scale.times
+        following[turn.session] = turn.at
+        if not turn.human and not turn.last and PATIENCE <= pause < inf:
+            said[at] = 0.0 if pause < HINT_SECONDS else pause * exp(rng.gauss(0, spread)) / scale.times
+    return said
 
 
 def working_set(trace: Sequence[Turn], scale: Scale, block: int) -> int:

@@ -217,16 +217,26 @@ def _tier(slots: int) -> HostTier:
 
 
 def replay(
-    trace: Sequence[Turn], scale: Scale, *, device: int, host: int = 0, disk: int = 0, seed: int = 0
+    trace: Sequence[Turn],
+    scale: Scale,
+    *,
+    device: int,
+    host: int = 0,
+    disk: int = 0,
+    seed: int = 0,
+    said: Sequence[float | None] = (),
 ) -> Tally:
-    """Play the trace; blocks by tier."""
+    """Play the trace; blocks by tier. ``said``: after each turn, in how many seconds its session is back."""
     clock = Clock()
     prefilled = up = from_disk = 0
     with fake_engine(device, host, disk, scale.context, clock) as engine:
         talker = Talker(engine, scale, VOCABULARY, seed, wait=lambda: _next(engine, clock))
-        for turn in trace:
+        for at, turn in enumerate(trace):
             _rest(engine, clock, turn.at)
             work = talker.turn(turn).work
+            returns_in = said[at] if said else None
+            if returns_in is not None:
+                talker.tell(turn, returns_in)
             prefilled += work.prefilled + work.recomputed
             up += work.host
             from_disk += work.disk

@@ -14,6 +14,7 @@ from holdfast.runtime.link.messages import (
     Extend,
     Finish,
     Generate,
+    Lease,
     Limits,
     Open,
     Refusal,
@@ -66,6 +67,10 @@ class Talker:
         if turn.last:
             self._apply(Close(0, seq))
         return Told(first, work, said)
+
+    def tell(self, turn: Turn, returns_in: float) -> None:
+        """Say in how many seconds the session is back."""
+        self._apply(Lease(0, turn.session + 1, ttl=0.0, returns_in=returns_in))
 
     def rest(self) -> None:
         """Until there is nothing to do."""

@@ -181,7 +181,8 @@ class Lease(Verb, frozen=True, tag="lease"):
     """Keep a sequence's KV first and bring it back first, within the budget, for ``ttl`` seconds.
 
     ``priority``: of its turns while the lease lasts, higher goes first. ``returns_in``: seconds until it is
-    wanted again. None: the engine's default. A ``ttl`` of 0 gives the lease back.
+    wanted again. None: the engine's default. A ``ttl`` of 0 gives the lease back, and promises nothing; what
+    ``returns_in`` says then is foresight all the same: who stays away longest loses KV first.
     """
 
     seq: int
@@ -240,7 +241,7 @@ class Grant(StrEnum):
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
     """What a lease really promises: ``tokens`` of KV are kept on the device first, ``host_tokens`` in the host
     tier. Seconds count from the reply. *Clipped*: some number is less than was asked for, or the budget covers
-    only the beginning of the sequence; *denied*: nothing is promised.
+    only the beginning of the sequence; *denied*: nothing is promised. When it comes back is known all the same.
     """
 
     grant: Grant

@@ -35,8 +35,6 @@ from .tracing import Tracers
 
 HINT_SECONDS = 1.0
 """Shorter waits are not worth telling the server."""
-HINT_PATIENCE, HINT_MARGIN = 3.0, 10.0
-"""A lease lasts so many times as long as the wait is expected to, and so many seconds more."""
 
 
 class Run:
@@ -243,13 +241,13 @@ class Run:
         expected, least = self.calls.expected(), self._hint_seconds
         if expected is None or least is None or expected < least:
             return None
-        self.calls.beside(self._lease(expected))
+        self.calls.beside(self._foretell(expected))
         return expected
 
-    async def _lease(self, expected: float) -> None:
+    async def _foretell(self, expected: float) -> None:
+        """No promise is asked for: those who wait longest would use up the budget of those who need it."""
         with suppress(SDKError):  # a hint; what is wrong with the connection its reader is told
-            ttl = HINT_PATIENCE * expected + HINT_MARGIN
-            await keeping.lease(self._exchange, None, ttl, expected)
+            await keeping.lease(self._exchange, None, 0.0, expected)
 
     async def _wait(self) -> None:
         """For the next that a tool tells."""

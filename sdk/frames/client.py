@@ -113,7 +113,8 @@ class SessionLease(ClientFrame, frozen=True, tag="session.lease"):
     """Keep the session's KV first and bring it back first, within the server's budget (ours).
 
     `priority` of its turns, higher goes first; `ttl` seconds the lease lasts, 0 gives it back; `returns_in`
-    seconds until the session is wanted again. What is out of range is clipped, and the receipt says so.
+    seconds until the session is wanted again, which counts without a lease too: of those that have none, who
+    stays away longest loses KV first. What is out of range is clipped, and the receipt says so.
     """
 
     priority: int | None = None

@@ -73,7 +73,8 @@ class Journal:
             held = await asyncio.to_thread(StoreLock(folder).acquire, settings.lock_seconds)
         try:
             store = await asyncio.to_thread(open_for, folder, model, settings)
-            await asyncio.to_thread(store.sweep, frozenset())
+            # Nobody has come back yet, and the clock of a machine that has just started may be wrong by months.
+            await asyncio.to_thread(store.sweep, frozenset(), aged=False)
             await asyncio.to_thread(store.keep_shares, frozenset())
             journal = cls(store, held, settings, await asyncio.to_thread(store.next_number))
         except BaseException:

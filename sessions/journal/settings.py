@@ -36,7 +36,7 @@ class JournalSettings:
     """A second server waits so long for the store."""
     max_sessions: int = 100_000
     max_age_seconds: float = 30 * DAY
-    """Sessions not used for so long are forgotten."""
+    """Sessions not used for so long are forgotten, once a server has been up for ``sweep_seconds``."""
     sweep_seconds: float = 600.0
     """Between two looks for what retention lets go."""
     snapshot_operations: int = 256

@@ -177,9 +177,9 @@ class JournalStore:
             return None
         return found.f_bavail * found.f_frsize
 
-    def sweep(self, keep: frozenset[int]) -> int:
-        """Forget what retention lets go, but for the sessions in ``keep``; how many."""
-        gone = self._past(keep)
+    def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
+        """Forget what retention lets go, but for those in ``keep``; how many. Not ``aged``: for no age."""
+        gone = self._past(keep, aged=aged)
         for at in range(0, len(gone), SWEEP_SESSIONS):
             self.write([Drop(number) for number in gone[at : at + SWEEP_SESSIONS]])
         return len(gone)
@@ -436,10 +436,10 @@ class JournalStore:
             if number not in ages:
                 self.shares.forgotten(number, [])
 
-    def _past(self, keep: frozenset[int]) -> list[int]:
+    def _past(self, keep: frozenset[int], *, aged: bool) -> list[int]:
         """Sessions beyond the numbers of retention, the one used longest ago first."""
         ages = sorted((tail.used, number) for number, tail in self._ages().items())
         surplus = len(ages) - self._settings.max_sessions
-        oldest = time.time() - self._settings.max_age_seconds
+        oldest = time.time() - self._settings.max_age_seconds if aged else 0.0
         past = [number for at, (used, number) in enumerate(ages) if at < surplus or used < oldest]
         return [number for number in past if number not in keep]

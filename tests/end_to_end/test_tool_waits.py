@@ -59,3 +59,24 @@ async def test_kv_is_brought_up_before_a_tool_is_expected_back(server: Serving) 
     assert 0 < kept.real <= wait.seconds + 60
     metrics = (await get(server.url, "/metrics"))[1]
     assert "holdfast_waits_ended 1.0" in metrics and "holdfast_waits_real_seconds" in metrics
+
+
+async def test_a_session_that_waits_for_a_tool_is_foreseen_though_nobody_says_a_word(server: Serving) -> None:
+    link = server.engine.link
+    replied = anyio.Event()
+
+    @tool
+    async def get_weather(city: str) -> str:
+        """Get the weather in a city."""
+        await replied.wait()
+        while not (await link.statistics())["idle_expected"]:
+            continue
+        return '{"temperature": 7, "sky": "cloudy"}'
+
+    def trace(event: RunEvent) -> None:
+        if isinstance(event, StepFinished):
+            replied.set()
+
+    async with connect(server.url) as client, client.session(temperature=0) as chat:
+        assert await chat.run("What is the weather in Oslo?", [get_weather], trace=[trace]).text()
+        assert not (await link.statistics())["idle_expected"], "it is back"

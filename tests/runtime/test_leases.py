@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.leases import LEAD_SECONDS, MOST_PRIORITY, MOST_SECONDS, USUAL_SECONDS
+from holdfast.runtime.holders import USUAL_ABSENCE
+from holdfast.runtime.leases import LEAD_SECONDS, MOST_PRIORITY, MOST_SECONDS, SPARE, USUAL_SECONDS
 from holdfast.runtime.link.messages import Grant, Lease, Receipt
 from holdfast.runtime.roster import HEAD_START
 from holdfast.tests.runtime.worlds import World, world
@@ -100,7 +101,7 @@ def test_leased_ones_go_after_all_others_whenever_they_were_used(depth: int) -> 
     here.lease(0, ttl=60.0)
     here.open(3, story(3, 20))
     here.reply(3, 1)
-    assert resident(here)[:3] == [15, 0, 0], "the longest unused one stayed"
+    assert resident(here)[:3] == [15, 0, 12], "the longest unused one stayed"
 
 
 def test_of_leased_ones_the_latest_return_goes_first() -> None:
@@ -109,8 +110,86 @@ def test_of_leased_ones_the_latest_return_goes_first() -> None:
         here.lease(seq, ttl=60.0, returns_in=returns_in)
     here.open(6, story(6, 35))
     here.reply(6, 1)
-    assert resident(here) == [0, 0, 7, 0, 0, 0, 35]
+    assert resident(here) == [4, 0, 7, 0, 0, 0, 35]
     assert here.scheduler.counters.preempted == 0
+
+
+def test_who_says_when_it_comes_back_needs_no_lease_for_that_to_count() -> None:
+    """The latest return goes first, and who says nothing between those before and behind the usual pause."""
+    here = idle(7, seqs=6, max_context=48, blocks=12)
+    said = {0: 5.0, 1: USUAL_ABSENCE + 60, 2: 1.0, 3: USUAL_ABSENCE - 60, 4: None, 5: 3.0}
+    for seq, returns_in in said.items():
+        receipt = here.lease(seq, ttl=0, returns_in=returns_in)
+        assert receipt == Receipt(Grant.GRANTED, 0, 0.0, returns_in or 0.0, 0, 0)
+    figures = here.scheduler.statistics()
+    assert (figures["leases"], figures["idle_expected"]) == (0, 5)
+    here.open(6, story(6, 19))
+    here.reply(6, 1)
+    assert resident(here) == [7, 0, 7, 4, 0, 7, 19]
+
+
+def test_a_lease_that_is_denied_is_foresight_all_the_same() -> None:
+    here = idle(7, seqs=3, blocks=6, max_context=24, lease_share=0.34)
+    granted = here.lease(0, ttl=1e4)
+    assert granted is not None and granted.grant is Grant.GRANTED
+    denied = here.lease(1, ttl=1e4, returns_in=5.0)
+    assert denied == Receipt(Grant.DENIED, 0, 0.0, 5.0, 0, 0)
+    assert here.lease(2, ttl=1e4) == Receipt(Grant.DENIED, 0, 0.0, 0.0, 0, 0)
+    here.reply(2, 1)  # used last, but who knows for how long
+    here.open(3, story(3, 7))
+    here.reply(3, 1)
+    assert resident(here) == [7, 7, 0, 7]
+
+
+def test_who_is_late_is_likely_to_be_so_for_as_long_again() -> None:
+    here = idle(7, seqs=3, blocks=6, max_context=24)
+    for seq, returns_in in ((0, 1.0), (1, 30.0), (2, 60.0)):
+        here.lease(seq, ttl=0, returns_in=returns_in)
+    here.time += 45.0
+    here.open(3, story(3, 3))
+    here.reply(3, 1)
+    assert resident(here) == [4, 7, 7, 3]
+
+
+def test_who_is_back_is_expected_no_longer() -> None:
+    here = idle(7, seqs=3, blocks=6, max_context=24, slots=8)
+    here.lease(0, ttl=0, returns_in=20.0)
+    assert here.engine.due() is not None
+    here.extend(0, [])
+    here.evict(0)
+    here.time += 20.0
+    here.run()
+    assert here.state(0).computed == 0, "it has been back since"
+    here.lease(1, ttl=0, returns_in=500.0)
+    here.reply(1, 1)
+    here.open(3, story(3, 7))
+    here.reply(3, 1)
+    assert resident(here)[1] == 8 and here.engine.due() is None
+
+
+def test_what_is_said_often_is_not_kept_for_ever() -> None:
+    here = idle(7, seqs=1)
+    for _ in range(10 * SPARE):
+        here.time += 0.01
+        here.lease(0, ttl=0, returns_in=3600.0)
+    assert len(here.scheduler._leases._expected) <= SPARE + 2
+    due = here.engine.due()
+    assert due is not None and due > 3590
+
+
+def test_what_is_foreseen_is_brought_up_but_not_computed_ahead() -> None:
+    """Who only says when it comes back may be wrong; it costs a copy, never a computation."""
+    for slots in (0, 20):
+        here = idle(15, seqs=1, slots=slots)
+        here.lease(0, ttl=0, returns_in=20.0)
+        here.settle(0)
+        here.run()
+        here.open(1, story(1, 47))  # over what the device may still have of it
+        here.run()
+        here.close(1)
+        here.time += 20.0 - LEAD_SECONDS
+        here.run()
+        assert here.state(0).computed == (15 if slots else 0)
 
 
 def test_what_a_lease_does_not_cover_goes_before_what_another_does() -> None:

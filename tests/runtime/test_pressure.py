@@ -51,7 +51,7 @@ def test_idle_sequences_give_way_the_longest_unused_first(depth: int) -> None:
     here.extend(0, [])  # used again
     here.open(3, story(3, 6))
     here.reply(3, 1)
-    assert [here.state(seq).computed for seq in range(4)] == [15, 0, 15, 6]
+    assert [here.state(seq).computed for seq in range(4)] == [15, 8, 15, 6], "and keep a beginning"
     assert here.scheduler.counters.preempted == 0
     here.reply(1, 1)
     assert here.ended[1].work.resident >= 8, "its sealed blocks were still in the cache"  # type: ignore[union-attr]

@@ -228,6 +228,7 @@ def test_statistics_tell_every_queue() -> None:
         "running": 1,
         "waiting": 2,
         "idle_holding": 1,
+        "idle_expected": 0,
         "idle_prefill": 1,
         "in_flight": 0,
     }

@@ -242,11 +242,11 @@ class World:
         self._check_state(seq)
         receipt = self._receipt
         assert receipt is not None and -MOST_PRIORITY <= receipt.priority <= MOST_PRIORITY
-        assert 0 <= receipt.returns_in <= receipt.ttl <= MOST_SECONDS
+        assert 0 <= receipt.ttl <= MOST_SECONDS and 0 <= receipt.returns_in <= (receipt.ttl or MOST_SECONDS)
         assert 0 <= receipt.tokens <= len(being.shadow.tokens)
         if receipt.grant is Grant.GRANTED:
             assert receipt.priority == (priority or 0) or not receipt.ttl
-            assert ttl in (None, receipt.ttl) and (returns_in in (None, receipt.returns_in) or not ttl)
+            assert ttl in (None, receipt.ttl) and returns_in in (None, receipt.returns_in)
             assert receipt.tokens == len(being.shadow.tokens) or not receipt.ttl
         being.priority, being.leased_until = receipt.priority, self._now + receipt.ttl
         self._check_budget()
@@ -435,7 +435,7 @@ class World:
 
     def _idle_holders(self) -> tuple[dict[int, int], dict[int, tuple[int, float]]]:
         """Blocks of idle holders without a lease; of others those that it covers, and when they return."""
-        free = {seq: len(held.table) for seq, held in self._roster.holders.items()}
+        free = {held.id: len(held.table) for held in self._roster.holders}
         leased = {
             seq: (min(len(held.table), held.promise.blocks), held.promise.returns)
             for seq, held in self._roster.leased.items()

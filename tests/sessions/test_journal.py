@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from dataclasses import replace
 from datetime import datetime
 
@@ -345,6 +346,19 @@ async def test_handles_outlive_the_server() -> None:
             for used_up in (first, second):
                 with pytest.raises(HandleUnknown):
                     await book.resume(used_up, b"")
+
+
+@run
+async def test_a_clock_that_is_wrong_when_a_server_starts_loses_no_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with folder() as path:
+        async with book_in(path, reciting()) as book:
+            handle = await left(book.create())
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 2 * SMALL.max_age_seconds)
+        async with book_in(path, reciting()) as book:
+            await resumed(book, handle)
 
 
 @run

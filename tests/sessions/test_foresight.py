@@ -1,0 +1,96 @@
+"""What the engine is told of a pause unasked: where a reply waits for tools, and nobody knows better."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from session_stage import ask, read, reciting, run, session_on
+
+from holdfast.sessions.foresight import PATIENCE
+from holdfast.sessions.items import FunctionCallOutput, Preamble, Tool
+from holdfast.sessions.session import Session
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+LONG_ENOUGH = 6 * PATIENCE
+
+
+def calling(*replies: str) -> Session:
+    return session_on(reciting(*replies), Preamble(tools=(Tool(name="f"),)))
+
+
+def said(session: Session) -> list[tuple]:
+    return [entry for entry in session._branch.link.log if entry[0] == "lease"]
+
+
+async def answered(session: Session) -> None:
+    (call,) = session.history.tree.head.reply.items
+    session.history.insert(FunctionCallOutput(id="o", call_id=call.call_id, output="21"))
+    await read(session)
+
+
+@run
+async def test_a_reply_that_ends_in_calls_may_go_on_any_moment() -> None:
+    session = calling(CALL, "Done.")
+    await ask(session, "Hi")
+    assert not said(session), "most tools have answered by the time that this could be said"
+    await asyncio.sleep(LONG_ENOUGH)
+    assert said(session) == [("lease", 1, None, 0.0, 0.0)]
+    await answered(session)
+    await asyncio.sleep(LONG_ENOUGH)
+    assert len(said(session)) == 1, "the reply after it waits for a person"
+
+
+@run
+async def test_nothing_is_said_where_the_tool_has_answered() -> None:
+    session = calling(CALL, "Done.")
+    await ask(session, "Hi")
+    await answered(session)
+    await asyncio.sleep(LONG_ENOUGH)
+    assert not said(session)
+
+
+@pytest.mark.parametrize(("ttl", "returns_in"), [(0.0, 30.0), (60.0, None), (60.0, 5.0)])
+@pytest.mark.parametrize("late", [False, True])
+@run
+async def test_who_knows_better_is_heard(ttl: float, returns_in: float | None, late: bool) -> None:
+    session = calling(CALL, "Done.", CALL)
+    if not late:
+        await session.keeping.lease(None, ttl, returns_in)
+    await ask(session, "Hi")
+    if late:
+        await session.keeping.lease(None, ttl, returns_in)
+    await asyncio.sleep(LONG_ENOUGH)
+    if ttl or late:
+        assert [entry[3:] for entry in said(session)] == [(ttl, returns_in)]
+    else:
+        assert said(session)[-1][3:] == (0.0, 0.0), "what was said of its last return is over"
+
+
+@run
+async def test_what_was_said_of_its_return_is_said_to_another_engine_until_it_is_back() -> None:
+    session = calling(CALL, "Done.", "Done.")
+    link = session._branch.link
+    await ask(session, "Hi")
+    await session.keeping.lease(None, 0.0, 30.0)
+    link.die(outside=True)
+    link.restart()
+    link.log.clear()
+    await session.keeping.stage()
+    ((_, _, priority, ttl, returns_in),) = said(session)
+    assert (priority, ttl) == (0, 0.0) and 29 < returns_in <= 30.0
+    await answered(session)
+    link.die(outside=True)
+    link.restart()
+    link.log.clear()
+    await session.keeping.stage()
+    assert not said(session)
+
+
+@run
+async def test_a_session_that_is_closed_says_nothing() -> None:
+    session = calling(CALL)
+    await ask(session, "Hi")
+    await session.aclose()
+    await asyncio.sleep(LONG_ENOUGH)
+    assert not said(session)
