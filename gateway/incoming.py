@@ -55,7 +55,8 @@ class IncomingText:
             case client.TextClear():
                 self.buffer.clear()
                 return [Expect(None), Send(server.TextCleared(event_id=self._event_id()))]
-            case client.TextCommit():
+            case client.TextCommit(call_id=call_id):
+                self.buffer.check(call_id=call_id)
                 return self._commit()
         return [Expect(self.buffer.item())]
 

@@ -17,6 +17,7 @@ import anyio
 import msgspec
 from anyio import BusyResourceError, ResourceGuard
 
+from .buffer import Buffer
 from .errors import (
     ChatBusy,
     ConnectionFailed,
@@ -69,6 +70,7 @@ class Exchange:
     """
 
     def __init__(self, transport: Transport, back: Return | None = None, running: Iterable[str] = ()) -> None:
+        self.buffer = Buffer()
         self._transport = transport
         self._back = back
         self._returning = anyio.Lock()
@@ -316,8 +318,13 @@ class Exchange:
     async def _resumed(self, back: Return) -> Transport:
         transport, resumed = await back.connect()
         awaited = self._wanted[-1].event_id if self._wanted else None
-        for frame in [*self._cancelled_again(), *back.again(resumed, awaited)]:
-            await transport.send(frame)
+        frames = [*self._cancelled_again(), *back.again(resumed, awaited)]
+        sent: set[bytes] = set()
+        while frames:
+            for frame in frames:
+                await transport.send(frame)
+            sent.update(frames)
+            frames = back.since(sent)  # given meanwhile to the connection that is lost
         return transport
 
     def _cancelled_again(self) -> list[bytes]:

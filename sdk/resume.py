@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -135,6 +135,10 @@ class Return:
             self.arrived(resumed.last_client_event)
         lost = [] if awaited is None or awaited in self._unsure or not resumed.reopened else [awaited]
         return [*(unsure[event_id] for event_id in lost if event_id in unsure), *self._unsure.values()]
+
+    def since(self, sent: Container[bytes]) -> list[bytes]:
+        """The frames that were given since, in order."""
+        return [frame for frame in self._unsure.values() if frame not in sent]
 
 
 def deadline(patience: Patience) -> float:

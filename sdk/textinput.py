@@ -39,6 +39,7 @@ class TextInput:
     async def append(self, text: str) -> None:
         """Send more of it."""
         self._check()
+        await self._exchange.buffer.claim(self)
         await self._exchange.send(TextAppend(text=text, role=self._role, call_id=self._call_id))
         self.text += text
 
@@ -47,6 +48,7 @@ class TextInput:
         self._check()
         if not 0 <= start <= len(self.text):
             raise IndexError(f"{len(self.text)} characters were sent, none at {start}")
+        await self._exchange.buffer.claim(self)
         await self._exchange.send(TextReplace(start=start, text=text))
         self.text = self.text[:start] + text
 
@@ -54,7 +56,8 @@ class TextInput:
         """It is whole: it becomes an item of the conversation. The reply is asked for with `chat.say()`."""
         self._check()
         self._open = False
-        sent = await self._exchange.send(TextCommit())
+        sent = await self._exchange.send(TextCommit(call_id=self._call_id))
+        self._exchange.buffer.release(self)
         committed = await self._exchange.answer(sent, lambda event: isinstance(event, TextCommitted))
         assert isinstance(committed, TextCommitted)
         self.committed = committed
@@ -65,6 +68,7 @@ class TextInput:
         self._check()
         self._open = False
         sent = await self._exchange.send(TextClear())
+        self._exchange.buffer.release(self)
         await self._exchange.answer(sent, lambda event: isinstance(event, TextCleared))
 
     async def __aenter__(self) -> TextInput:

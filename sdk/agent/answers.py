@@ -46,6 +46,8 @@ class Answers:
         self._task: asyncio.Task[None] | None = None
         self._sent: list[str] = []
         self._filling = False  # whether the buffer holds an output that is no item yet
+        self._finishing = anyio.Lock()
+        self._displaced = False  # a message is being typed: nothing of this step streams any more
 
     def begin(self) -> None:
         """The response is over and has made all its calls: what streams may go."""
@@ -61,6 +63,7 @@ class Answers:
             task.result()
         calls, sent = self._calls.take(), tuple(self._sent)
         self._sent.clear()
+        self._displaced = False
         return Answered(len(calls), [_item_of(call) for call in calls if not call.sent], sent)
 
     async def settle(self) -> None:
@@ -87,25 +90,39 @@ class Answers:
             if ready is None:
                 await self._calls.stirred.wait()
                 continue
+            if not self._exchange.buffer.lend(self, self._give_way):
+                self._displaced = True
+                continue
             *before, streaming = ready
             for call in before:
                 await self._send(_item_of(call))
                 call.sent = True
-            await self._stream(streaming)
+            if not self._displaced:
+                await self._stream(streaming)
+            self._exchange.buffer.release(self)
 
     def _ready(self) -> list[Call] | None:
         """The next call that still streams and those before it, if these have answered."""
         unsent = self._calls.unsent()
         for at, call in enumerate(unsent):
             if call.output is None:
-                return unsent[: at + 1] if call.streams else None
+                may_stream = call.streams and not self._displaced
+                return unsent[: at + 1] if may_stream else None
         return None
+
+    async def _give_way(self) -> None:
+        """A message is typed: what is in the buffer is taken back, and goes whole when its tool has ended."""
+        self._displaced = True
+        async with self._finishing:
+            if self._filling:
+                self._filling = False
+                await self._send(TextClear())
 
     async def _stream(self, call: Call) -> None:
         """Fill the buffer with what it answers, as that comes, and commit it at its end."""
         self._filling = True
         pieces, texts = 0, list[str]()
-        while call.output is None:
+        while call.output is None and self._filling:
             call.news.clear()
             text, pieces = call.context.written_since(pieces)
             if text or not texts:
@@ -114,13 +131,19 @@ class Answers:
             with anyio.move_on_after(FRAME_SECONDS):
                 await call.over.wait()
             await call.news.wait()
-        sent = "".join(texts)
-        if not call.output.startswith(sent):  # it was too long: what came of it does not count
-            await self._send(TextReplace(start=0, text=call.output))
-        elif rest := call.output[len(sent) :]:
-            await self._send(TextAppend(text=rest, call_id=call.id))
-        await self._send(TextCommit())
+        async with self._finishing:
+            if self._filling:
+                await self._finish(call, "".join(texts))
+
+    async def _finish(self, call: Call, sent: str) -> None:
+        """Bring the buffer from what was `sent` to what the call has answered, and make it an item."""
         self._filling, call.sent = False, True
+        output = call.output or ""
+        if not output.startswith(sent):  # it was too long: what came of it does not count
+            await self._send(TextReplace(start=0, text=output))
+        elif rest := output[len(sent) :]:
+            await self._send(TextAppend(text=rest, call_id=call.id))
+        await self._send(TextCommit(call_id=call.id))
 
     async def _send(self, event: ClientEvent) -> None:
         self._sent.append(await self._exchange.send(event))

@@ -92,7 +92,10 @@ class TextClear(ClientFrame, frozen=True, tag="input_text_buffer.clear"):
 
 
 class TextCommit(ClientFrame, frozen=True, tag="input_text_buffer.commit"):
-    """The text is whole: it becomes an item at the end of the conversation."""
+    """The text is whole: it becomes an item at the end of the conversation. With `call_id` only if it is the
+    output of that call."""
+
+    call_id: Identifier | None = None
 
 
 class SessionResume(ClientFrame, frozen=True, tag="session.resume"):

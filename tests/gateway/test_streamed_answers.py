@@ -102,6 +102,7 @@ def test_bad_pieces_are_refused_by_name_and_change_nothing(stage: Stage) -> None
     assert stage.refused(append, text="x", call_id="d") == ("invalid_value", "call_id")
     assert stage.refused(append, text="x", role="user") == ("invalid_value", "role")
     assert stage.refused("replace", **{"from": 3, "text": "x"}) == ("invalid_value", "from")
+    assert stage.refused("commit", call_id="d") == ("invalid_value", "call_id")
     item = stage.commits()
     assert isinstance(item, FunctionCallOutput) and item.output == "21"
     assert stage.refused(append, text="x", call_id="c") == ("tool_call_already_answered", "call_id")

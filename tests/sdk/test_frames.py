@@ -46,6 +46,7 @@ CLIENT_EVENTS: list[client.ClientEvent] = [
     client.TextReplace(start=3, text="p"),
     client.TextClear(),
     client.TextCommit(event_id="e"),
+    client.TextCommit(call_id="call_1"),
     client.SessionResume(handle="h", last_event="e"),
     client.SessionLease(priority=2, ttl=60.0, returns_in=1.5),
     client.SessionStage(),

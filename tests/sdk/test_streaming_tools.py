@@ -49,8 +49,7 @@ class Watched:
                 self.held = start + len(text)
             case client.TextClear() | client.TextCommit():
                 self.held = 0
-            case _:
-                yield from self.inner(script, event)
+        yield from self.inner(script, event)
         self.changed.set()
         self.changed = anyio.Event()
 
@@ -545,3 +544,56 @@ async def test_events_are_in_order_beside_those_of_others() -> None:
         "CallStarted", "StepFinished", "CallPiece", "CallProgress", "CallPiece", "CallFinished",
         "WaitFinished", "TextPiece", "StepFinished", "RunDone",
     ]  # fmt: skip
+
+
+# --- beside a message that is typed ---
+
+
+async def test_a_tool_gives_way_to_what_a_user_types_and_answers_whole() -> None:
+    watched = Watched(answering)
+    script = Script([("talks", "{}")], ["Done."], ["Yes?"], answer=watched)
+    typed = anyio.Event()
+
+    async def talks() -> AsyncIterator[str]:
+        yield "one "
+        await typed.wait()
+        yield "two"
+
+    async with chatting(script) as chat:
+        async for event in chat.run("Go", [talks]):
+            if isinstance(event, StepFinished) and not typed.is_set():
+                await watched.holds(4)
+                text = chat.input()
+                await text.append("Wait")
+                await text.append("!")
+                typed.set()
+        assert (await text.commit()).item_id == "t"
+    kinds = [kind.removeprefix("input_text_buffer.") for kind in script.kinds()]
+    assert kinds[kinds.index("response.create") + 1 :] == [
+        "append", "clear", "append", "append", "response.create", "commit"
+    ]  # fmt: skip
+    assert script.outputs() == ["one two"]
+
+
+async def test_a_tool_does_not_stream_into_what_a_user_has_begun_to_type() -> None:
+    typed = anyio.Event()
+    script = Script([("talks", "{}")], ["Done."], answer=Watched(answering))
+
+    async def talks() -> AsyncIterator[str]:
+        yield "one "
+        await typed.wait()
+        await anyio.wait_all_tasks_blocked()
+        yield "two"
+
+    async with chatting(script) as chat:
+        text = chat.input()
+        await text.append("Wait")
+        async for event in chat.run("Go", [talks]):
+            if isinstance(event, CallPiece):
+                typed.set()
+        await text.commit()
+    assert script.outputs() == ["one two"]
+    calls = [
+        event.call_id for event in script.got if isinstance(event, client.TextAppend | client.TextCommit)
+    ]
+    assert calls == [None, None]
