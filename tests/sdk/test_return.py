@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 from scripted import Script
 
@@ -90,6 +91,25 @@ async def test_a_server_that_has_none_of_it_is_sent_all() -> None:
     await exchange.send(client.ItemDelete(item_id="i", event_id="one"))
     await exchange.receive()
     assert second.ids() == ["one"]
+
+
+async def test_what_is_given_while_a_connection_is_made_again_goes_over_it_too() -> None:
+    class Dead(Line):
+        async def send(self, frame: bytes) -> None:
+            raise ConnectionLost("cut")
+
+    class Slow(Line):
+        async def send(self, frame: bytes) -> None:
+            await super().send(frame)
+            if self.ids() == ["one"]:
+                group.start_soon(exchange.send, client.ItemDelete(item_id="i", event_id="two"))
+                await anyio.wait_all_tasks_blocked()
+
+    second = Slow(resumed(), deleted("e", "x"))
+    exchange = Exchange(Dead(), back_over(second))
+    async with anyio.create_task_group() as group:
+        await exchange.send(client.ItemDelete(item_id="i", event_id="one"))
+    assert second.ids() == ["one", "two"]
 
 
 @pytest.mark.parametrize(("reopened", "sent"), [(True, ["asked"]), (False, [])])
