@@ -37,6 +37,7 @@ from holdfast.sessions.journal.records import (
 from holdfast.sessions.journal.store import JournalStore, Stored
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
+from holdfast.sessions.textbuffer import TextBuffer
 
 
 class Failing:
@@ -639,3 +640,20 @@ def parrot() -> Parrot:
 def prompts_of(link: ScriptedLink) -> list[list[int]]:
     assert isinstance(link, Parrot)
     return link.asked
+
+
+@run
+async def test_whose_output_is_on_its_way_outlives_a_snapshot() -> None:
+    with folder() as path:
+        async with book_in(path, reciting(*["Well."] * 3), snapshot_operations=20) as book:
+            session = book.create()
+            await ask(session, "Look!")
+            for at in range(60):
+                session.log.append(Typed(start=at, text="x", item="item_9", call="call_1"))
+            await ask(session, "Still looking?")
+            await ask(session, "And now?")
+            assert isinstance((await shortened(book, session)).operations[0], Snapshot)
+            handle = await left(session)
+        async with book_in(path, reciting()) as book:
+            typed = (await resumed(book, handle)).replayed.typed
+            assert typed == TextBuffer("x" * 60, None, "item_9", "call_1")
