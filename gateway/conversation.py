@@ -173,7 +173,8 @@ class Conversation:
     # --- items ---
 
     def _create_item(self, event: client.ItemCreate) -> list[Effect]:
-        return list(self._insert(item_of(event.item, self._ids), event.previous_item_id))
+        item = item_of(event.item, self._ids)
+        return [*self._insert(item, event.previous_item_id), *self.incoming.answered([item])]
 
     def kept(self, event: KeepingEvent, outcome: Receipt | Moved) -> server.ServerEvent:
         """The answer to an event about the session's KV."""
@@ -249,7 +250,8 @@ class Conversation:
             for item in reversed(items[:inserted]):
                 self._history.delete(item.id)
             raise
-        return [start] if _brief(event.response) else [*added, start]
+        over = self.incoming.answered(items)
+        return [*over, start] if _brief(event.response) else [*added, *over, start]
 
     def _create_response(self, event: client.ResponseCreate) -> Effect:
         params = event.response or ResponseParams()

@@ -6,7 +6,7 @@ Knows nothing of responses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from ..sdk.frames import client, server
 from ..sessions.anticipation import Arrival
 from ..sessions.errors import CallAnswered, CallUnknown
-from ..sessions.items import Item, checked_item
+from ..sessions.items import FunctionCallOutput, Item, Role, checked_item
 from ..sessions.textbuffer import TextBuffer
 from .effects import CountArrival, Effect, Expect, Send
 
@@ -46,9 +46,7 @@ class IncomingText:
         """Take one event in. Raises a `SessionError` where it may not come; then nothing has changed."""
         match event:
             case client.TextAppend(text=text, role=role, call_id=call_id):
-                self.buffer.check(role, call_id)
-                if call_id is not None and not self.buffer.begun:
-                    self._check(call_id, "call_id")
+                self._check_owner(role, call_id)
                 self.buffer.append(text, role, call_id)
             case client.TextReplace(start=start, text=text):
                 self.buffer.replace(start, text)
@@ -56,9 +54,19 @@ class IncomingText:
                 self.buffer.clear()
                 return [Expect(None), Send(server.TextCleared(event_id=self._event_id()))]
             case client.TextCommit(call_id=call_id):
-                self.buffer.check(call_id=call_id)
+                self._check_owner(None, call_id)
                 return self._commit()
         return [Expect(self.buffer.item())]
+
+    def answered(self, items: Sequence[Item]) -> list[Effect]:
+        """These were put in otherwise: where one is the whole output that is on its way, that is over."""
+        call_id = self.buffer.call_id
+        if call_id is None or not any(
+            isinstance(item, FunctionCallOutput) and item.call_id == call_id for item in items
+        ):
+            return []
+        self.buffer.clear()
+        return [Expect(None)]
 
     def committed(self, arrival: Arrival, count: CountArrival) -> list[server.ServerEvent]:
         """What a client is told of its committed text."""
@@ -69,6 +77,11 @@ class IncomingText:
             left_tokens=arrival.left,
         )
         return [told, *(send.event for send in count.added)]
+
+    def _check_owner(self, role: Role | None, call_id: str | None) -> None:
+        self.buffer.check(role, call_id)
+        if call_id is not None and not self.buffer.begun:
+            self._check(call_id, "call_id")
 
     def _commit(self) -> list[Effect]:
         """The text becomes an item; one that may not stays in the buffer."""

@@ -110,15 +110,20 @@ def test_bad_pieces_are_refused_by_name_and_change_nothing(stage: Stage) -> None
     assert stage.refused(append, text="x", call_id="c") == ("invalid_value", "call_id")
 
 
-def test_a_call_that_was_answered_or_deleted_meanwhile_is_refused_at_the_commit(stage: Stage) -> None:
+def test_a_call_that_was_deleted_meanwhile_is_refused_at_the_commit(stage: Stage) -> None:
     stage.appends("21", call_id="c")
-    stage.answers("c")
-    assert stage.refused("commit") == ("tool_call_already_answered", "call_id")
-    stage.history.delete(stage.history.items()[-1].id)
     stage.history.delete("f")
     assert stage.refused("commit") == ("invalid_tool_call_id", "call_id")
     assert stage.conversation.incoming.buffer.text == "21", "it is the client's to take back"
     assert not [item for item in stage.history.items() if isinstance(item, FunctionCallOutput)]
+
+
+def test_who_commits_what_another_has_answered_whole_is_told_so(stage: Stage) -> None:
+    stage.appends("21", call_id="c")
+    stage.answers("c")
+    assert stage.refused("commit", call_id="c") == ("tool_call_already_answered", "call_id")
+    assert stage.refused("append", text="2", call_id="c") == ("tool_call_already_answered", "call_id")
+    assert stage.refused("commit") == ("invalid_value", None)
 
 
 def test_an_item_that_finds_no_room_stays_in_the_buffer(stage: Stage) -> None:
@@ -158,3 +163,24 @@ def test_a_journal_of_before_says_nothing_of_calls() -> None:
     read: Any = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=AnyOperation)
     assert read == Typed(start=2, text="x", role="user", item="i", call=None)
     assert "call" not in msgspec.msgpack.decode(msgspec.msgpack.encode(read))
+
+
+@pytest.mark.parametrize("way", ["item", "response"])
+def test_an_output_that_comes_whole_takes_the_place_of_its_pieces(stage: Stage, way: str) -> None:
+    """Whoever streamed it is gone, and another answers: nothing of the pieces is in his way."""
+    stage.appends("21 deg", call_id="c")
+    whole = {"type": "function_call_output", "call_id": "c", "output": "22 degrees"}
+    if way == "item":
+        effects = stage.does("conversation.item.create", item=whole)
+    else:
+        effects = stage.does("response.create", items=[whole])
+    assert effects.count(Expect(None)) == 1
+    assert stage.conversation.incoming.buffer == TextBuffer()
+    assert isinstance(stage.appends("And you?"), Message)
+
+
+def test_another_calls_output_leaves_the_pieces_of_this_one(stage: Stage) -> None:
+    stage.history.insert(FunctionCall(id="g", call_id="d", name="look", arguments="{}"))
+    stage.appends("21 deg", call_id="c")
+    stage.answers("d")
+    assert stage.appends("rees").output == "21 degrees"
