@@ -7,8 +7,8 @@ the same engine with the same grammar and prefix cache. Steps after the first ar
 all but the new tokens computed; of a step's time the engine says how much it computed (the same tokens, in as
 many passes on both ways: a prompt comes in one verb with its turn) and for how long it had nothing to compute
 between two steps; the rest is everybody else's.
-The same again with a tool that takes `--tool-seconds` and makes its output evenly over that time: the session
-is given it as it comes, the stateless client collects it.
+The same again with a tool that takes `--tool-seconds` and makes an output of `--streamed-tokens` evenly over
+that time: the session is given it as it comes, the stateless client collects it.
 Then, with an engine that notes when it sampled a call's closing brace: how long until the client has begun to
 run it.
 """
@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,13 +42,22 @@ from .harness.stamped_child import program
 from .report import Goal, show, summary, table
 
 HISTORIES, STEPS = (4096, 16384), 25
-TOOL_SECONDS = 0.285
-"""The median tool of the coding workload."""
+TOOL_SECONDS, STREAMED_TOKENS = 0.285, 256
+"""The median tool of the coding workload, and about a third of what one answers there: on two cores it takes
+about as long to compute as to come."""
 WAYS = ("session", "resent")
 STEP_TIME = "time per step ÷ resent"
 COMPUTE, BETWEEN = ("t_launch", "t_device"), ("t_gap",)
 ENGINE = (*COMPUTE, *BETWEEN, "steps")
 """What the engine tells of its steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A tool's output that takes so many ``seconds`` to come."""
+
+    seconds: float
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -106,13 +115,15 @@ def main(words_given: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tool-seconds", type=float, default=TOOL_SECONDS, help="that a tool takes which streams"
     )
+    parser.add_argument("--streamed-tokens", type=int, default=STREAMED_TOKENS, help="that it answers")
     chosen = parser.parse_args(words_given)
     options = options_of(chosen)
     histories, steps = ((64,), 4) if options.quick else (tuple(chosen.history), chosen.steps)
-    return run("agent", lambda: measure(options, histories, steps, chosen.tool_seconds))
+    streamed = Streamed(chosen.tool_seconds, chosen.streamed_tokens)
+    return run("agent", lambda: measure(options, histories, steps, streamed))
 
 
-def measure(options: Options, histories: Sequence[int], steps: int, tool_seconds: float) -> None:
+def measure(options: Options, histories: Sequence[int], steps: int, streamed: Streamed) -> None:
     """Loop by turns, print and keep."""
     on: dict[str, Any] = {}
     goals: list[Goal] = []
@@ -125,8 +136,8 @@ def measure(options: Options, histories: Sequence[int], steps: int, tool_seconds
                 on[name], found = _figures(name, loops)
                 goals += found
             for history in histories:
-                loops = _loops(caller, options, history, steps, tool_seconds)
-                name = f"{model}, {history}, tool streams for {tool_seconds:g} s"
+                loops = _loops(caller, options, history, steps, streamed)
+                name = f"{model}, {history}, {streamed.tokens} tokens stream for {streamed.seconds:g} s"
                 on[name], found = _figures(name, loops)
                 goals += [goal for goal in found if goal.name == f"{name}: {STEP_TIME}"]
             dispatch = asyncio.run(_dispatched(caller, options, min(histories), steps))
@@ -140,7 +151,7 @@ def measure(options: Options, histories: Sequence[int], steps: int, tool_seconds
 
 
 def _loops(
-    caller: Caller, options: Options, history: int, steps: int, tool_seconds: float = 0.0
+    caller: Caller, options: Options, history: int, steps: int, streamed: Streamed | None = None
 ) -> dict[str, list[Loop]]:
     found: dict[str, list[Loop]] = {way: [] for way in WAYS}
     words_of_server = ("--device", "cpu", "--dtype", options.dtype, "--no-store")
@@ -148,15 +159,13 @@ def _loops(
         for number in range(options.rounds):
             for way in WAYS if number % 2 else reversed(WAYS):
                 told = caller.words(history, options.seed + 2 * number + WAYS.index(way))
-                loop = asyncio.run(_loop(running, way, caller, told, steps, tool_seconds))
+                tool = caller.tool(0) if streamed is None else caller.tool(0, *astuple(streamed))
+                loop = asyncio.run(_loop(running, way, caller, told, steps, tool))
                 found[way].append(loop)
     return found
 
 
-async def _loop(
-    running: Server, way: str, caller: Caller, told: str, steps: int, tool_seconds: float
-) -> Loop:
-    tool = caller.tool(0, tool_seconds)
+async def _loop(running: Server, way: str, caller: Caller, told: str, steps: int, tool: Tool) -> Loop:
     async with _session(running.url, caller, tool) as (chat, counted):
         loop = Loop()
         meter = _Meter(loop, counted, running)

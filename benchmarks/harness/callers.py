@@ -97,21 +97,21 @@ class Caller:
                 return text
             at += 1  # a word that is cut is spelled otherwise
 
-    def tool(self, seed: int, seconds: float = 0.0) -> Tool:
+    def tool(self, seed: int, seconds: float = 0.0, tokens: int = OUTPUT_TOKENS) -> Tool:
         """The tool that is called: it answers at once, or in `PIECES` over so many seconds."""
         rng = random.Random(seed)
 
         @tool(name=TOOL)
         async def step(path: Literal["src/main.py"], line: Annotated[int, Meta(ge=100, le=999)]) -> str:
             """Look at a line."""
-            return self.words(OUTPUT_TOKENS, rng.randrange(1 << 30))
+            return self.words(tokens, rng.randrange(1 << 30))
 
         @tool(name=TOOL)
         async def slow_step(
             path: Literal["src/main.py"], line: Annotated[int, Meta(ge=100, le=999)]
         ) -> AsyncIterator[str]:
             """Look at a line."""
-            began, words = time.perf_counter(), self.words(OUTPUT_TOKENS, rng.randrange(1 << 30))
+            began, words = time.perf_counter(), self.words(tokens, rng.randrange(1 << 30))
             for piece in range(PIECES):
                 await asyncio.sleep(began + (piece + 1) / PIECES * seconds - time.perf_counter())
                 yield words[piece * len(words) // PIECES : (piece + 1) * len(words) // PIECES]

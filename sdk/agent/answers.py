@@ -10,6 +10,7 @@ Knows nothing of responses.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,8 +22,9 @@ from ..frames.client import ClientEvent, ItemCreate, TextAppend, TextClear, Text
 from ..turn import output_of
 from .calls import Call, Calls
 
-FRAME_SECONDS = 0.02
-"""Pieces that come within this time go in one frame."""
+FRAME_SECONDS, FRAME_SHARE = 0.02, 1 / 8
+"""Pieces that come within this time, or this share of the time since the first, go in one frame: little of an
+output is left to send at its end, and a long one takes few frames, each of which costs a rendering there."""
 LAST_SECONDS = 1.0
 """What is half sent at the end may be taken back for so long."""
 
@@ -121,14 +123,14 @@ class Answers:
     async def _stream(self, call: Call) -> None:
         """Fill the buffer with what it answers, as that comes, and commit it at its end."""
         self._filling = True
-        pieces, texts = 0, list[str]()
+        pieces, texts, began = 0, list[str](), time.perf_counter()
         while call.output is None and self._filling:
             call.news.clear()
             text, pieces = call.context.written_since(pieces)
             if text or not texts:
                 await self._send(TextAppend(text=text, call_id=call.id))
                 texts.append(text)
-            with anyio.move_on_after(FRAME_SECONDS):
+            with anyio.move_on_after(max(FRAME_SECONDS, FRAME_SHARE * (time.perf_counter() - began))):
                 await call.over.wait()
             await call.news.wait()
         async with self._finishing:
