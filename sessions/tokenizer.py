@@ -21,6 +21,8 @@ from .errors import TemplateFailed, TokenizerUnreadable
 OPEN_MARK, CLOSE_MARK = "\U000f0000", "\U000f0001"
 """Put around control tokens in strings from outside (transformers' own choice of private-use characters)."""
 
+PROBES = ("a", "A", "é", "中", "1", "<", ".")
+"""Beginnings of text: a tokenizer that writes all of these the same inside a prompt does so with any."""
 TEMPLATE = "chat_template.jinja"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -43,6 +45,7 @@ class ChatTokenizer:
         self.response_template = response_template
         self.named = dict(named or {})
         self._newline = self._parse("\n")  # what stands before text that does not lead
+        self._leading = any(self._parse(word) != self._after_newline(word) for word in PROBES)
         added = backend.get_added_tokens_decoder()
         self.specials = frozenset(token for token, known in added.items() if known.special)
         """Ids of the special tokens, which delivered text leaves out."""
@@ -109,7 +112,7 @@ class ChatTokenizer:
 
     def words(self, text: str, *, leads: bool) -> tuple[list[int], list[int | None]]:
         """Ids of rendered text without control tokens, and which word (pre-token) each belongs to."""
-        if leads:
+        if leads or not self._leading:
             whole = self.backend.encode(text, add_special_tokens=False)
             return list(whole.ids), list(whole.word_ids)
         newline = self._newline
@@ -132,11 +135,14 @@ class ChatTokenizer:
 
     def _parse_inside(self, text: str) -> list[int]:
         """Ids of text from within a prompt: tokenizers that prefix a space do so only at the beginning."""
-        if not text:
-            return []
+        inside = self._after_newline(text) if text and self._leading else None
+        return self._parse(text) if inside is None else inside
+
+    def _after_newline(self, text: str) -> list[int] | None:
+        """Ids of text that follows on a line's end; None where it shares a token with that."""
         newline = self._newline
         ids = self._parse("\n" + text)
-        return ids[len(newline) :] if ids[: len(newline)] == newline else self._parse(text)
+        return ids[len(newline) :] if ids[: len(newline)] == newline else None
 
     def _spell(self, token: str) -> list[int]:
         """Ids of an added token's text as mere text. Raises ``TemplateFailed`` where that cannot be."""

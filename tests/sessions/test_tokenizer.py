@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from chat_languages import CHATML, FAMILIES, ours, reference
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from holdfast.sessions.errors import TemplateFailed, TokenizerUnreadable
@@ -97,3 +99,23 @@ def test_text_within_a_prompt_gets_no_space_in_front() -> None:
     assert tokenizer.encode("a", leads=True) == [0]
     assert tokenizer.encode("a", leads=False) == [1]
     assert tokenizer.encode("", leads=False) == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(text=st.text(st.sampled_from(list("aZé中1 \n\t.<>{|▁")) | st.characters(codec="utf-8"), max_size=12))
+def test_text_within_a_prompt_is_written_as_behind_a_line(name: str, text: str) -> None:
+    """Read once where the beginning makes no difference, twice where it does: the ids are the same."""
+    text = text.replace(OPEN_MARK, "").replace(CLOSE_MARK, "")
+    loaded = ours(name)
+    newline = loaded._parse("\n")
+    behind = loaded._parse("\n" + text)
+    if text and behind[: len(newline)] == newline:
+        assert loaded.encode(text, leads=False) == behind[len(newline) :]
+
+
+def test_a_tokenizer_that_begins_with_a_space_is_asked_behind_a_line() -> None:
+    backend = Tokenizer(models.BPE({"▁": 0, "a": 1, "▁a": 2, "<0x0A>": 3}, [("▁", "a")], byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    loaded = ChatTokenizer(backend, "")
+    assert loaded.encode("a", leads=True) == [2]
+    assert loaded.encode("a", leads=False) == [1]
