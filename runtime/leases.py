@@ -66,7 +66,7 @@ class Leases:
         returns_in = _within(back, 0.0, ttl or MOST_SECONDS)
         priority = int(_within(wish.priority or 0, -MOST_PRIORITY, MOST_PRIORITY))
         if not ttl or self._room(sequence) < 1:
-            self._expect(sequence, None if wish.returns_in is None else now + returns_in)
+            self._expect(sequence, None if wish.returns_in is None else now + returns_in, now)
             if ttl:
                 return Receipt(Grant.DENIED, 0, 0.0, 0.0 if wish.returns_in is None else returns_in, 0, 0)
             grant = Grant.GRANTED if (asked, back) == (0.0, returns_in) else Grant.CLIPPED
@@ -74,7 +74,7 @@ class Leases:
         sequence.promise = Promise(priority, now + ttl, now + returns_in, 0, 0)
         self._held[sequence.id] = sequence
         self._ends = min(self._ends, now + ttl)
-        self._expect(sequence, now + returns_in)
+        self._expect(sequence, now + returns_in, now)
         self.cover(sequence)
         tokens, below = self._covered(sequence)
         whole = (asked, back, wish.priority or 0, len(sequence.tokens)) == (ttl, returns_in, priority, tokens)
@@ -126,10 +126,11 @@ class Leases:
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def _expect(self, sequence: Sequence, returns: float | None) -> None:
-        """It comes back then; None: nobody knows."""
+    def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
+        """It comes back then; None: nobody knows. Who may be back any moment is not brought up for that: what
+        it holds it keeps, and what it was made to give, or gave by itself, it asks for when it is here."""
         sequence.returns = returns
-        if returns is not None:
+        if returns is not None and (sequence.promise is not None or returns > now + LEAD_SECONDS):
             heappush(self._expected, (returns, next(self._said), sequence))
             if len(self._expected) > 2 * len(self._roster.sequences) + SPARE:
                 self._expected = [one for one in self._expected if self._is_expected(*one)]

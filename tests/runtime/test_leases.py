@@ -192,6 +192,20 @@ def test_what_is_foreseen_is_brought_up_but_not_computed_ahead() -> None:
         assert here.state(0).computed == (15 if slots else 0)
 
 
+def test_who_may_be_back_any_moment_is_not_brought_up_for_that() -> None:
+    """It was sent down on purpose, or lost what it had to those who need it now."""
+    here = idle(15, seqs=1, slots=20)
+    here.settle(0)
+    here.run()
+    here.lease(0, ttl=0, returns_in=0.0)
+    here.time += 1.0
+    here.run()
+    assert here.state(0).computed == 0 and here.engine.due() is None
+    here.lease(0, ttl=60.0, returns_in=0.0)
+    here.run()
+    assert here.state(0).computed == 15, "a lease is a promise"
+
+
 def test_what_a_lease_does_not_cover_goes_before_what_another_does() -> None:
     here = idle(11, seqs=3, blocks=12, max_context=48)
     here.lease(0, ttl=60.0, returns_in=1.0)
