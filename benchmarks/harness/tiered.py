@@ -96,9 +96,13 @@ class Tiered(Ours):
         return {}
 
     def again(self, request: Json) -> Json:
-        """The conversation back to its first tokens, then ``tokens`` appended: seconds to the first token."""
+        """The conversation back to its first tokens, then ``tokens`` appended: seconds to the first token.
+
+        Resident or not, a turn comes back to a processor whose caches are full of others' data.
+        """
         assert self._conversation is not None
         work: Work | None = None
+        _sweep()
         began = time.perf_counter()
         self._apply(Extend(0, self._conversation, request["tokens"]))
         self._generate(self._conversation, 1)
