@@ -76,6 +76,8 @@ class LiveSequence:
         self._unread = 1
         self._alone = False  # opened so that it shares no step
         self._lease: _Wish | None = None
+        self._asking = 0  # leases that the engine has not answered yet
+        self._turns = 0
         self.suspicion = Suspicion()
 
     @property
@@ -168,17 +170,23 @@ class LiveSequence:
         self, ids: Ids, priority: int | None, ttl: float | None, returns_in: float | None
     ) -> Receipt:
         """Have what is held kept first, or ``ids`` where nothing is; wished again of the next engine."""
-        seq = await self._present(ids)
-        receipt = await self._link.lease(seq, priority, ttl, returns_in)
+        turns = self._turns
+        self._asking += 1
+        try:
+            seq = await self._present(ids)
+            receipt = await self._link.lease(seq, priority, ttl, returns_in)
+        finally:
+            self._asking -= 1
         self._lease = None
         now = time.monotonic()
-        if receipt.ttl > 0 or receipt.returns_in > 0:
+        if receipt.ttl > 0 or (receipt.returns_in > 0 and turns == self._turns):
             self._lease = _Wish(receipt.priority, now + receipt.ttl, now + receipt.returns_in)
         return receipt
 
     async def foresee(self, returns_in: float) -> None:
-        """Tell the engine when this is likely to be wanted, in seconds, where nobody has said so."""
-        if self._state is not None and not self.lost and self._wished is None:
+        """Tell the engine when this is likely to be wanted, in seconds, where nobody has said so, or does now:
+        it would take back the lease that is on its way."""
+        if self._state is not None and not self.lost and self._wished is None and not self._asking:
             await self._link.lease(self._state.seq, None, 0.0, returns_in)
 
     async def stage(self, ids: Ids) -> Moved:
@@ -256,6 +264,7 @@ class LiveSequence:
 
     def _is_back(self) -> None:
         """What was said of its return is over; a lease is not."""
+        self._turns += 1
         if self._lease is not None and self._lease.until <= time.monotonic():
             self._lease = None
 

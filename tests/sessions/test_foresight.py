@@ -87,6 +87,50 @@ async def test_what_was_said_of_its_return_is_said_to_another_engine_until_it_is
     assert not said(session)
 
 
+class Slow:
+    """Makes the link's leases wait for their answers, as an engine in a long step does."""
+
+    def __init__(self, session: Session) -> None:
+        self.answers = asyncio.Event()
+        self._lease = session._branch.link.lease
+        session._branch.link.lease = self
+
+    async def __call__(self, *wish: object) -> object:
+        receipt = await self._lease(*wish)
+        await self.answers.wait()
+        return receipt
+
+
+@pytest.mark.parametrize(("ttl", "returns_in"), [(60.0, None), (60.0, 5.0), (None, None)])
+@run
+async def test_a_lease_that_is_on_its_way_is_not_taken_back_by_a_guess(
+    ttl: float | None, returns_in: float | None
+) -> None:
+    session = calling(CALL)
+    slow = Slow(session)
+    await ask(session, "Hi")
+    asked = asyncio.create_task(session.keeping.lease(None, ttl, returns_in))
+    await asyncio.sleep(LONG_ENOUGH)
+    slow.answers.set()
+    await asked
+    assert [entry[3:] for entry in said(session)] == [(ttl, returns_in)]
+
+
+@run
+async def test_a_return_that_was_answered_when_it_was_over_says_nothing_of_the_next() -> None:
+    session = calling(CALL, CALL)
+    slow = Slow(session)
+    await ask(session, "Hi")
+    asked = asyncio.create_task(session.keeping.lease(None, 0.0, 30.0))
+    while not said(session):
+        await asyncio.sleep(0)
+    await answered(session)
+    slow.answers.set()
+    await asked
+    await asyncio.sleep(LONG_ENOUGH)
+    assert [entry[3:] for entry in said(session)] == [(0.0, 30.0), (0.0, 0.0)]
+
+
 @run
 async def test_a_session_that_is_closed_says_nothing() -> None:
     session = calling(CALL)
