@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from .errors import TemplateFailed, TokenizerUnreadable
 
@@ -23,6 +23,8 @@ OPEN_MARK, CLOSE_MARK = "\U000f0000", "\U000f0001"
 
 PROBES = ("a", "A", "é", "中", "1", "<", ".")
 """Beginnings of text: a tokenizer that writes all of these the same inside a prompt does so with any."""
+LONG = 8192
+"""Characters of a text that must not keep other threads from running: 2 ms of tokenizing, or more."""
 TEMPLATE = "chat_template.jinja"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -113,10 +115,10 @@ class ChatTokenizer:
     def words(self, text: str, *, leads: bool) -> tuple[list[int], list[int | None]]:
         """Ids of rendered text without control tokens, and which word (pre-token) each belongs to."""
         if leads or not self._leading:
-            whole = self.backend.encode(text, add_special_tokens=False)
+            whole = self._encoded(text)
             return list(whole.ids), list(whole.word_ids)
         newline = self._newline
-        whole = self.backend.encode("\n" + text, add_special_tokens=False)
+        whole = self._encoded("\n" + text)
         if list(whole.ids[: len(newline)]) == newline:
             return list(whole.ids[len(newline) :]), list(whole.word_ids[len(newline) :])
         return self.words(text, leads=True)
@@ -130,8 +132,15 @@ class ChatTokenizer:
         """How the word is tokenized at the beginning of text and after a space; never empty tuples."""
         return {tuple(ids) for ids in (self._parse(word), self._parse_inside(" " + word)) if ids}
 
+    def _encoded(self, text: str) -> Encoding:
+        """Of what the library can tokenize, only a batch leaves the interpreter to other threads meanwhile."""
+        if len(text) < LONG:
+            return self.backend.encode(text, add_special_tokens=False)
+        (whole,) = self.backend.encode_batch([text], add_special_tokens=False)
+        return whole
+
     def _parse(self, text: str) -> list[int]:
-        return list(self.backend.encode(text, add_special_tokens=False).ids)
+        return list(self._encoded(text).ids)
 
     def _parse_inside(self, text: str) -> list[int]:
         """Ids of text from within a prompt: tokenizers that prefix a space do so only at the beginning."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from holdfast.sessions.errors import TemplateFailed, TokenizerUnreadable
-from holdfast.sessions.tokenizer import CLOSE_MARK, OPEN_MARK, ChatTokenizer
+from holdfast.sessions.settled import Settled
+from holdfast.sessions.tokenizer import CLOSE_MARK, LONG, OPEN_MARK, ChatTokenizer
 
 
 @pytest.fixture
@@ -119,3 +120,32 @@ def test_a_tokenizer_that_begins_with_a_space_is_asked_behind_a_line() -> None:
     loaded = ChatTokenizer(backend, "")
     assert loaded.encode("a", leads=True) == [2]
     assert loaded.encode("a", leads=False) == [1]
+
+
+class Watched:
+    """A library's tokenizer, and how much it was given at once while no other thread could run."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+        self.longest = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
+
+    def encode(self, text: str, **options: object) -> object:
+        self.longest = max(self.longest, len(text))
+        return self._backend.encode(text, **options)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_long_text_leaves_other_threads_room_and_has_the_same_tokens(name: str) -> None:
+    """The gateway's loop is such a thread: `encode` of the library holds the interpreter to its end."""
+    plain = ours(name)
+    watched = Watched(plain.backend)
+    patient = ChatTokenizer(watched, plain.template, plain.named)
+    text = "It's 21 degrees; what now?\n " * (2 * LONG // 25)
+    for leads in (True, False):
+        assert patient.encode(text, leads=leads) == plain.backend.encode(text, add_special_tokens=False).ids
+        assert patient.words(text, leads=leads)[0] == patient.encode(text, leads=leads)
+        assert Settled(patient).ids(text, leads=leads)
+    assert 0 < watched.longest < LONG + 2
