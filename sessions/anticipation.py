@@ -62,7 +62,7 @@ class Anticipation:
         draft = await self._branch.draft(script)
         whole = draft.tokens()
         held = max(0, common_prefix(self._branch.sequence.handed, whole) - draft.keep)
-        if held and (self._rest is None or self._rest.done()):
+        if held and self._fits(whole) and (self._rest is None or self._rest.done()):
             wait = OUTPUT_SECONDS if isinstance(script.segments[-1], FunctionCallOutput) else 0.0
             self._rest = asyncio.create_task(self._complete(whole, wait), name="holdfast-anticipation-rest")
         return Arrival(held, len(whole) - draft.keep - held)
@@ -95,8 +95,12 @@ class Anticipation:
         history = self._branch.history
         script = history.script()
         ids = await self._settled(Script(script.preamble, (*script.segments, item), script.base))
-        if len(ids):
+        if len(ids) and self._fits(ids):
             await self._branch.sequence.anticipate(ids, unless=lambda: history.busy)
+
+    def _fits(self, ids: Ids) -> bool:
+        """Whether a turn can be made of them: asked for more, an engine gives up what it holds, its lease too."""
+        return len(ids) < self._branch.link.hello.max_context
 
     async def _complete(self, ids: Ids, wait: float) -> None:
         history = self._branch.history

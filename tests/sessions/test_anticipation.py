@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from scripted_link import ScriptedLink
-from session_stage import one_shot, prompts, read, reciting, run, session_on
+from session_stage import ask, one_shot, prompts, read, reciting, run, session_on
 
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
 from holdfast.sessions.session import Session
 
+LONG_ENOUGH = 0.2
+"""Seconds, within which all would be handed over."""
 TEXT = "What shall we do today, and what shall we leave for tomorrow?"
 
 
@@ -85,3 +87,20 @@ async def test_where_no_turn_follows_the_rest_of_what_a_tool_answered_is_compute
     session, _ = await called(link)
     await session.arrival()
     assert await handed(link, 2) == [("open",), ("extend", "due")]
+
+
+@run
+async def test_text_that_no_turn_could_be_made_of_takes_nothing_from_the_engine() -> None:
+    """A lease and what is held stay; the turn says that it is too long, or the text is taken back."""
+    link = reciting("Hello.", "Nothing.", max_context=80)
+    session = session_on(link)
+    await ask(session, "Hi")
+    await session.keeping.lease(None, 60.0, None)
+    link.log.clear()
+    session.expect(Message(id="item_1", role="user", text=TEXT * 20))
+    await asyncio.sleep(LONG_ENOUGH)
+    session.expect(None)
+    session.history.insert(Message(id="item_1", role="user", text=TEXT * 20))
+    assert (await session.arrival()).left > link.max_context
+    await asyncio.sleep(LONG_ENOUGH)
+    assert link.log == []
