@@ -9,7 +9,8 @@ from ..sessions.textbuffer import TextBuffer
 
 def typed_since(before: TextBuffer, after: TextBuffer) -> Typed:
     """What has to be written down for the text that is on its way now."""
-    start = _shared(before.text, after.text)
+    appended = after.text.startswith(before.text)
+    start = len(before.text) if appended else _shared(before.text, after.text)
     return Typed(start=start, text=after.text[start:], role=after.role, item=after.id, call=after.call_id)
 
 

@@ -99,7 +99,8 @@ class Anticipation:
             await self._branch.sequence.anticipate(ids, unless=lambda: history.busy)
 
     def _fits(self, ids: Ids) -> bool:
-        """Whether a turn can be made of them: asked for more, an engine gives up what it holds, its lease too."""
+        """Whether a turn can be made of them. More than that an engine refuses, and what it held, and the
+        lease of it, would be let go."""
         return len(ids) < self._branch.link.hello.max_context
 
     async def _complete(self, ids: Ids, wait: float) -> None:

@@ -91,12 +91,13 @@ class Slow:
     """Makes the link's leases wait for their answers, as an engine in a long step does."""
 
     def __init__(self, session: Session) -> None:
-        self.answers = asyncio.Event()
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
         self._lease = session._branch.link.lease
         session._branch.link.lease = self
 
     async def __call__(self, *wish: object) -> object:
         receipt = await self._lease(*wish)
+        self.asked.set()
         await self.answers.wait()
         return receipt
 
@@ -122,8 +123,7 @@ async def test_a_return_that_was_answered_when_it_was_over_says_nothing_of_the_n
     slow = Slow(session)
     await ask(session, "Hi")
     asked = asyncio.create_task(session.keeping.lease(None, 0.0, 30.0))
-    while not said(session):
-        await asyncio.sleep(0)
+    await slow.asked.wait()
     await answered(session)
     slow.answers.set()
     await asked
