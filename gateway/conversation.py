@@ -387,10 +387,7 @@ class Conversation:
         return []
 
     def _committed_before(self, item_id: str) -> list[server.ServerEvent]:
-        """Nobody knows any more how much of it was prefilled."""
-        told = server.TextCommitted(
-            event_id=self.event_id(), item_id=item_id, prefilled_tokens=0, left_tokens=0
-        )
+        told = self.incoming.committed_before(self._history.get(item_id))
         return [told, *self._shown_again(item_id)]
 
     def _shown_again(self, item_id: str) -> list[server.ServerEvent]:

@@ -41,10 +41,10 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class CountArrival:
-    """The text is an item now: let `committed` tell how much of it was prefilled, and then that it is there."""
+    """The text is this item now: let `committed` tell how much was prefilled, and then that it is there."""
 
     added: tuple[Send, ...]
-    item_id: str
+    item: Growing
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
+from msgspec import UNSET
 
 from ..sdk.frames import client, server
 from ..sessions.anticipation import Arrival
@@ -70,13 +71,20 @@ class IncomingText:
 
     def committed(self, arrival: Arrival, count: CountArrival) -> list[server.ServerEvent]:
         """What a client is told of its committed text."""
-        told = server.TextCommitted(
+        return [self._told(count.item, arrival), *(send.event for send in count.added)]
+
+    def committed_before(self, item: Item) -> server.ServerEvent:
+        """The same of one of which nobody knows any more how much was prefilled."""
+        return self._told(item, Arrival(0, 0))
+
+    def _told(self, item: Item, arrival: Arrival) -> server.ServerEvent:
+        return server.TextCommitted(
             event_id=self._event_id(),
-            item_id=count.item_id,
+            item_id=item.id,
             prefilled_tokens=arrival.prefilled,
             left_tokens=arrival.left,
+            call_id=item.call_id if isinstance(item, FunctionCallOutput) else UNSET,
         )
-        return [told, *(send.event for send in count.added)]
 
     def _check_owner(self, role: Role | None, call_id: str | None) -> None:
         self.buffer.check(role, call_id)
@@ -93,4 +101,4 @@ class IncomingText:
         except (CallUnknown, CallAnswered) as refused:
             raise type(refused)(refused.message, param="call_id") from None
         self.buffer.clear()
-        return [Expect(None), CountArrival(added, item.id)]
+        return [Expect(None), CountArrival(added, item)]

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 
 
 class Buffer:
-    """One session's, as its client uses it."""
+    """One session's, as its client uses it. ``stale``: it may hold what an earlier client left half said."""
 
     def __init__(self) -> None:
+        self.stale = False
         self._owner: object | None = None
         self._give_way: Callable[[], Awaitable[None]] | None = None
 

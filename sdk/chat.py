@@ -106,6 +106,7 @@ class Chat:
         back.handle = handle
         transport, resumed = await back.connect()
         exchange = Exchange(transport, back, running=resumed.running)
+        exchange.buffer.stale = True
         chat = cls(exchange, resumed.session, max_tool_rounds=max_tool_rounds)
         chat._tools = tools_of(tools)
         return chat

@@ -29,7 +29,7 @@ from .errors import (
     SessionLost,
 )
 from .frames import codec
-from .frames.client import ClientEvent, ItemDelete, ResponseCancel, ResponseCreate
+from .frames.client import ClientEvent, ItemDelete, ResponseCancel, ResponseCreate, TextClear
 from .frames.server import (
     ErrorDetails,
     ErrorEvent,
@@ -76,6 +76,8 @@ class Exchange:
         self._returning = anyio.Lock()
         self._closed = False
         self._wanted: list[_Wanted] = []
+        self.refusals: deque[ErrorDetails] = deque(maxlen=64)
+        """The latest, whoever read them."""
         self._aside: deque[ServerEvent] = deque()  # read, and waiting for the next reader
         self._turned = anyio.Event()  # set when a reader leaves, or has found what another waits for
         self._prefix = f"client_{secrets.token_hex(4)}"
@@ -219,6 +221,12 @@ class Exchange:
         while self._read:
             await self._turned.wait()
 
+    async def fresh(self) -> None:
+        """Take back what an earlier client of the session may have left in the buffer."""
+        if self.buffer.stale:
+            self.buffer.stale = False
+            await self.send(TextClear())
+
     async def _put_aside(self) -> None:
         """Read one event, and keep it for who reads next; where nothing runs, nobody will."""
         self._fetching = True
@@ -244,6 +252,8 @@ class Exchange:
     async def _incoming(self) -> ServerEvent | None:
         """The next event; who waits for it has it."""
         event = self._decoded(await self._frame())
+        if isinstance(event, ErrorEvent):
+            self.refusals.append(event.error)
         for waiting in self._wanted if event is not None else ():
             if event is not None and waiting.takes(event):
                 self._turn()
@@ -317,7 +327,7 @@ class Exchange:
 
     async def _resumed(self, back: Return) -> Transport:
         transport, resumed = await back.connect()
-        awaited = self._wanted[-1].event_id if self._wanted else None
+        awaited = [waiting.event_id for waiting in self._wanted if waiting.found is None]
         frames = [*self._cancelled_again(), *back.again(resumed, awaited)]
         sent: set[bytes] = set()
         while frames:

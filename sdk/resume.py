@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Container, Iterator
+from collections.abc import Awaitable, Callable, Collection, Container, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -58,6 +58,7 @@ class Return:
         self.patience = patience or Patience()
         self._dial = dial
         self._unsure: OrderedDict[str, bytes] = OrderedDict()  # sent, and not known to have arrived
+        self._forgotten: str | None = None  # the last one of them that is not kept any more
 
     def another(self) -> Return:
         """The way to another session of the same server."""
@@ -73,7 +74,7 @@ class Return:
         """A client event is on its way."""
         self._unsure[event_id] = frame
         while len(self._unsure) > MAX_UNSURE:
-            self._unsure.popitem(last=False)
+            self._forgotten, _ = self._unsure.popitem(last=False)
 
     def read(self, frame: bytes, event: ServerEvent | None) -> None:
         """A server event was read, of whatever type."""
@@ -89,6 +90,7 @@ class Return:
     def arrived(self, event_id: str) -> None:
         """The server has this client event and all before it."""
         if event_id in self._unsure:
+            self._forgotten = None
             for known in list(self._unsure):
                 del self._unsure[known]
                 if known == event_id:
@@ -103,10 +105,21 @@ class Return:
         """
         transport = await self._dial()
         try:
-            return transport, await self._resume(transport)
+            resumed = await self._resume(transport)
+            self._check(resumed)
+            return transport, resumed
         except BaseException:
             await transport.aclose()
             raise
+
+    def _check(self, resumed: SessionResumed) -> None:
+        """Raises ``SessionLost`` where the server lacks what is not kept to be sent again: more than
+        `MAX_UNSURE` events were on their way."""
+        last = resumed.last_client_event
+        if self._forgotten is not None and last != self._forgotten and last not in self._unsure:
+            raise SessionLost(
+                "The server has not got all that was sent, some of which is not kept", code="events_expired"
+            )
 
     async def _resume(self, transport: Transport) -> SessionResumed:
         resume = SessionResume(event_id="resume", handle=self.handle or "", last_event=self.last_event)
@@ -125,16 +138,17 @@ class Return:
         self.handle = event.handle
         return event
 
-    def again(self, resumed: SessionResumed, awaited: str | None) -> list[bytes]:
+    def again(self, resumed: SessionResumed, awaited: Collection[str]) -> list[bytes]:
         """The frames that the server must be sent again, in order.
 
-        ``awaited``: an event whose answer somebody waits for; a session from the journal answers it again.
+        ``awaited``: events whose answers somebody waits for; a session from the journal answers them again.
         """
         unsure = dict(self._unsure)
         if resumed.last_client_event in unsure:
             self.arrived(resumed.last_client_event)
-        lost = [] if awaited is None or awaited in self._unsure or not resumed.reopened else [awaited]
-        return [*(unsure[event_id] for event_id in lost if event_id in unsure), *self._unsure.values()]
+        lost = [event_id for event_id in unsure if event_id in awaited and event_id not in self._unsure]
+        answered_again = lost if resumed.reopened else []
+        return [*(unsure[event_id] for event_id in answered_again), *self._unsure.values()]
 
     def since(self, sent: Container[bytes]) -> list[bytes]:
         """The frames that were given since, in order."""

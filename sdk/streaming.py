@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, closing
 from typing import Any
 
 from .threads import in_thread
 from .toolcontext import ToolContext
+
+TURN_SECONDS = 0.05
+"""So often a generator that yields and never waits leaves all others, its own timeout too, their turn."""
 
 
 async def drained(result: Any, context: ToolContext) -> bool:
@@ -19,8 +24,12 @@ async def drained(result: Any, context: ToolContext) -> bool:
     if inspect.isasyncgen(result):
         stream: AsyncGenerator[Any, Any] = result
         async with aclosing(stream) as pieces:
+            since = time.perf_counter()
             async for piece in pieces:
                 context.write(piece)
+                if time.perf_counter() - since > TURN_SECONDS:
+                    await asyncio.sleep(0)
+                    since = time.perf_counter()
     elif inspect.isgenerator(result):
         await in_thread(lambda: _drain(result, context))
     else:

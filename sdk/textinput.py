@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from .errors import InputClosed
-from .exchange import Exchange
+from msgspec import UNSET
+
+from .errors import InputClosed, ServerError
+from .exchange import Exchange, server_error
 from .frames.client import TextAppend, TextClear, TextCommit, TextReplace, TypedRole
-from .frames.server import TextCleared, TextCommitted
+from .frames.server import ServerEvent, TextCleared, TextCommitted
 
 
 class TextInput:
@@ -25,7 +27,9 @@ class TextInput:
     or takes it back if the block raised. A tool may answer nothing; a message without text is none.
 
     ``committed``: what the server said of it: the item's id, tokens prefilled while it came, tokens left.
-    Raises `InputClosed` once it was committed or taken back, `ServerError`, `ConnectionLost`.
+    Raises `InputClosed` once it was committed or taken back, `ServerError`, `ConnectionLost`. Pieces are sent
+    without waiting: that one was refused is raised by what is done next, the commit at the latest, and none of
+    the text stays.
     """
 
     def __init__(self, exchange: Exchange, role: TypedRole = "user", *, call_id: str | None = None) -> None:
@@ -35,12 +39,12 @@ class TextInput:
         self._role: TypedRole | None = role if call_id is None else None
         self._call_id = call_id
         self._open = True
+        self._pieces: set[str] = set()  # ids of the events that brought it
 
     async def append(self, text: str) -> None:
         """Send more of it."""
         self._check()
-        await self._exchange.buffer.claim(self)
-        await self._exchange.send(TextAppend(text=text, role=self._role, call_id=self._call_id))
+        await self._send(TextAppend(text=text, role=self._role, call_id=self._call_id))
         self.text += text
 
     async def replace(self, start: int, text: str) -> None:
@@ -48,18 +52,23 @@ class TextInput:
         self._check()
         if not 0 <= start <= len(self.text):
             raise IndexError(f"{len(self.text)} characters were sent, none at {start}")
-        await self._exchange.buffer.claim(self)
-        await self._exchange.send(TextReplace(start=start, text=text))
+        await self._send(TextReplace(start=start, text=text))
         self.text = self.text[:start] + text
 
     async def commit(self) -> TextCommitted:
         """It is whole: it becomes an item of the conversation. The reply is asked for with `chat.say()`."""
         self._check()
+        self._check_pieces()
         self._open = False
         sent = await self._exchange.send(TextCommit(call_id=self._call_id))
         self._exchange.buffer.release(self)
-        committed = await self._exchange.answer(sent, lambda event: isinstance(event, TextCommitted))
+        committed = await self._exchange.answer(sent, self._is_told)
         assert isinstance(committed, TextCommitted)
+        try:
+            self._check_pieces()
+        except ServerError:
+            await self._exchange.delete(committed.item_id)
+            raise
         self.committed = committed
         return committed
 
@@ -81,10 +90,27 @@ class TextInput:
     ) -> None:
         if not self._open:
             return
-        if kind is None and (self.text or self._call_id is not None):
-            await self.commit()
-        else:
-            await self.clear()
+        try:
+            if kind is None and (self.text or self._call_id is not None):
+                await self.commit()
+        finally:
+            if self._open:
+                await self.clear()
+
+    async def _send(self, event: TextAppend | TextReplace) -> None:
+        self._check_pieces()
+        await self._exchange.buffer.claim(self)
+        await self._exchange.fresh()
+        self._pieces.add(await self._exchange.send(event))
+
+    def _is_told(self, event: ServerEvent) -> bool:
+        """Whether it is this text that was committed: that of a tool which streams is, too."""
+        return isinstance(event, TextCommitted) and event.call_id == (self._call_id or UNSET)
+
+    def _check_pieces(self) -> None:
+        for refusal in self._exchange.refusals:
+            if refusal.event_id in self._pieces:
+                raise server_error(refusal)
 
     def _check(self) -> None:
         if not self._open:

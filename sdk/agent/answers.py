@@ -99,6 +99,7 @@ class Answers:
             for call in before:
                 await self._send(_item_of(call))
                 call.sent = True
+            await self._exchange.fresh()
             if not self._displaced:
                 await self._stream(streaming)
             self._exchange.buffer.release(self)

@@ -101,12 +101,13 @@ class TextCommitted(OwnFrame, frozen=True, tag="input_text_buffer.committed"):
     """Answers `input_text_buffer.commit`; the item follows as `conversation.item.added` and `.done`.
 
     `prefilled_tokens`: tokens of it that were computed, or handed over to be, while it came. `left_tokens`: the
-    others, with what the template puts before the reply.
+    others, with what the template puts before the reply. `call_id`: of the call, where it is a tool's output.
     """
 
     item_id: str
     prefilled_tokens: int
     left_tokens: int
+    call_id: str | UnsetType = UNSET
 
 
 class TextCleared(OwnFrame, frozen=True, tag="input_text_buffer.cleared"):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from holdfast.gateway.conversation import Conversation
 from holdfast.gateway.effects import CountArrival, Effect, Expect, Send, StartResponse
 from holdfast.gateway.naming import typed_since
-from holdfast.sdk.frames import codec, server
+from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.session import SessionResource
+from holdfast.sessions.anticipation import Arrival
 from holdfast.sessions.events import CallDone, CallStarted, ReplyStarted
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
@@ -25,12 +28,13 @@ class Stage:
 
     def __init__(self) -> None:
         numbers = itertools.count(1)
+        self.ids: Callable[[str], str] = lambda prefix: f"{prefix}_{next(numbers)}"
         self.history = History(max_items=6)
         self.history.insert(FunctionCall(id="f", call_id="c", name="look", arguments="{}"))
         self.conversation = Conversation(
             SessionResource(id="sess", model="pocket"),
             self.history,
-            ids=lambda prefix: f"{prefix}_{next(numbers)}",
+            ids=lambda prefix: self.ids(prefix),
         )
 
     def does(self, kind: str, **fields: Any) -> list[Effect]:
@@ -53,7 +57,7 @@ class Stage:
     def commits(self) -> FunctionCallOutput | Message:
         expect, count = self.does("input_text_buffer.commit")
         assert expect == Expect(None) and isinstance(count, CountArrival)
-        item = self.history.get(count.item_id)
+        item = self.history.get(count.item.id)
         assert isinstance(item, FunctionCallOutput | Message)
         return item
 
@@ -77,6 +81,21 @@ def test_the_pieces_become_the_calls_output(stage: Stage) -> None:
     assert stage.history.items()[-1] is item
     assert stage.conversation.incoming.buffer == TextBuffer()
     assert isinstance(stage.appends("Well?"), Message), "what comes then is a user's again"
+
+
+def test_what_was_committed_is_told_with_its_call_then_and_again(stage: Stage) -> None:
+    """A client may type while its tools stream: what is told of the one is not the other's."""
+    commit = client.TextCommit(event_id="mine")
+    for call_id, name in ({"call_id": "c"}, "c"), ({}, UNSET):
+        stage.appends("21", **call_id)
+        _, count = stage.does("input_text_buffer.commit")
+        assert isinstance(count, CountArrival)
+        told, *_ = stage.conversation.incoming.committed(Arrival(3, 4), count)
+        assert isinstance(told, server.TextCommitted)
+        assert (told.item_id, told.call_id, told.left_tokens) == (count.item.id, name, 4)
+    stage.ids = lambda prefix: count.item.id
+    again, *_ = stage.conversation.answered(commit)
+    assert isinstance(again, server.TextCommitted) and again.call_id is UNSET
 
 
 def test_a_tool_may_answer_nothing(stage: Stage) -> None:

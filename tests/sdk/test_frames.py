@@ -79,6 +79,7 @@ SERVER_EVENTS: list[server.ServerEvent] = [
     server.ItemRetrieved(event_id="e", item=SHOWN),
     server.ItemDeleted(event_id="e", item_id="i"),
     server.TextCommitted(event_id="e", item_id="i", prefilled_tokens=3, left_tokens=4),
+    server.TextCommitted(event_id="e", item_id="i", prefilled_tokens=3, left_tokens=4, call_id="c"),
     server.TextCleared(event_id="e"),
     server.SessionLeased(
         event_id="e", status="clipped", priority=0, ttl=3.0, returns_in=0.0, tokens=32, host_tokens=40

@@ -121,6 +121,46 @@ async def test_an_answer_lost_with_its_server_is_asked_for_again(reopened: bool,
     assert second.ids() == sent
 
 
+async def test_of_several_answers_lost_with_a_server_all_are_asked_for_again() -> None:
+    second = Line(
+        resumed(last_client_event="two", reopened=True),
+        deleted("e", "x"),
+        deleted("f", "y"),
+        deleted("g", "z"),
+    )
+    exchange = Exchange(Line(), back_over(second))
+
+    async def answered(event_id: str, item_id: str) -> None:
+        event = await exchange.answer(
+            event_id, lambda event: isinstance(event, server.ItemDeleted) and event.item_id == item_id
+        )
+        assert isinstance(event, server.ItemDeleted)
+
+    for name, item in ("one", "x"), ("two", "y"), ("three", "z"):
+        await exchange.send(client.ItemDelete(item_id=item, event_id=name))
+    async with anyio.create_task_group() as group:
+        for name, item in ("one", "x"), ("two", "y"), ("three", "z"):
+            group.start_soon(answered, name, item)
+    assert second.ids() == ["one", "two", "three"]
+
+
+async def test_what_is_lost_beyond_what_is_kept_ends_the_session_and_not_in_silence() -> None:
+    async def sent(last: str | None) -> list[str | None]:
+        second = Line(resumed(last_client_event=last), deleted("e", "x"))
+        exchange = Exchange(Line(), back_over(second))
+        for number in range(MAX_UNSURE + 5):
+            await exchange.send(client.TextAppend(text="x", event_id=str(number)))
+        await exchange.receive()
+        return second.ids()
+
+    kept = [str(number) for number in range(5, MAX_UNSURE + 5)]
+    assert await sent("4") == kept
+    assert await sent("5") == kept[1:]
+    for last in ("3", None):
+        with pytest.raises(SessionLost, match="not kept"):
+            await sent(last)
+
+
 async def test_what_was_cancelled_is_cancelled_again_before_what_is_sent_behind_it() -> None:
     running = server.ResponseCreated(
         event_id="e1",
@@ -199,7 +239,7 @@ def test_what_is_kept_to_be_sent_again_is_bounded() -> None:
     back = back_over()
     for number in range(MAX_UNSURE + 5):
         back.sent(str(number), b"")
-    assert len(back.again(resumed(), None)) == MAX_UNSURE
+    assert len(back.again(resumed(), ())) == MAX_UNSURE
 
 
 async def test_a_client_without_a_way_back_says_so() -> None:

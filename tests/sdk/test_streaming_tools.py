@@ -487,8 +487,11 @@ async def test_a_thread_that_was_left_behind_writes_no_more() -> None:
 
 def answering(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
     match event:
-        case client.TextCommit():
-            yield server.TextCommitted(event_id=script.id(), item_id="t", prefilled_tokens=3, left_tokens=1)
+        case client.TextCommit(call_id=call_id):
+            whose = {} if call_id is None else {"call_id": call_id}
+            yield server.TextCommitted(
+                event_id=script.id(), item_id="t", prefilled_tokens=3, left_tokens=1, **whose
+            )
         case client.TextClear():
             yield server.TextCleared(event_id=script.id())
         case _:
