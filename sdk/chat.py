@@ -343,8 +343,9 @@ class Chat:
         when the session is wanted again. Raises `ServerError`.
         """
         await self._idle()
-        self._leased = ttl != 0
-        return await keeping.lease(self._exchange, priority, ttl, returns_in)
+        leased = await keeping.lease(self._exchange, priority, ttl, returns_in)
+        self._leased = leased.ttl > 0
+        return leased
 
     async def stage(self) -> SessionStaged:
         """The next turn comes soon: have the session's KV brought up, and wait for it. Raises `ServerError`."""

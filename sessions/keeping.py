@@ -36,7 +36,7 @@ class Keeping:
         seconds = (None if value is None else _bounded(value) for value in (ttl, returns_in))
         ids = self._ids()
         if returns_in is not None:
-            self._leaves(len(ids), _bounded(returns_in))
+            self._leaves(len(ids), max(0.0, _bounded(returns_in)))
         return await self._branch.sequence.lease(ids, number, *seconds)
 
     async def stage(self) -> Moved:

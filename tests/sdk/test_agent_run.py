@@ -404,6 +404,27 @@ async def test_the_server_is_told_how_long_tools_will_take() -> None:
     assert (own.ttl, own.returns_in) == (60.0, None)
 
 
+@pytest.mark.parametrize("status", ["granted", "denied"])
+async def test_only_a_lease_that_was_given_says_when_the_session_is_back(status: str) -> None:
+    def answer(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
+        for told in script.usual(event):
+            if isinstance(told, server.SessionLeased) and status == "denied":
+                told = msgspec.structs.replace(told, status=status, ttl=0.0)
+            yield told
+
+    script = Script([("slow", "{}")], ["Done."], answer=answer)
+
+    @tool(expected=30.0)
+    async def slow() -> str:
+        return "ok"
+
+    async with chatting(script, tools=[slow]) as chat:
+        await chat.lease(ttl=60.0)
+        await chat.run("Go").done()
+    hints = [event for event in script.got if isinstance(event, client.SessionLease)][1:]
+    assert [hint.ttl for hint in hints] == ([0.0] if status == "denied" else [])
+
+
 async def test_how_long_a_tool_takes_is_learnt() -> None:
     naps, hinted = [0.3], anyio.Event()
 

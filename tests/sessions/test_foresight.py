@@ -68,6 +68,16 @@ async def test_who_knows_better_is_heard(ttl: float, returns_in: float | None, l
 
 
 @run
+async def test_nobody_is_expected_before_now() -> None:
+    session = calling(CALL, "Done.")
+    await ask(session, "Hi")
+    for returns_in in (-1e9, float("-inf"), float("nan")):
+        await session.keeping.lease(None, 0.0, returns_in)
+    await answered(session)
+    assert session._waits.statistics()["waits_expected_seconds"] == 0.0
+
+
+@run
 async def test_what_was_said_of_its_return_is_said_to_another_engine_until_it_is_back() -> None:
     session = calling(CALL, "Done.", "Done.")
     link = session._branch.link
