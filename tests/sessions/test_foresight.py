@@ -71,7 +71,7 @@ async def test_who_knows_better_is_heard(ttl: float, returns_in: float | None, l
 async def test_nobody_is_expected_before_now() -> None:
     session = calling(CALL, "Done.")
     await ask(session, "Hi")
-    for returns_in in (-1e9, float("-inf"), float("nan")):
+    for returns_in in (float("nan"), float("-inf"), -1e9):
         await session.keeping.lease(None, 0.0, returns_in)
     await answered(session)
     assert session._waits.statistics()["waits_expected_seconds"] == 0.0
