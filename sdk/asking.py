@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,16 @@ TOGETHER = 64 << 10
 
 _Params = TypeVar("_Params", SessionPatch, ResponseParams)
 _Asks = TypeVar("_Asks", ResponseCreate, ResponseSteer)
+
+
+@dataclass(slots=True)
+class Sent:
+    """What was sent before a response that builds on it: ids of all ``events``, of ``items`` they brought, and
+    of the ``commits`` among them, by the call whose output they made an item."""
+
+    events: list[str] = field(default_factory=list)
+    items: list[str] = field(default_factory=list)
+    commits: dict[str, str] = field(default_factory=dict)
 
 
 def create_of(overrides: dict[str, Any]) -> ResponseCreate:

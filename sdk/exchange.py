@@ -37,6 +37,7 @@ from .frames.server import (
     ResponseCreated,
     ResponseDone,
     ServerEvent,
+    TextCommitted,
 )
 from .frames.verbs import ItemTruncate, ItemTruncated, ResponseSteer
 from .resume import Return, deadline
@@ -78,6 +79,8 @@ class Exchange:
         self._wanted: list[_Wanted] = []
         self.refusals: deque[ErrorDetails] = deque(maxlen=64)
         """The latest, whoever read them."""
+        self.commits: deque[TextCommitted] = deque(maxlen=64)
+        """The same of answers to commits."""
         self._aside: deque[ServerEvent] = deque()  # read, and waiting for the next reader
         self._turned = anyio.Event()  # set when a reader leaves, or has found what another waits for
         self._prefix = f"client_{secrets.token_hex(4)}"
@@ -203,6 +206,19 @@ class Exchange:
         sent = await self.send(ItemDelete(item_id=item_id))
         await self.answer(sent, lambda event: isinstance(event, ItemDeleted) and event.item_id == item_id)
 
+    async def committed(self, commit: str, call_id: str) -> TextCommitted | None:
+        """The answer to the event ``commit``, by which a call's output became an item; None: it was refused."""
+        for known in self.commits:
+            if known.call_id == call_id:
+                return known
+        if any(refusal.event_id == commit for refusal in self.refusals):
+            return None
+        told = await self.answer(
+            commit, lambda event: isinstance(event, TextCommitted) and event.call_id == call_id
+        )
+        assert isinstance(told, TextCommitted)
+        return told
+
     async def truncate(
         self, item_id: str, end: int, meanwhile: Callable[[ServerEvent], object] | None = None
     ) -> ItemTruncated:
@@ -254,6 +270,8 @@ class Exchange:
         event = self._decoded(await self._frame())
         if isinstance(event, ErrorEvent):
             self.refusals.append(event.error)
+        elif isinstance(event, TextCommitted):
+            self.commits.append(event)
         for waiting in self._wanted if event is not None else ():
             if event is not None and waiting.takes(event):
                 self._turn()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,7 +15,7 @@ from itertools import accumulate
 import anyio
 import msgspec
 
-from .asking import together
+from .asking import Sent, together
 from .errors import ProtocolBroken, ResponseFailed, SDKError
 from .exchange import Exchange, server_error
 from .frames.client import ItemCreate, ResponseCreate
@@ -81,8 +81,8 @@ class Finished:
 class Reply:
     """Asks for one response and iterates over its events, up to and with `response.done`.
 
-    `first` are items to add before it, in the same breath; when the response is refused they are taken back.
-    `sent`: ids of events sent before, on which it builds: that one of them was refused is this one's refusal.
+    `first` are items to add before it, in the same breath; when the response is refused they are taken back,
+    and the outputs that were `sent` before; that one of these was refused is this one's refusal.
     Raises `ServerError` when the server refuses one of them or the response, `ResponseFailed` when it ends
     `failed`, `ConnectionLost`. Before anything is sent `claim` is awaited; at the end `finished` is set and
     appended to `rounds`. Ends early, without both, when the chat's next turn began before this one was read to
@@ -97,14 +97,15 @@ class Reply:
         *,
         claim: Callable[[Reply], Awaitable[None]] | None = None,
         rounds: list[Finished] | None = None,
-        sent: Iterable[str] = (),
+        sent: Sent | None = None,
     ) -> None:
         self._exchange = exchange
         self._create = create
         self._first = deque(first)
         self._items = _items(create, first)
         self._claim = claim
-        self._first_ids = set(sent)
+        self._sent = Sent() if sent is None else sent
+        self._first_ids = set(self._sent.events)
         self._create_id: str | None = None
         self._given_up = False
         self._began = 0.0
@@ -192,9 +193,14 @@ class Reply:
 
     async def _take_back(self) -> None:
         """Leave the conversation as it was: what cannot be answered would stand in the next turn's way too."""
-        for item_id in self._items:
+        for item_id in (*self._items, *self._sent.items):
             with suppress(SDKError):  # what is told is the refusal; a lost connection tells itself
                 await self._exchange.delete(item_id)
+        for call_id, commit in self._sent.commits.items():
+            with suppress(SDKError):
+                told = await self._exchange.committed(commit, call_id)
+                if told is not None:
+                    await self._exchange.delete(told.item_id)
 
     def _is_ours(self, event: ServerEvent) -> bool:
         match event:

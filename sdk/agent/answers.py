@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from ..asking import Sent
 from ..errors import SDKError
 from ..exchange import Exchange
 from ..frames.client import ClientEvent, ItemCreate, TextAppend, TextClear, TextCommit, TextReplace
@@ -31,12 +32,11 @@ LAST_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Calls that have answered: ``outputs`` still to be sent, in order, behind what was ``sent`` as the events
-    with these ids."""
+    """Calls that have answered: ``outputs`` still to be sent, in order, behind what was ``sent``."""
 
     calls: int
     outputs: list[ItemCreate]
-    sent: tuple[str, ...]
+    sent: Sent
 
 
 class Answers:
@@ -46,7 +46,7 @@ class Answers:
         self._exchange = exchange
         self._calls = calls
         self._task: asyncio.Task[None] | None = None
-        self._sent: list[str] = []
+        self._sent = Sent()
         self._filling = False  # whether the buffer holds an output that is no item yet
         self._finishing = anyio.Lock()
         self._displaced = False  # a message is being typed: nothing of this step streams any more
@@ -63,8 +63,7 @@ class Answers:
             await asyncio.wait([self._task])
             task, self._task = self._task, None
             task.result()
-        calls, sent = self._calls.take(), tuple(self._sent)
-        self._sent.clear()
+        calls, sent, self._sent = self._calls.take(), self._sent, Sent()
         self._displaced = False
         return Answered(len(calls), [_item_of(call) for call in calls if not call.sent], sent)
 
@@ -146,10 +145,14 @@ class Answers:
             await self._send(TextReplace(start=0, text=output))
         elif rest := output[len(sent) :]:
             await self._send(TextAppend(text=rest, call_id=call.id))
-        await self._send(TextCommit(call_id=call.id))
+        self._sent.commits[call.id] = await self._send(TextCommit(call_id=call.id))
 
-    async def _send(self, event: ClientEvent) -> None:
-        self._sent.append(await self._exchange.send(event))
+    async def _send(self, event: ClientEvent) -> str:
+        event_id = await self._exchange.send(event)
+        self._sent.events.append(event_id)
+        if isinstance(event, ItemCreate) and event.item.id:
+            self._sent.items.append(event.item.id)
+        return event_id
 
 
 def _item_of(call: Call) -> ItemCreate:

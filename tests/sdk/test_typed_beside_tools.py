@@ -9,9 +9,10 @@ import pytest
 from scripted import Script, chatting
 from test_return import QUICK, SESSION
 
-from holdfast.sdk import CallFinished, Chat, Client, ServerError
+from holdfast.sdk import CallFinished, Chat, Client, ServerError, ToolContext
 from holdfast.sdk.frames import client, server
 from holdfast.sdk.frames.client import ClientEvent
+from holdfast.sdk.frames.items import FunctionCallOutputItem
 from holdfast.sdk.transport import Transport
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +47,7 @@ class Buffered:
                 self.held, self.call_id = "", None
                 yield server.TextCleared(event_id=script.id())
             case client.TextCommit():
-                item_id = f"item_{len(self.made)}"
+                item_id = script.id()
                 self.made[item_id] = self.call_id, self.held
                 whose = {} if self.call_id is None else {"call_id": self.call_id}
                 yield server.TextCommitted(
@@ -111,6 +112,48 @@ async def test_text_of_which_a_piece_was_refused_is_no_item(known: bool) -> None
         async with chat.input() as text:
             await text.append("One man")
     assert list(buffered.made.values()) == [(None, "One man")]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["told before", "told after"])
+async def test_an_output_that_leaves_no_room_for_an_answer_is_taken_back_as_a_whole_one_is(
+    late: bool,
+) -> None:
+    """The session could say nothing more: the next turn would find it in its way too."""
+    buffered = Buffered()
+
+    def full(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
+        if isinstance(event, client.ResponseCreate) and buffered.made and not refused:
+            refused.append(event)
+            yield script.error("context_length_exceeded", event.event_id)
+            yield from waiting
+            return
+        for told in buffered(script, event):
+            if late and isinstance(told, server.TextCommitted):
+                waiting.append(told)
+            else:
+                yield told
+
+    waiting: list[server.ServerEvent] = []
+    refused: list[ClientEvent] = []
+    calls: list[str | tuple[str, str]] = [("plain", "{}"), ("talks", "{}"), ("talks", "{}")]
+    script = Script(calls, ["Hello."], answer=full)
+
+    async def talks(context: ToolContext) -> AsyncIterator[str]:
+        yield "one"
+        await buffered.holds(context.call_id)
+
+    async def plain() -> str:
+        return "all"
+
+    async with chatting(script) as chat:
+        with pytest.raises(ServerError) as told:
+            await chat.run("Go", [plain, talks]).done()
+        assert told.value.code == "context_length_exceeded"
+        assert buffered.made == {} and len(waiting) == (2 if late else 0)
+        assert script.outputs() == ["all"]
+        (item,) = [one.id for one in script.added() if isinstance(one, FunctionCallOutputItem)]
+        assert item in [event.item_id for event in script.got if isinstance(event, client.ItemDelete)]
+        assert await chat.say("Hi").text() == "Hello."
 
 
 # --- what an earlier client has left ---
