@@ -81,7 +81,8 @@ class Planner:
             # Else it was preempted for an older one, or waits for blocks to bring KV up into.
             if sequence.id in roster.running and sequence.id in ready:
                 self._add(draft, sequence, tokens, reserved=tokens == 1)
-        if not roster.waiting:
+        # What a turn waits for would go to those that nobody waits for, a little in each step.
+        if not roster.waiting and len(ready) == len(running):
             self._add_idle(draft)
         return self._emit(draft)
 

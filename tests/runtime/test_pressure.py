@@ -166,3 +166,26 @@ def test_a_new_turn_leaves_the_watermark_free() -> None:
         running.append(here.engine.statistics()["running"])
         here.run()
     assert running == [2, 1]
+
+
+@pytest.mark.parametrize("seed", (25, 26, 30, 38))
+def test_a_turn_that_is_brought_up_is_not_kept_waiting_by_prefill_of_idle_sequences(seed: int) -> None:
+    """The blocks that it waits for behind the fence are its own: what nobody waits for took them one by one,
+    step by step. The world asserts each turn's bound."""
+    chance = Random(seed)
+    here = world(blocks=40, slots=60)
+    for _ in range(400):
+        seq = chance.randrange(24)
+        what = chance.choice(("extend", "extend", "generate", "generate", "stop", "settle", "stage", "close"))
+        if seq not in here.beings:
+            here.open(seq, [chance.randrange(200) for _ in range(chance.randrange(1, 40))])
+        elif what == "extend":
+            here.extend(seq, [1, 2, 3])
+        elif what == "generate":
+            here.generate(seq, chance.randrange(1, 6))
+        else:
+            getattr(here, what)(seq)
+        for _ in range(chance.randrange(3)):
+            here.step()
+    here.run()
+    assert here.scheduler.statistics()["restored"] > 0
