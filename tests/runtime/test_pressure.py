@@ -168,7 +168,7 @@ def test_a_new_turn_leaves_the_watermark_free() -> None:
     assert running == [2, 1]
 
 
-@pytest.mark.parametrize("seed", (25, 26, 30, 38))
+@pytest.mark.parametrize("seed", [25, 26, 30, 38])
 def test_a_turn_that_is_brought_up_is_not_kept_waiting_by_prefill_of_idle_sequences(seed: int) -> None:
     """The blocks that it waits for behind the fence are its own: what nobody waits for took them one by one,
     step by step. The world asserts each turn's bound."""
