@@ -11,7 +11,7 @@ One thread uses it; no torch, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 import numpy as np
@@ -42,6 +42,7 @@ class HostTier:
         self._checked: set[int] = set()  # hashed by this process since they were filled
         self._owner = owner
         self._slot_of: dict[bytes, int] = {}
+        self._here: dict[bytes, int] = {}  # of those the ones that are filled
         self._key_of: dict[int, bytes] = {}
         self._tokens: dict[int, int] = {}
         self._filling: set[int] = set()
@@ -59,14 +60,18 @@ class HostTier:
         return len(self._slot_of)
 
     def __contains__(self, key: bytes) -> bool:
-        return self.slot_of(key) is not None
+        return key in self._here
 
     # --- finding ----------------------------------------------------------------------------------------
 
+    @property
+    def here(self) -> Mapping[bytes, int]:
+        """The slot of each record that can be read now, by key: for who asks about many of them."""
+        return self._here
+
     def slot_of(self, key: bytes) -> int | None:
         """The slot in which the record can be read now; not counted as a use."""
-        slot = self._slot_of.get(key)
-        return None if slot is None or slot in self._filling else slot
+        return self._here.get(key)
 
     def sought(self, key: bytes) -> bool:
         """Whether the record is here or on its way."""
@@ -80,11 +85,11 @@ class HostTier:
         """The same for the longest beginning of ``keys`` that is here whole."""
         found: list[int] = []
         for key in keys:
-            slot = self.slot_of(key)
+            slot = self._here.get(key)
             if slot is None:
                 self._misses += 1
                 break
-            if not self._sound(slot):
+            if (self._recheck or slot not in self._checked) and not self._sound(slot):
                 self._damaged += 1
                 self.drop(key)
                 break
@@ -128,7 +133,7 @@ class HostTier:
 
         When it leaves from there, `touch` says so.
         """
-        self._put_first(slot for slot in slots if self._order.remove(slot))
+        self._put_first(self._order.remove_each(slots))
 
     def yields(self, key: bytes) -> bool:
         """Whether it was said to give way, and was not used since."""
@@ -139,9 +144,7 @@ class HostTier:
 
         The end of a chain goes before its beginning, as `eviction` wants it.
         """
-        found = [slot for key in keys if (slot := self.slot_of(key)) is not None and slot in self._order]
-        for slot in found:
-            self._order.remove(slot)
+        found = self._order.remove_each(self._here[key] for key in keys if key in self._here)
         found.reverse()
         self._rank(found)
 
@@ -215,6 +218,7 @@ class HostTier:
             self.memory.describe(slot, self._key_of[slot], tokens)
         self.memory.set_digest(slot, seen)
         self._checked.add(slot)
+        self._here[self._key_of[slot]] = slot
         self.memory.move(slot, SlotState.READY)
         self._rank([slot])
 
@@ -230,8 +234,8 @@ class HostTier:
         """
         for slot in slots:
             self._readers[slot] = self._readers.get(slot, 0) + 1
-            if used:
-                self._order.remove(slot)
+        if used:
+            self._order.remove_each(slots)
         self.memory.move_each(slots, SlotState.READING, self._owner)
         self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
 
@@ -333,7 +337,7 @@ class HostTier:
             if entry.state is SlotState.FILLING or entry.key in self._slot_of:
                 memory.move(slot, SlotState.FREE)
                 continue
-            self._slot_of[entry.key] = slot
+            self._slot_of[entry.key] = self._here[entry.key] = slot
             self._key_of[slot] = entry.key
             self._tokens[slot] = entry.tokens
             self._order.take(slot, entry.tenant)
@@ -341,8 +345,6 @@ class HostTier:
         return [slot for slot in range(memory.slots - 1, -1, -1) if slot not in self._key_of]
 
     def _sound(self, slot: int) -> bool:
-        if slot in self._checked and not self._recheck:
-            return True
         memory = self.memory
         if xxh3_64_intdigest(memory.payload(slot)) != memory.entry(slot).digest:
             return False
@@ -373,9 +375,9 @@ class HostTier:
         return self._order.add(slots)
 
     def _put_first(self, slots: Iterable[int]) -> None:
-        for slot in slots:
-            self._order.put_first(slot)
-            self._yielding.add(slot)
+        slots = list(slots)
+        self._order.put_first(slots)
+        self._yielding.update(slots)
 
     def _return_of(self, key: bytes) -> float | None:
         return min(self._promised.get(key, {}).values(), default=None)
@@ -385,6 +387,7 @@ class HostTier:
         key = self._key_of.pop(slot, None)
         if key is not None:
             del self._slot_of[key]
+            self._here.pop(key, None)
             del self._tokens[slot]
             self._order.forget(slot)
             self._yielding.discard(slot)

@@ -6,13 +6,13 @@ Knows nothing of references: the pool decides how long a block keeps its key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .references import Places
+from .references import BlockIds, Places, as_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,20 @@ class PrefixIndex:
         self._named[block] = True
         return True
 
+    def add_each(self, keys: Sequence[bytes], blocks: BlockIds) -> list[int]:
+        """`add` of many, none of which has a key, under keys that differ; the positions of those refused."""
+        places = as_places(blocks)
+        assert not self.holds_each(places).any(), "one has a key already"
+        refused = [at for at, key in enumerate(keys) if key in self._block_of]
+        if refused:
+            staying = np.delete(np.arange(len(keys)), refused).tolist()
+            keys, places = [keys[at] for at in staying], places[staying]
+        named = places.tolist()
+        self._block_of.update(zip(keys, named, strict=True))
+        self._key_of.update(zip(named, keys, strict=True))
+        self._named[places] = True
+        return refused
+
     def drop(self, blocks: Iterable[int]) -> None:
         """Forget the keys of ``blocks``; those without one are passed over."""
         for block in blocks:
@@ -104,6 +118,11 @@ class PrefixIndex:
     def block_of(self, key: bytes) -> int | None:
         """The block the key names; None where there is none."""
         return self._block_of.get(key)
+
+    @property
+    def here(self) -> Mapping[bytes, int]:
+        """The block of each key: for who asks about many of them."""
+        return self._block_of
 
     def key_of(self, block: int) -> bytes | None:
         """The key the block is found by; None while it is in no index."""

@@ -120,6 +120,9 @@ class BlockMover:
 
     def _of_block(self, block: int) -> list[memoryview]:
         """The bytes of a block in each arena of this machine's memory."""
+        if len(self._flat) == 1:  # as almost always, and asked for each block that comes up
+            (flat,), (size,) = self._flat, self._sizes
+            return [flat[block * size : (block + 1) * size]]
         sized = zip(self._flat, self._sizes, strict=True)
         return [flat[block * size : (block + 1) * size] for flat, size in sized]
 

@@ -188,8 +188,25 @@ class BlockPool:
         Raises:
             BlockMisused: as `seal` and `release` do.
         """
-        if self.seal(block, key):
-            return block
+        return block if self.seal(block, key) else self._change_over(block, key, owner)
+
+    def join_each(self, blocks: Sequence[int], keys: Sequence[bytes], owner: Owner = None) -> list[int]:
+        """`join` of many fresh ones, which have no keys, in the order of their sequence.
+
+        Raises:
+            BlockMisused: one is not held.
+        """
+        loose = self._references.each(as_places(blocks)) == 0
+        if loose.any():
+            block = blocks[int(loose.argmax())]
+            raise BlockMisused(block, self.state(block), "sealed")
+        standing = list(blocks)
+        for at in self.index.add_each(keys, blocks):
+            standing[at] = self._change_over(blocks[at], keys[at], owner)
+        return standing
+
+    def _change_over(self, block: int, key: bytes, owner: Owner) -> int:
+        """From a block to the one that has its key already, which is returned."""
         first = self.index.block_of(key)
         assert first is not None, "a key that refuses a block names another"
         self.release([block], owner)

@@ -96,13 +96,23 @@ class FairOrder:
         for tenant, those in groupby(slots, self._tenants.__getitem__):
             self._orders[tenant].add(those)
 
-    def put_first(self, slot: int) -> None:
-        """As `EvictionOrder.put_first`, among its tenant's."""
-        self._of(slot).put_first(slot)
+    def put_first(self, slots: Iterable[int]) -> None:
+        """As `EvictionOrder.put_first` of each, among its tenant's."""
+        for tenant, those in groupby(slots, self._tenants.__getitem__):
+            put_first = self._orders[tenant].put_first
+            for slot in those:
+                put_first(slot)
 
     def remove(self, slot: int) -> bool:
         """As `EvictionOrder.remove`."""
         return slot in self._tenants and self._of(slot).remove(slot)
+
+    def remove_each(self, slots: Iterable[int]) -> list[int]:
+        """The same of many; those that were in."""
+        removed: list[int] = []
+        for tenant, those in groupby(filter(self._tenants.__contains__, slots), self._tenants.__getitem__):
+            removed += filter(self._orders[tenant].remove, those)
+        return removed
 
     def first_besides(self, others: Container[int], tenant: int) -> int | None:
         """What gives way to a record of ``tenant``, none of ``others``; None: there is none. It stays."""

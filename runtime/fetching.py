@@ -94,8 +94,8 @@ class Fetching:
 
     def finds(self, sequence: Sequence) -> bool:
         """Whether a tier below the device holds what goes on where the sequence's computed tokens end."""
-        disk, paging = self._disk, self._paging
-        return bool(paging.below(sequence) or (disk is not None and paging.on_disk(sequence, disk)))
+        disk, lookup = self._disk, self._paging.lookup
+        return bool(lookup.below(sequence) or (disk is not None and lookup.on_disk(sequence, disk)))
 
     def fetch(self, sequence: Sequence, *, bare: bool = True) -> bool:
         """Have what the disk holds of a sequence brought up; whether it has to wait for that.
@@ -113,7 +113,7 @@ class Fetching:
         bare &= disk.reaches and not meets
         if began is not None and began.goes_on(sequence) and began.bare <= bare and not skipped and not meets:
             return True
-        keys = self._paging.on_disk(sequence, disk)[skipped:]
+        keys = self._paging.lookup.on_disk(sequence, disk)[skipped:]
         if keys:  # what comes up must not take the places of its own beginning
             self._paging.moves.touch(sequence.keys)
         same = began is not None and began.sequence is sequence and began.bare == bare
@@ -142,7 +142,7 @@ class Fetching:
         Nothing is sooner computed than that; what is left comes by way of the shelf.
         """
         self._adopt(sequence)
-        keys = self._paging.at_hand(sequence, disk)
+        keys = self._paging.lookup.at_hand(sequence, disk)
         before = disk.reading_seconds
         self._copy_up(sequence, keys, disk, tier)
         sequence.restore_seconds += disk.reading_seconds - before
@@ -152,7 +152,7 @@ class Fetching:
         costs, tier = self.costs.costs(), self._paging.moves.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
-        first, on_disk = self._paging.to_restore(sequence, disk)
+        first, on_disk = self._paging.lookup.to_restore(sequence, disk)
         size = self._paging.block_tokens
         held = Held(first * size, tuple(on_disk), size, tier.memory.block_bytes)
         count = blocks_to_compute(held, costs)
@@ -250,7 +250,7 @@ class Fetching:
         went: set[bytes] = set()
         while came - went:
             self._adopt(sequence)
-            keys = self._paging.going_on(sequence, disk, came.__contains__)
+            keys = self._paging.lookup.going_on(sequence, disk, came.__contains__)
             copied = self._copy_up(sequence, keys, disk, tier)
             if not copied:
                 break

@@ -49,7 +49,7 @@ class Leases:
         self._expected: list[tuple[float, int, Sequence]] = []  # a heap of returns, some of them over
         self._said = count()
         self._blocks = self._records = 0
-        roots = {paging.root(salt): most for salt, most in settings.lease_caps.items()}
+        roots = {paging.lookup.root(salt): most for salt, most in settings.lease_caps.items()}
         self._caps = {tenant_of(root): most for root, most in roots.items()}
         self._blocks_of: Counter[int] = Counter()
         self._records_of: Counter[int] = Counter()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import takewhile
+from itertools import starmap, takewhile
 
 from ..kvstore.host import HostTier
 from ..kvstore.shelf.client import DiskTier
@@ -50,13 +50,13 @@ class Moves:
         """Bring the bytes of slots into leased blocks (slot, block), before the rows of the plan being made."""
         assert self.tier is not None
         self.tier.hold(*(slot for slot, _ in pairs))
-        for slot, block in pairs:
-            self._tenants[block] = self.tier.tenant_of(slot)
-            self._loads.append(BlockLoad(slot, block))
+        tenant_of = self.tier.tenant_of
+        self._tenants.update((block, tenant_of(slot)) for slot, block in pairs)
+        self._loads.extend(starmap(BlockLoad, pairs))
 
-    def raised(self, block: int, tenant: int) -> None:
-        """A tenant's record was brought into this block without a plan."""
-        self._tenants[block] = tenant
+    def raised(self, blocks: Iterable[int], tenant: int) -> None:
+        """A tenant's records were brought into these blocks without a plan."""
+        self._tenants.update(dict.fromkeys(blocks, tenant))
 
     def pending(self) -> set[int]:
         """Blocks that the next plan saves or loads: nobody else may write them before."""
@@ -64,7 +64,10 @@ class Moves:
 
     def found(self, keys: Iterable[bytes]) -> list[int]:
         """The slots of the longest beginning of ``keys`` that the tier holds; not yet checked or held."""
-        return [] if self.tier is None else _beginning(map(self.tier.slot_of, keys))
+        if self.tier is None:
+            return []
+        here = self.tier.here
+        return list(map(here.__getitem__, takewhile(here.__contains__, keys)))
 
     def checked(self, keys: Iterable[bytes]) -> list[int]:
         """As `found`, each one's bytes checked now."""
@@ -114,8 +117,8 @@ class Moves:
     def retire(self, keys: Sequence[bytes]) -> None:
         """Nobody is likely to want these again: they give way before others, the last of them first."""
         if self.tier is not None:
-            slots = (self.tier.slot_of(key) for key in keys)
-            self.tier.give_way(slot for slot in slots if slot is not None)
+            here = self.tier.here
+            self.tier.give_way(here[key] for key in keys if key in here)
         if self.disk is not None:
             for key in reversed(keys):
                 self.disk.give_way(key)
@@ -177,7 +180,3 @@ class Moves:
         """Check the tier's books. Raises `LeakFound`."""
         if self.tier is not None:
             self.tier.audit()
-
-
-def _beginning(slots: Iterable[int | None]) -> list[int]:
-    return [slot for slot in takewhile(lambda slot: slot is not None, slots) if slot is not None]

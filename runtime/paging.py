@@ -7,22 +7,18 @@ have blocks is `pressure`'s affair, what is computed is `planning`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from itertools import takewhile
-from typing import TypeAlias
 
 import numpy as np
 
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..kvstore.shelf.client import DiskTier
+from .lookup import Lookup
 from .moves import Moves
 from .plan import BlockCopy
 from .sequence import Sequence
-
-_Raised: TypeAlias = tuple[bytes, int, int]
-"""A record's key, the block it was brought up into, and its tokens."""
 
 
 class Paging:
@@ -33,13 +29,8 @@ class Paging:
         self.moves = moves
         pool.gives_up = moves.given_up
         self.block_tokens = hasher.block_tokens
-        self._hasher = hasher
-        self._namespace = namespace
+        self.lookup = Lookup(pool.index, hasher, namespace, moves)
         self._sources: list[tuple[int, int]] = []  # (block, owner): read by copies of the step being planned
-
-    def root(self, salt: bytes) -> bytes:
-        """The key before a tenant's first block."""
-        return self._hasher.root(self._namespace, salt)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that ``tokens`` tokens take up."""
@@ -57,7 +48,7 @@ class Paging:
         own, most = sequence.computed // self.block_tokens, (len(sequence.tokens) - 1) // self.block_tokens
         if most <= own:
             return 0
-        self._hash(sequence, most)
+        self.lookup.name(sequence, most)
         parent = sequence.keys[own - 1] if own else sequence.root
         match = self.pool.index.match(sequence.keys[own:most], parent)
         if not match.blocks:
@@ -72,172 +63,90 @@ class Paging:
         sequence.frontier = max(sequence.frontier, sequence.computed)
         return sequence.computed - before
 
-    def below(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the records in the host tier that go on where the computed tokens end, a tail the last.
-
-        As with `adopt` never up to the last token. Their bytes are not checked yet.
-        """
-        tier, size = self.moves.tier, self.block_tokens
-        most = len(sequence.tokens) - 1
-        if (
-            tier is None
-            or not len(tier)
-            or sequence.planned != sequence.computed
-            or sequence.computed >= most
-        ):
-            return []
-        own = sequence.computed // size
-        self._hash(sequence, most // size)
-        keys = sequence.keys[own : most // size]
-        found = keys[: len(self.moves.found(keys))]
-        if len(found) < len(keys) and self.moves.fetching(keys[len(found)]):
-            return found
-        tail = next((key for key in self._tails(sequence, own + len(found)) if key in tier), None)
-        return found if tail is None else [*found, tail]
-
-    def on_disk(self, sequence: Sequence, disk: DiskTier) -> list[bytes]:
-        """Keys of the records that go on where tokens are computed, and are neither on the device nor in the
-        host tier, but on disk or on their way from it.
-        """
-        tier, size, most = self.moves.tier, self.block_tokens, len(sequence.tokens) - 1
-        if tier is None or sequence.planned != sequence.computed or sequence.computed >= most:
-            return []
-        found: list[bytes] = []
-        at = sequence.computed // size
-        self._hash(sequence, most // size)
-        for key in sequence.keys[at : most // size]:
-            if key in disk or disk.fetching(key):
-                if key not in tier and self.pool.index.block_of(key) is None:
-                    found.append(key)
-            elif not tier.sought(key) and self.pool.index.block_of(key) is None:
-                break
-            at += 1
-        for tail in self._tails(sequence, at):
-            if tail in tier:
-                break
-            if tail in disk or disk.fetching(tail):
-                return [*found, tail]
-        return found
-
-    def to_restore(self, sequence: Sequence, disk: DiskTier) -> tuple[int, list[bool]]:
-        """The first full block that the device lacks, and of each from there on that a tier below has whether
-        it is only on disk.
-        """
-        size, most = self.block_tokens, (len(sequence.tokens) - 1) // self.block_tokens
-        self._hash(sequence, most)
-        first = sequence.computed // size
-        while first < most and self.pool.index.block_of(sequence.keys[first]) is not None:
-            first += 1
-        found: list[bool] = []
-        for key in sequence.keys[first:most]:
-            above = self.moves.tier is not None and key in self.moves.tier
-            if not above and key not in disk and not disk.fetching(key):
-                break
-            found.append(not above)
-        return first, found
-
-    def _tails(self, sequence: Sequence, at: int) -> Iterator[bytes]:
-        """Keys under which a partial block ``at`` of the sequence could be kept, the longest first."""
-        size, most = self.block_tokens, len(sequence.tokens) - 1
-        parent = sequence.keys[at - 1] if at else sequence.root
-        for end in range(min(most, (at + 1) * size - 1), max(at * size, sequence.computed), -1):
-            yield self._hasher.tail(parent, sequence.tokens.span(at * size, end))
-
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
-        """Lease blocks, which are available, for as many of ``keys`` (see `below`) as are sound, and load them.
+        """Lease blocks, which are available, for as many of ``keys`` as are sound, and load them.
 
-        Returns tokens restored. The blocks are found by their keys at once: whoever reads them does so in this
-        step or a later one.
+        ``keys``: see `Lookup.below`. Returns tokens restored. The blocks are found by their keys at once:
+        whoever reads them does so in this step or a later one.
         """
+        tier = self.moves.tier
+        if tier is None:
+            return 0
         slots = self.moves.checked(keys)
-        if not slots or self.moves.tier is None:
+        tokens = self._believed(sequence, keys, list(map(tier.tokens_of, slots)))
+        if not tokens:
             return 0
         own = sequence.computed // self.block_tokens
-        blocks = self.pool.lease(len(slots), sequence.id)
+        leased = self.pool.lease(len(tokens), sequence.id)
         self._drop(sequence, own)
-        raised: list[_Raised] = []
-        loads: list[tuple[int, int]] = []
-        for key, slot, leased in zip(keys, slots, blocks, strict=False):
-            tokens = self.moves.tier.tokens_of(slot)
-            block = self._named(sequence, key, leased, tokens)
-            if block == leased:
-                loads.append((slot, leased))
-            raised.append((key, block, tokens))
-        self.moves.load(loads)
-        return self._count_in(sequence, own, raised)
-
-    def at_hand(self, sequence: Sequence, disk: DiskTier) -> list[bytes]:
-        """Keys of the records that go on where the computed tokens end and can be copied to the device now,
-        a tail the last; none where not one of them is on disk, so that `restore` does as well.
-        """
-        tier, size, most = self.moves.tier, self.block_tokens, len(sequence.tokens) - 1
-        if tier is None or sequence.planned != sequence.computed:
-            return []
-        own, full = sequence.computed // size, most // size
-        self._hash(sequence, full)
-        lacking = next((key for key in sequence.keys[own:full] if key not in tier), None)
-        if lacking is not None and lacking in disk and not disk.at_hand(lacking):
-            return []  # the disk is to begin with it: no look at all that follows comes before that
-        found = self.going_on(sequence, disk, disk.placed)
-        first = next((key for key in found if key not in tier), None)
-        return found if first is not None and disk.at_hand(first) else []
-
-    def going_on(self, sequence: Sequence, disk: DiskTier, there: Callable[[bytes], bool]) -> list[bytes]:
-        """Keys of the records that go on where the computed tokens end, not on the device, but in the host tier
-        or ``there``; a tail the last.
-        """
-        tier, size, most = self.moves.tier, self.block_tokens, len(sequence.tokens) - 1
-        if tier is None or sequence.planned != sequence.computed or sequence.computed >= most:
-            return []
-
-        def within(key: bytes) -> bool:
-            return (key in tier or there(key)) and self.pool.index.block_of(key) is None
-
-        own, full = sequence.computed // size, most // size
-        self._hash(sequence, full)
-        found = list(takewhile(within, sequence.keys[own:full]))
-        at = own + len(found)
-        if at == full or sequence.keys[at] not in disk:
-            tail = next(filter(within, self._tails(sequence, at)), None)
-            found += [] if tail is None else [tail]
-        return found
+        blocks = self._named(sequence, keys, leased, tokens)
+        pairs = zip(slots, leased, blocks, strict=False)
+        self.moves.load([(slot, block) for slot, block, named in pairs if named == block])
+        return self._count_in(sequence, own, keys, blocks, tokens)
 
     def read_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier) -> int:
-        """Copy as many of ``keys`` (see `at_hand`) as are sound, and blocks available for, to the device, now:
-        no step is in flight. Returns tokens brought up.
+        """Copy as many of ``keys`` as are sound, and blocks available for, to the device, now: no step is in
+        flight. Returns tokens brought up.
 
-        Blocks whose bytes a move that waits still reads or writes are passed over.
+        ``keys``: see `Lookup.at_hand`. Blocks whose bytes a move that waits still reads or writes are passed
+        over.
         """
         own = sequence.computed // self.block_tokens
         leased = self.pool.lease(min(len(keys), self.pool.available), sequence.id)
         busy = self.moves.pending()
         blocks = [block for block in leased if block not in busy]
-        found = disk.read(keys[: len(blocks)], blocks)
+        found = self._believed(sequence, keys, disk.read(keys[: len(blocks)], blocks))
         used = set(blocks[: len(found)])
         self.pool.release([block for block in leased if block not in used], sequence.id, keep=False)
         if not found:
             return 0
         self._drop(sequence, own)
-        raised: list[_Raised] = []
-        for key, block, tokens in zip(keys, blocks, found, strict=False):
-            self.moves.raised(block, sequence.tenant)
-            raised.append((key, self._named(sequence, key, block, tokens), tokens))
-        return self._count_in(sequence, own, raised)
+        self.moves.raised(used, sequence.tenant)
+        named = self._named(sequence, keys, blocks[: len(found)], found)
+        return self._count_in(sequence, own, keys, named, found)
 
-    def _named(self, sequence: Sequence, key: bytes, leased: int, tokens: int) -> int:
-        """The block that holds what was brought up into ``leased``: another, where there is one already."""
-        return leased if tokens < self.block_tokens else self.pool.join(leased, key, sequence.id)
+    def _believed(self, sequence: Sequence, keys: list[bytes], tokens: list[int]) -> list[int]:
+        """Tokens of the records under ``keys``, as far as they are what the keys say: full, or such a tail.
 
-    def _count_in(self, sequence: Sequence, own: int, raised: list[_Raised]) -> int:
-        """These follow the first ``own`` blocks of the sequence's table; returns the tokens it gained."""
-        end = own * self.block_tokens
-        for key, block, tokens in raised:
-            sequence.table.append(block)
-            end += tokens
-            if key in sequence.from_disk:
-                sequence.disk += tokens
-            if tokens < self.block_tokens:
-                sequence.tail = key, end
+        How long a record is stands beside its bytes, whose hash does not vouch for it. One that says otherwise
+        is dropped.
+        """
+        size, own = self.block_tokens, sequence.computed // self.block_tokens
+        full = next((at for at, count in enumerate(tokens) if count != size), len(tokens))
+        if sequence.keys[own : own + full] != keys[:full]:
+            full -= 1  # the last of them is a tail, and says that it is none
+        elif full < len(tokens) and keys[full] == self._tail_of(sequence, own + full, tokens[full]):
+            return tokens[: full + 1]
+        if full < len(tokens):
+            self.moves.drop(keys[full])
+        return tokens[:full]
+
+    def _tail_of(self, sequence: Sequence, block: int, tokens: int) -> bytes | None:
+        """The key of so many tokens of a partial block; None: a partial one cannot hold that many."""
+        end = block * self.block_tokens + tokens
+        fits = 0 < tokens < self.block_tokens and end <= len(sequence.tokens)
+        return self.lookup.tail(sequence, end) if fits else None
+
+    def _named(
+        self, sequence: Sequence, keys: Items[bytes], leased: list[int], tokens: Items[int]
+    ) -> list[int]:
+        """The blocks that hold the records brought up into ``leased``: others, where there are some already."""
+        full = len(leased) - (tokens[-1] < self.block_tokens)
+        return self.pool.join_each(leased[:full], keys[:full], sequence.id) + leased[full:]
+
+    def _count_in(
+        self, sequence: Sequence, own: int, keys: Items[bytes], blocks: list[int], tokens: Items[int]
+    ) -> int:
+        """Records of so many tokens follow the first ``own`` blocks of the sequence's table; returns the tokens
+        it gained.
+        """
+        sequence.table.extend(blocks)
+        end = own * self.block_tokens + sum(tokens)
+        if sequence.from_disk:
+            pairs = zip(keys, tokens, strict=False)
+            sequence.disk += sum(count for key, count in pairs if key in sequence.from_disk)
+        if tokens[-1] < self.block_tokens:
+            sequence.tail = keys[len(tokens) - 1], end
         restored, sequence.computed, sequence.planned = end - sequence.computed, end, end
         sequence.sealed = end // self.block_tokens
         sequence.shared_tail = False
@@ -288,7 +197,7 @@ class Paging:
         full = sequence.computed // self.block_tokens
         if full <= sequence.sealed:
             return
-        self._hash(sequence, full)
+        self.lookup.name(sequence, full)
         for index in range(sequence.sealed, full):
             block = sequence.table[index]
             kept = self.pool.join(block, sequence.keys[index], sequence.id)
@@ -302,9 +211,7 @@ class Paging:
         full, part = divmod(sequence.computed, self.block_tokens)
         if not part or self.moves.tier is None:
             return
-        self._hash(sequence, full)
-        parent = sequence.keys[full - 1] if full else sequence.root
-        key = self._hasher.tail(parent, sequence.tokens.span(sequence.computed - part, sequence.computed))
+        key = self.lookup.tail(sequence, sequence.computed)
         if sequence.tail is not None and sequence.tail[0] != key:
             self.moves.drop(sequence.tail[0])
         self.moves.save(key, sequence.table[full], part, sequence.tenant)
@@ -437,11 +344,3 @@ class Paging:
                 self.moves.drop(key)
         if sequence.tail is not None:
             self.moves.drop(sequence.tail[0])
-
-    def _hash(self, sequence: Sequence, blocks: int) -> None:
-        """Make the keys of the first ``blocks`` blocks, those that are not made yet."""
-        done = len(sequence.keys)
-        if done < blocks:
-            parent = sequence.keys[-1] if done else sequence.root
-            tokens = sequence.tokens.span(done * self.block_tokens, blocks * self.block_tokens)
-            sequence.keys.extend(self._hasher.chain(parent, tokens))

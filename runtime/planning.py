@@ -117,7 +117,7 @@ class Planner:
         adopted = self._paging.adopt(sequence)
         self._counters.adopted += adopted
         sequence.found(adopted)
-        keys = self._paging.below(sequence)
+        keys = self._paging.lookup.below(sequence)
         if not keys:
             return True
         if len(keys) > self._pool.available:

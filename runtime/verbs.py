@@ -73,7 +73,9 @@ class Verbs:
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         self._check_context(len(tokens))
-        sequence = Sequence(verb.seq, self._paging.root(verb.salt), TokenList(tokens), alone=verb.alone)
+        sequence = Sequence(
+            verb.seq, self._paging.lookup.root(verb.salt), TokenList(tokens), alone=verb.alone
+        )
         self._counters.adopted += self._paging.adopt(sequence)
         self._roster.touch(sequence)
         self._shelving.fetching.stage(sequence)
@@ -186,7 +188,7 @@ class Verbs:
         if opening.parent is not None:
             (child,) = self._forked(self._roster[opening.parent], [seq], opening.at)
             return child
-        sequence = Sequence(seq, self._paging.root(opening.salt), TokenList(), alone=opening.alone)
+        sequence = Sequence(seq, self._paging.lookup.root(opening.salt), TokenList(), alone=opening.alone)
         self._roster.touch(sequence)
         return sequence
 

@@ -52,12 +52,8 @@ _KINDS = {"silu": elementwise.SILU, "gelu_tanh": elementwise.GELU_TANH}
 
 def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
     """Pieces of ``source`` to ``target``, by all threads at once: see `interface.Kernels`."""
-    if size % copying.WORD or (pieces % copying.WORD).any():
-        return reference.copy_pieces(source, target, pieces, size)
     parts = min(parts_for(len(pieces) * size, BYTES), len(pieces))
-    words = np.ascontiguousarray(pieces // copying.WORD)
-    copying.copy(parts, source.data_ptr(), target.data_ptr(), words, size // copying.WORD, copying.TAG)
-    return None
+    copying.copy(parts, source.data_ptr(), target.data_ptr(), np.ascontiguousarray(pieces), size)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -192,12 +192,13 @@ class DiskTier:
 
     def _read_into(self, parts: Sequence[Sequence[memoryview]], keys: Sequence[bytes]) -> list[int]:
         found: list[int] = []
+        here = self._host.here
         while len(found) < len(parts):
             at = len(found)
-            above = self._host.find_beginning(takewhile(self._host.__contains__, keys[at : len(parts)]))
+            above = self._host.find_beginning(takewhile(here.__contains__, keys[at : len(parts)]))
             found += self._copy(above, parts[at : at + len(above)])
             at = len(found)
-            below = list(takewhile(lambda key: key not in self._host, keys[at : len(parts)]))
+            below = list(takewhile(lambda key: key not in here, keys[at : len(parts)]))
             found += self._shortcut.read(below, parts[at:])
             self._read += len(found) - at
             for key in below[: len(found) - at]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,8 +24,8 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from .pagecache import in_memory
 from .places import FILE, stride_of
 
-MOST_IN_RUN = 8  # records in one call
-SHARED = 16  # of more than twice so many records a second thread reads half
+MOST_IN_RUN = 4  # records in one call: what it brought is in a core's own cache when it is checked
+SHARED = 32  # of so many records a second thread reads as many as it can
 
 Parts: TypeAlias = Sequence[memoryview]
 """The bytes of a block, one part behind the other."""
@@ -91,42 +92,47 @@ class Shortcut:
         What follows is not all in memory, or is not what was stored: its parts may hold anything, and the first
         such record is not tried again before it is learned again.
         """
-        half = len(keys) // 2
-        if half < SHARED:
-            return self._read_part(keys, blocks)
         with contextlib.suppress(OSError):
             self._file()  # before there are two to open it
-        other = self._second.submit(self._read_part, keys[half:], blocks[half:])
-        found = self._read_part(keys[:half], blocks[:half])
-        behind = other.result()
-        return found if len(found) < half else found + behind
+        runs = list(self._runs(keys))
+        sound = [0] * len(runs)
+        starts = list(accumulate(map(len, runs), initial=0))
+        turns = deque(range(len(runs)))  # whoever is done with one takes the next
 
-    def _read_part(self, keys: Sequence[bytes], blocks: Sequence[Parts]) -> list[int]:
-        found: list[int] = []
-        while len(found) < len(keys):
-            run = self._run(keys[len(found) : len(found) + MOST_IN_RUN])
-            into = blocks[len(found) : len(found) + len(run)]
-            sound = self._read_run(run, into)
-            found += [lying.tokens for lying in run[:sound]]
-            if sound < max(1, len(run)):
-                self.forget(keys[len(found)])
-                break
-        return found
+        def work() -> None:
+            with contextlib.suppress(IndexError):
+                while True:
+                    at = turns.popleft()
+                    sound[at] = self._read_run(runs[at], blocks[starts[at] : starts[at + 1]])
+                    if sound[at] < len(runs[at]):
+                        turns.clear()  # nothing that follows is of use
 
-    def _run(self, keys: Sequence[bytes]) -> list[Lying]:
-        """Of these the first that lie one behind the other."""
+        if len(keys) < SHARED:
+            work()
+        else:
+            other = self._second.submit(work)
+            work()
+            other.result()
+        short = next((at for at, run in enumerate(runs) if sound[at] < len(run)), None)
+        came = starts[-1] if short is None else starts[short] + sound[short]
+        if came < len(keys):
+            self.forget(keys[came])
+        return [lying.tokens for run in runs for lying in run][:came]
+
+    def _runs(self, keys: Sequence[bytes]) -> Iterator[list[Lying]]:
+        """Records of which it is known where they lie, in groups that lie one behind the other."""
         run: list[Lying] = []
-        for key in keys:
-            lying = self._lying.get(key)
-            if lying is None or (run and lying.offset != run[-1].offset + self._stride):
-                break
+        for lying in takewhile(bool, map(self._lying.get, keys)):
+            assert lying is not None
+            if run and (len(run) == MOST_IN_RUN or lying.offset != run[-1].offset + self._stride):
+                yield run
+                run = []
             run.append(lying)
-        return run
+        if run:
+            yield run
 
     def _read_run(self, run: list[Lying], blocks: Sequence[Parts]) -> int:
         """How many of them came whole."""
-        if not run:
-            return 0
         parts = [part for block in blocks for part in (*block, self._between)]
         got = 0
         with contextlib.suppress(OSError):  # not in memory; or no such file, medium or kernel

@@ -135,6 +135,20 @@ def test_joining_trades_a_second_copy_for_the_first() -> None:
     assert pool.state(first) is BlockState.CACHED
 
 
+def test_many_join_as_one_does() -> None:
+    pool = BlockPool(8, debug=True)
+    [first] = pool.lease(1, "a")
+    pool.seal(first, b"1")
+    blocks = pool.lease(3, "b")
+    keys = [b"0", b"1", b"2"]
+    assert pool.join_each(blocks, keys, "b") == [blocks[0], first, blocks[2]]
+    assert [pool.index.block_of(key) for key in keys] == [blocks[0], first, blocks[2]]
+    assert (pool.references(first), pool.state(blocks[1])) == (2, BlockState.FREE)
+    with pytest.raises(BlockMisused, match=f"block {blocks[1]} is free: it cannot be sealed"):
+        pool.join_each([blocks[1]], [b"9"], "b")
+    pool.audit({first: 2, blocks[0]: 1, blocks[2]: 1})
+
+
 def test_what_is_not_kept_is_forgotten_but_not_under_others() -> None:
     pool = BlockPool(4)
     shared, own = sealed_chain(pool, "a", 2)

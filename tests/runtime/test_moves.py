@@ -14,6 +14,9 @@ from holdfast.tests.runtime.worlds import LAUNCH_BOMB, World, world
 
 ONE, TWO, THREE, FOUR = ([start, start + 1, start + 2, start + 3] for start in (30, 40, 50, 60))
 
+FULL = {(0, 4), (1, 4)}
+"""Of three records of 4, 4 and 2 tokens the full ones."""
+
 
 def work_of(here: World, seq: int) -> Work:
     work = here.ended[seq].work
@@ -120,6 +123,26 @@ def test_a_changed_byte_is_computed_again() -> None:
     work = work_of(here, 0)
     assert (work.host, work.recomputed) == (4, 10)
     assert here.scheduler.statistics()["host_damaged"] == 1
+
+
+@pytest.mark.parametrize(
+    ("which", "claims"),
+    [(which, claims) for which in range(3) for claims in (0, 1, 3, 4, 5, 64) if (which, claims) not in FULL],
+)
+def test_a_record_that_says_it_is_of_another_length_is_computed_again(which: int, claims: int) -> None:
+    here = world(slots=16)
+    here.open(0, ONE + TWO + [7, 8])
+    here.reply(0, 1)
+    away(here, 0)
+    tier, sequence = here.scheduler.tier, here.scheduler._roster[0]
+    assert tier is not None and sequence.tail is not None
+    slot = tier.slot_of([*sequence.keys[:2], sequence.tail[0]][which])
+    assert slot is not None and tier._tokens[slot] == [4, 4, 2][which]
+    tier._tokens[slot] = claims
+    here.extend(0, [9, 10, 11])
+    here.reply(0, 4)
+    work = work_of(here, 0)
+    assert (work.host, work.recomputed) == (4 * which, 10 - 4 * which)
 
 
 def test_a_record_is_found_only_when_its_bytes_are_there() -> None:

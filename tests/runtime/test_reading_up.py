@@ -69,6 +69,22 @@ def test_what_cannot_be_read_comes_through_the_shelf() -> None:
     assert work.disk + work.prefilled + work.recomputed == 19
 
 
+def test_what_says_it_is_of_another_length_is_computed_again() -> None:
+    here = near()
+    tokens = kept(here, 0)
+    disk = here.disk
+    assert disk is not None
+    read = disk.read
+    disk.read = lambda keys, blocks: [  # type: ignore[method-assign]
+        4 + (at == 2) for at, _ in enumerate(read(keys, blocks))
+    ]
+    here.open(0, tokens)
+    assert here.state(0).computed == 8
+    here.reply(0, 4)
+    work = here.ended[0].work
+    assert work is not None and (work.disk, work.prefilled + work.recomputed) == (8, 11)
+
+
 def test_what_is_not_in_memory_is_brought_there_and_goes_past_the_host_tier() -> None:
     here = near()
     tokens = kept(here, 0)
