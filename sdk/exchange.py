@@ -47,10 +47,11 @@ from .transport import Transport
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """An answer that somebody waits for."""
+    """An answer that somebody waits for; ``frame`` asks for it again."""
 
     event_id: str
     wanted: Callable[[ServerEvent], bool]
+    frame: bytes | None = None
     found: ServerEvent | None = None
 
     def takes(self, event: ServerEvent) -> bool:
@@ -183,7 +184,8 @@ class Exchange:
         What is read here until then is given to `meanwhile`; without it, it is put aside for who reads next
         if a response runs. Raises `ServerError` when the event sent was refused.
         """
-        waiting = _Wanted(event_id, wanted)
+        frame = None if self._back is None else self._back.frame_of(event_id)
+        waiting = _Wanted(event_id, wanted, frame)
         self._wanted.append(waiting)
         try:
             while waiting.found is None:
@@ -345,7 +347,7 @@ class Exchange:
 
     async def _resumed(self, back: Return) -> Transport:
         transport, resumed = await back.connect()
-        awaited = [waiting.event_id for waiting in self._wanted if waiting.found is None]
+        awaited = {waiting.event_id: waiting.frame for waiting in self._wanted if waiting.found is None}
         frames = [*self._cancelled_again(), *back.again(resumed, awaited)]
         sent: set[bytes] = set()
         while frames:

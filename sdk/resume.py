@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Container, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -138,17 +138,20 @@ class Return:
         self.handle = event.handle
         return event
 
-    def again(self, resumed: SessionResumed, awaited: Collection[str]) -> list[bytes]:
+    def again(self, resumed: SessionResumed, awaited: Mapping[str, bytes | None]) -> list[bytes]:
         """The frames that the server must be sent again, in order.
 
-        ``awaited``: events whose answers somebody waits for; a session from the journal answers them again.
+        ``awaited``: events whose answers somebody waits for, and their frames; a session from the journal
+        answers them again.
         """
-        unsure = dict(self._unsure)
-        if resumed.last_client_event in unsure:
-            self.arrived(resumed.last_client_event)
-        lost = [event_id for event_id in unsure if event_id in awaited and event_id not in self._unsure]
-        answered_again = lost if resumed.reopened else []
-        return [*(unsure[event_id] for event_id in answered_again), *self._unsure.values()]
+        self.arrived(resumed.last_client_event or "")
+        again = awaited.items() if resumed.reopened else ()
+        lost = [frame for event_id, frame in again if frame is not None and event_id not in self._unsure]
+        return [*lost, *self._unsure.values()]
+
+    def frame_of(self, event_id: str) -> bytes | None:
+        """An event that was just sent; None where it is not kept."""
+        return self._unsure.get(event_id)
 
     def since(self, sent: Container[bytes]) -> list[bytes]:
         """The frames that were given since, in order."""

@@ -144,6 +144,35 @@ async def test_of_several_answers_lost_with_a_server_all_are_asked_for_again() -
     assert second.ids() == ["one", "two", "three"]
 
 
+async def test_an_answer_is_asked_for_again_though_its_question_was_known_to_have_come() -> None:
+    """A socket was cut before, or a later question was answered first: then the server died."""
+
+    class Slow(Line):
+        async def receive(self) -> bytes:
+            await anyio.wait_all_tasks_blocked()
+            return await super().receive()
+
+    first = Slow(deleted("e", "y"))
+    second = Line(resumed(last_client_event="two"))
+    third = Line(resumed(last_client_event="two", reopened=True), deleted("f", "x"))
+    exchange = Exchange(first, back_over(second, third))
+    for name, item in ("one", "x"), ("two", "y"):
+        await exchange.send(client.ItemDelete(item_id=item, event_id=name))
+    done: list[str] = []
+
+    async def answered(event_id: str, item_id: str) -> None:
+        await exchange.answer(
+            event_id, lambda event: isinstance(event, server.ItemDeleted) and event.item_id == item_id
+        )
+        done.append(event_id)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(answered, "one", "x")
+        group.start_soon(answered, "two", "y")
+    assert done == ["two", "one"]
+    assert (second.ids(), third.ids()) == ([], ["one"])
+
+
 async def test_what_is_lost_beyond_what_is_kept_ends_the_session_and_not_in_silence() -> None:
     async def sent(last: str | None) -> list[str | None]:
         second = Line(resumed(last_client_event=last), deleted("e", "x"))
@@ -239,7 +268,7 @@ def test_what_is_kept_to_be_sent_again_is_bounded() -> None:
     back = back_over()
     for number in range(MAX_UNSURE + 5):
         back.sent(str(number), b"")
-    assert len(back.again(resumed(), ())) == MAX_UNSURE
+    assert len(back.again(resumed(), {})) == MAX_UNSURE
 
 
 async def test_a_client_without_a_way_back_says_so() -> None:
