@@ -10,7 +10,7 @@ from tokenizers.decoders import DecodeStream
 
 
 class Detokenizer:
-    """Turns one reply's ids into text, one id at a time; special tokens give none."""
+    """Turns one reply's ids into text, one id or some at a time; special tokens give none."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
@@ -20,8 +20,14 @@ class Detokenizer:
 
     def step(self, token: int) -> str:
         """The text that became certain with this id; empty while a character is still in pieces."""
-        self._ids.append(token)
-        text = self._stream.step(self._backend, token) or ""
+        return self.steps([token])
+
+    def steps(self, tokens: list[int]) -> str:
+        """The same of several at once; what precedes a character in pieces may come with the rest of it."""
+        if not tokens:
+            return ""
+        self._ids += tokens
+        text = self._stream.step(self._backend, tokens) or ""
         self._told += len(text)
         return text
 

@@ -9,6 +9,7 @@ import re
 from enum import Enum, auto
 
 _LITERAL = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # in a string: neither its end nor an escape, and allowed there
 _SPACE = " \t\n\r"
 _HEX = frozenset("0123456789abcdefABCDEF")
 
@@ -35,12 +36,17 @@ class ObjectScanner:
 
     def feed(self, text: str) -> int:
         """Reads until the object is done or broken, or the text ends; how many characters belong to it."""
-        for at, character in enumerate(text):
+        at = 0
+        while at < len(text):
             if self.done or self.broken:
                 return at
-            if not self._accepts(character):
+            if self._string == "" and (plain := _PLAIN.match(text, at)):
+                at = plain.end()
+            elif self._accepts(text[at]):
+                at += 1
+            else:
                 return at
-        return len(text)
+        return at
 
     def _accepts(self, character: str) -> bool:
         if self._string is not None:

@@ -82,6 +82,8 @@ class ReplyReader:
 
     def feed(self, ids: Iterable[int], logprobs: Iterable[TokenLogprob] | None = None) -> list[ReplyEvent]:
         """The events these ids make certain. Ids after an end token, a stop id or a match are left out."""
+        if self._together and not logprobs:
+            return self._deliver(self._taken_together(list(ids)))
         events: list[ReplyEvent] = []
         held = ""
         for token, logprob in zip_longest(ids, logprobs or ()):
@@ -102,6 +104,23 @@ class ReplyReader:
                     events += self._deliver(self._unstopped(held))
                     held = ""
         return events + self._deliver(held)
+
+    def _taken_together(self, ids: list[int]) -> str:
+        """The text of ids of which nobody is told before the last of them."""
+        if self.ended or self.halted:
+            return ""
+        ends = (at for at, token in enumerate(ids) if token in self._end_ids or token in self._stop_ids)
+        end = next(ends, None)
+        if end is not None:
+            self.ended = ids[end] in self._end_ids
+            self.halted = not self.ended
+        self.ids += ids if end is None else ids[: end + 1]
+        said, begun = "", 0
+        for at, token in enumerate(ids[:end]):
+            if token in self._marks:
+                said += "".join(map(self._detokenizer.step, ids[begun:at])) + self._marks[token]
+                begun = at
+        return said + self._detokenizer.steps(ids[begun:end])
 
     def finish(self, *, cut: bool) -> list[ReplyEvent]:
         """The rest of the events. ``cut``: the reply did not end by itself."""

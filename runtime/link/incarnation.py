@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -68,19 +69,31 @@ class Incarnation:
 
     async def watch(self) -> None:
         """Until its link has ended; an engine that hangs is examined and killed."""
-        lost = asyncio.ensure_future(self.wire.lost.wait())
+        lost: asyncio.Future[Any] = asyncio.ensure_future(self.wire.lost.wait())
+        hung: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._look_again(Lateness(), hung)
         try:
-            late = Lateness()
-            while not lost.done():
-                began = time.monotonic()
-                await asyncio.wait({lost}, timeout=TICK)
-                punctual = time.monotonic() - began < 2 * TICK  # else it may have been our turn to be late
-                overdue = bool(self.wire.overdue) and punctual
-                late.tick(waited_of(self.pid) if overdue else 0.0, overdue=overdue)
-                if late.over and not lost.done():
-                    await self._give_up()
+            await asyncio.wait({lost, hung}, return_when=asyncio.FIRST_COMPLETED)
+            if not lost.done():
+                await self._give_up()
         finally:
             lost.cancel()
+            hung.cancel()
+
+    def _look_again(self, late: Lateness, hung: asyncio.Future[None]) -> None:
+        asyncio.get_running_loop().call_later(TICK, self._look, late, hung, time.monotonic() + TICK)
+
+    def _look(self, late: Lateness, hung: asyncio.Future[None], due: float) -> None:
+        """Every ``TICK``, by no task of its own, until it is ``hung`` or nobody watches any more."""
+        if hung.done():
+            return
+        punctual = time.monotonic() - due < TICK  # else it may have been our turn to be late
+        overdue = bool(self.wire.overdue) and punctual
+        late.tick(waited_of(self.pid) if overdue else 0.0, overdue=overdue)
+        if late.over:
+            hung.set_result(None)
+        else:
+            self._look_again(late, hung)
 
     async def bury(self, incarnation: int) -> Death:
         """Wait for the process, whose link has ended, by force if need be, and read what it left."""
