@@ -123,8 +123,9 @@ class Conversation:
         return server.ErrorEvent(event_id=self.event_id(), error=error_details(error, event_id))
 
     def brief(self, response_id: str) -> bool:
-        """Whether each thing of a running response is told once."""
-        return self._live[response_id].brief
+        """Whether each thing of a response is told once, where it runs."""
+        live = self._live.get(response_id)
+        return live is not None and live.brief
 
     def reply(self, response_id: str, event: ReplyEvent) -> list[server.ServerEvent]:
         """What a running response tells, as server events."""

@@ -68,6 +68,7 @@ class _Held:
     ticket: Ticket | None
     reply: int
     told: int
+    patient: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +118,24 @@ class Feed:
         self._reply, self._told = self._reply + 1, 0
         self._forget_before(self._reply - 1)
 
-    def post(self, events: Iterable[ServerEvent], lane: str = ANSWERS, ticket: Ticket | None = None) -> None:
-        """Let events leave in order of their lane, with ``ticket`` not before it is done."""
+    def post(
+        self,
+        events: Iterable[ServerEvent],
+        lane: str = ANSWERS,
+        ticket: Ticket | None = None,
+        *,
+        patient: bool = False,
+    ) -> None:
+        """Let events leave in order of their lane, with ``ticket`` not before it is done; ``patient``: perhaps
+        with what follows, see `Outbox.post`.
+        """
         waiting = self._lanes.setdefault(lane, deque())
         for event in events:
             if lane == WRITER:
                 self._told += 1
-                waiting.append(_Held(event, ticket, self._reply, self._told))
+                waiting.append(_Held(event, ticket, self._reply, self._told, patient))
             else:
-                waiting.append(_Held(event, ticket, *_NOWHERE))
+                waiting.append(_Held(event, ticket, *_NOWHERE, patient))
         if ticket is not None and not ticket.done():
             ticket.add_done_callback(lambda _: self._release(lane))
         self._release(lane)
@@ -209,7 +219,7 @@ class Feed:
         if self._outbox is None:
             self._unread += len(frame)
         elif not self._was_read(held, place):
-            self._outbox.post([frame])
+            self._outbox.post([frame], patient=held.patient)
 
     def _was_read(self, held: _Held, place: tuple[int, int]) -> bool:
         """A reply's end is acknowledged, hence in the journal: one that ends now was read by nobody."""

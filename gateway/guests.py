@@ -21,12 +21,12 @@ class Line:
         self._shared = shared
         self._gone = asyncio.Event()
 
-    def post(self, frames: Iterable[bytes]) -> None:
-        """Queue frames in order, without waiting."""
+    def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
+        """Queue frames in order, without waiting; ``patient``: see `Outbox.post`."""
         if self._shared():
             name = b'{"session_id":"%s",' % self.session_id.encode()
             frames = [name + frame[1:] for frame in frames]
-        self._outbox.post(frames)
+        self._outbox.post(frames, patient=patient)
 
     async def room(self) -> None:
         """Wait until the socket takes more, or the session has left it."""

@@ -379,7 +379,9 @@ class LiveSession:
     def _tell(self, events: Iterable[server.ServerEvent], lane: str) -> None:
         for event in events:
             ticket = self.session.log.sync() if isinstance(event, HELD) else None
-            self.feed.post([event], lane, ticket)
+            # Told in brief, a reply's beginning need not be written by itself.
+            patient = isinstance(event, server.ResponseCreated) and self.conversation.brief(event.response.id)
+            self.feed.post([event], lane, ticket, patient=patient)
 
     def _bring_back(self, past: Past, after_reply: set[str]) -> None:
         """The last response as the journal has it: told again to its end, or going on."""

@@ -16,6 +16,8 @@ from .settings import Limits
 
 BURST_BYTES = 16 << 10
 """That are written at once."""
+PATIENCE = 0.25
+"""Seconds that frames may wait for those they are to be written with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class OutboxStatistics:
 class Sink(Protocol):
     """Where a session's frames go: an outbox, or a line into one."""
 
-    def post(self, frames: Iterable[bytes]) -> None:
-        """Queue frames in order, without waiting."""
+    def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
+        """Queue frames in order, without waiting. ``patient``: they may wait for what follows them."""
 
     async def room(self) -> None:
         """Wait until more can be taken."""
@@ -57,18 +59,24 @@ class Outbox:
         self._empty = asyncio.Event()
         self._empty.set()
         self._abandoned = False
+        self._patient: asyncio.TimerHandle | None = None
 
     def abandon(self) -> None:
         """Nobody will post any more, and nobody shall wait for room."""
         self._abandoned = True
         self._mark()
 
-    def post(self, frames: Iterable[bytes]) -> None:
-        """Queue frames in order, without waiting."""
+    def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
+        """Queue frames in order, without waiting. ``patient``: they may wait for what follows them."""
         for frame in frames:
             self._frames.append(frame)
             self._bytes += len(frame)
-        self._mark()
+        if patient and not self._filled.is_set():
+            if self._patient is None:
+                self._patient = asyncio.get_running_loop().call_later(PATIENCE, self._mark)
+            self._empty.clear()
+        else:
+            self._mark()
 
     @property
     def free(self) -> bool:
@@ -106,6 +114,9 @@ class Outbox:
         return OutboxStatistics(len(self._frames), self._bytes, self._sent)
 
     def _mark(self) -> None:
+        if self._patient is not None:
+            self._patient.cancel()
+            self._patient = None
         limits = self._limits
         fits = len(self._frames) < limits.outbox_events and self._bytes < limits.outbox_bytes
         if fits or self._abandoned:

@@ -39,6 +39,8 @@ from .settings import GatewaySettings
 from .tenants import Tenants
 
 EXIT_AT_ONCE = 1
+COLLECT = 20_000, 10, 10
+"""New objects before the collector looks at them, and so on: by default it looks at each 700."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ async def _hold(
             loading.loaded(f"holdfast: {_kept(settings)}")
             running.service.state()  # a journal that cannot be written is told now, not when somebody asks
             gc.collect()
+            gc.set_threshold(*COLLECT)
             gc.freeze()  # what loading made stays: a full collection over it holds all sockets up for 50 ms
             up.set()
             await leave.wait()

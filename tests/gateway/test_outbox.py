@@ -55,6 +55,34 @@ async def test_a_full_outbox_has_room_only_when_a_frame_has_left(frames: list[by
 
 
 @pytest.mark.anyio
+async def test_patient_frames_leave_with_what_follows_them() -> None:
+    outbox = Outbox(SMALL)
+    taking, emptied = waiting_for(outbox.take()), waiting_for(outbox.emptied())
+    outbox.post([b"a"], patient=True)
+    outbox.post([b"b"], patient=True)
+    await asyncio.wait([taking, emptied], timeout=0.02)
+    assert not taking.done() and not emptied.done()
+    outbox.post([b"c"])
+    assert await taking == [b"a", b"b", b"c"]
+    outbox.post([b"d"], patient=True)
+    outbox.left(3)
+    assert await outbox.take() == [b"d"], "the reader is there anyway"
+    outbox.left(1)
+    await emptied
+
+
+@pytest.mark.anyio
+async def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.gateway.outbox.PATIENCE", 0.01)
+    outbox = Outbox(SMALL)
+    for frame in (b"a", b"b"):
+        outbox.post([frame], patient=True)
+        assert await outbox.take() == [frame]
+        outbox.left(1)
+    await outbox.emptied()
+
+
+@pytest.mark.anyio
 async def test_a_reader_that_came_first_gets_what_is_posted_later() -> None:
     outbox = Outbox(SMALL)
     taking = waiting_for(outbox.take())
