@@ -54,8 +54,7 @@ class EvictionOrder:
         return sum(map(len, self._queues))
 
     def __contains__(self, block: int) -> bool:
-        lowest, middle, top = self._ranks
-        return block in lowest or block in middle or block in top or block in self._leased
+        return any(block in queue for queue in self._queues)
 
     def promise(self, block: int, returns: float | None) -> None:
         """A lease covers ``block``, which is wanted again at ``returns``; None: no lease does any more."""

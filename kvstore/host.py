@@ -321,6 +321,9 @@ class HostTier:
         counted = len(self._free) + len(ready) + len(self._filling) + len(self._readers)
         if wrong or counted != memory.slots or not ranked <= self._key_of.keys():
             raise LeakFound(f"host tier: {counted} of {memory.slots} slots counted, wrong {wrong[:8]}")
+        filled = {key: slot for key, slot in self._slot_of.items() if slot not in self._filling}
+        if filled != self._here:
+            raise LeakFound(f"host tier: {len(self._here)} records can be read, {len(filled)} are filled")
 
     # --- inside -----------------------------------------------------------------------------------------
 
