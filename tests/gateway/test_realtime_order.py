@@ -6,11 +6,12 @@ when asked item by item.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
 from realtime_grammar import Grammar
 
+from holdfast.gateway.outbox import Outbox
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
@@ -136,3 +137,26 @@ async def retrieved(strict: Strict, item: AnyItem) -> AnyItem:
     event = await strict.until(lambda event: isinstance(event, server.ItemRetrieved))
     assert isinstance(event, server.ItemRetrieved)
     return event.item
+
+
+async def test_in_brief_alone_a_beginning_may_leave_with_what_follows(
+    socket: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[tuple[bool, bool]] = []  # whether it is a beginning, and patient
+    post = Outbox.post
+
+    def seen(outbox: Outbox, frames: Iterable[bytes], *, patient: bool = False) -> None:
+        frames = list(frames)
+        posted.extend((b'"response.created"' in frame, patient) for frame in frames)
+        post(outbox, frames, patient=patient)
+
+    monkeypatch.setattr(Outbox, "post", seen)
+    client = Strict(socket)
+    await client.sends(ItemCreate(item=MessageItem.of("user", "Hello.")), ResponseCreate())
+    assert await client.ends() == ["completed"]
+    assert (True, False) in posted and not any(patient for _, patient in posted)
+    posted.clear()
+    await client.sends(ResponseCreate(response=ResponseParams(events="brief", conversation="none")))
+    while not isinstance(codec.decode_server(await socket.receive()), server.ResponseDone):
+        pass
+    assert (True, True) in posted and not any(patient for begins, patient in posted if not begins)
