@@ -25,6 +25,7 @@ __all__ = [
     "LAYER",
     "cache_folder",
     "compiled",
+    "in_order",
     "inlined",
     "join_torch",
     "leave_compiler",
@@ -83,6 +84,12 @@ def compiled(function: Function, **options: Any) -> Function:
 def inlined(function: Function) -> Function:
     """A loop that kernels call; compiled into them."""
     made: Function = njit(nogil=True, error_model="numpy", fastmath=FAST)(function)
+    return made
+
+
+def in_order(function: Function) -> Function:
+    """The same without liberties with the order of sums; numba grants them by function, to IR of ours too."""
+    made: Function = njit(nogil=True, error_model="numpy", fastmath={"contract"})(function)
     return made
 
 

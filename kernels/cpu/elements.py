@@ -58,6 +58,16 @@ def memory(typing: Any, array: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def address_of(typing: Any, place: Any) -> Any:
+    """What `pointer` was given: the address, int64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(args[0], ir.IntType(64))
+
+    return types.int64(place), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def widen(typing: Any, bits: Any) -> Any:
     """An element as fp32."""
 

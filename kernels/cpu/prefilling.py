@@ -1,8 +1,8 @@
 """Attention of chunks: blocks of queries over tiles of context, with a running softmax.
 
-A tile of K and V is widened to fp32 once for all queries that share it, and multiplied in registers. Tiles
-begin at fixed positions, so that a token's numbers do not depend on how its prompt was cut. Source: Dao et
-al., "FlashAttention" (2022). Knows pointers, sizes and the arena's layout.
+A tile of K and V is packed once for all queries that share it; `lanes` says how, and computes with it. Tiles
+begin at fixed positions, so that a token's numbers do not depend on how its prompt was cut. While one tile is
+computed with, the lines of the next are brought near. Knows pointers, sizes and the arena's layout.
 """
 
 from __future__ import annotations
@@ -12,124 +12,259 @@ from typing import Any
 import numpy as np
 from numba import prange, types
 
-from .compiling import compiled, inlined
-from .elements import Pointer, exp, narrow, pointer, tanh, widen
+from .compiling import compiled, in_order, inlined
+from .elements import Pointer, address_of, memory, narrow, offset, pointer, tanh
+from .lanes import (
+    HEIGHTS,
+    LOWEST,
+    TILE,
+    aligned,
+    fetch,
+    hide,
+    pack_line,
+    pack_lines,
+    per_word,
+    product,
+    soften,
+)
 from .layout import CHUNK_VECTORS
-from .tiles import COLUMNS, ROWS, multiply_tile
+from .vectors import LANES
 
-TILE, STRIP = 64, 16
-"""Positions of a tile; query vectors whose scores are made, softened and used before the next ones'."""
+COLUMNS = CHUNK_VECTORS // LANES
+"""Of queries, `LANES` each: what shares a packed tile."""
+GROUP = max(HEIGHTS)
+"""Columns whose scores are made, softened and used before the next ones'."""
 
-_LOWEST = np.float32(-1e30)
-
-
-@inlined
-def _multiply(left: Any, right: Any, into: Any, depth: int) -> None:
-    """``into += left @ right`` over rows that both ``left`` and ``into`` have; multiples of the tile's."""
-    for column in range(0, into.shape[1], COLUMNS):
-        for row in range(0, min(left.shape[0], into.shape[0]), ROWS):
-            multiply_tile(left, row, right, column, into, depth)
+_LOWEST, _LOG2_E = np.float32(LOWEST), np.float32(1.4426950408889634)
+_HEIGHT1, _HEIGHT2 = HEIGHTS[1], HEIGHTS[2]
+_score1, _score2 = (product(columns, run=LANES, apart=LANES, fresh=True) for columns in (1, 2))
+_weigh1, _weigh2 = (product(columns, run=1, apart=1, fresh=False) for columns in (1, 2))
 
 
 @inlined
-def _load_tile(arena: Pointer, tables: Pointer, table_at: int, low: int, high: int, first: int, head_at: int,
-               shape: Any, keys: Any, values: Any) -> None:  # fmt: skip
-    """Positions ``[low, high)`` of the tile at ``first``, the others zero.
+def _sizes(dim: int, tag: Any) -> Any:
+    """Words of a key, numbers of a sum, words of a tile's positions."""
+    pair = per_word(tag)
+    words = (dim + pair * LANES - 1) // (pair * LANES) * LANES
+    return words, (dim + LANES - 1) // LANES * LANES, TILE // pair
 
-    Keys stand in the columns of ``keys`` ``[dim, TILE]``, values in the rows of ``values`` ``[TILE, padded]``.
+
+@inlined
+def _workspace(dim: int, tag: Any) -> Any:
+    """What a thread computes in: memory; places in it of a tile, of what is kept per query, and of a group's
+    scores and shares; each query's oldest and newest position; addresses of a tile's keys; lines of elements.
     """
-    _, kv_heads, dim, slots, block_size = shape
-    side = kv_heads * slots * dim
-    if high - low < TILE:
-        keys[:] = np.float32(0)
-        values[:] = np.float32(0)
-    for position in range(low, high):
-        at = tables[table_at + position // slots] * block_size + head_at + position % slots * dim
-        line, column = values[position - first], position - first
-        for i in range(dim):
-            line[i] = widen(arena[at + side + i])
-        for i in range(dim):
-            keys[i, column] = widen(arena[at + i])
+    words, dims, steps = _sizes(dim, tag)
+    values = words * TILE
+    queries = values + steps * dims
+    scores = queries + COLUMNS * words * LANES
+    shares = scores + GROUP * TILE * LANES
+    sums = shares + GROUP * steps * LANES
+    state = sums + COLUMNS * dims * LANES
+    room = np.zeros(state + COLUMNS * 2 * LANES + LANES, np.float32)
+    keys = aligned(memory(room))
+    tile = (keys, offset(keys, values))
+    per_query = (offset(keys, queries), offset(keys, sums), offset(keys, state))
+    limits = np.zeros((COLUMNS, 2, LANES), np.int32)
+    places = np.zeros(TILE, np.int64)
+    lines = np.zeros((4, max(dims, words, 2 * LANES)), np.float32)
+    return room, tile, per_query, (offset(keys, scores), offset(keys, shares)), limits, places, lines
 
 
 @inlined
-def _soften(scores: Any, low: int, high: int, soft_cap: float, state: Any, sums: Any) -> None:
-    """One query's scores of a tile become shares, zero outside of ``[low, high)``.
+def _pack(line: Pointer, dim: int, rest: Pointer, into: Pointer, apart: int) -> None:
+    """A line of ``dim`` elements as words, `LANES` of them every ``apart`` words; zeros fill up the last ones.
 
-    ``state``: the maximum and the sum of shares so far. ``sums``: the weighted values so far.
+    ``rest``: room for elements, zeros, for what is no whole vector.
     """
-    seen = scores[low:high]  # counted from 0, so that the compiler need not think of negative indices
-    if soft_cap > 0:
-        cap = np.float32(soft_cap)
-        for i in range(seen.size):
-            seen[i] = cap * tanh(seen[i] / cap)
-    most, total = state[0], np.float32(0)
-    for i in range(seen.size):
-        most = max(most, seen[i])
-    for i in range(seen.size):
-        seen[i] = exp(seen[i] - most)
-    for i in range(seen.size):
-        total += seen[i]
-    scores[:low] = np.float32(0)
-    scores[high:] = np.float32(0)
-    if most != state[0]:
-        factor = exp(state[0] - most)
-        state[0] = most
-        state[1] = state[1] * factor
-        for i in range(sums.size):
-            sums[i] *= factor
-    state[1] += total
+    unit = LANES * per_word(line[0])
+    whole = dim // unit * unit
+    for i in range(0, whole, unit):
+        pack_line(offset(line, i), offset(into, i // unit * apart))
+    if whole < dim:
+        for i in range(dim - whole):
+            rest[i] = line[whole + i]
+        pack_line(rest, offset(into, whole // unit * apart))
 
 
 @inlined
-def _attend_strip(begin: int, end: int, vectors: int, first: int, tile: int, low: int, high: int, share: int,
-                  window: int, soft_cap: float, work: Any) -> None:  # fmt: skip
-    """The query vectors ``[begin, end)`` over the positions ``[low, high)`` of the tile at ``tile``."""
-    queries, keys, values, scores, sums, state = work
-    scores[:] = np.float32(0)
-    _multiply(queries[begin:end], keys, scores, queries.shape[1])
-    for row in range(end - begin):
-        position = first + (begin + row) // share
-        oldest = max(low, position - window + 1 if window else 0) - tile
-        newest = min(high, position + 1) - tile
-        if newest > oldest and begin + row < vectors:
-            _soften(scores[row], oldest, newest, soft_cap, state[begin + row], sums[begin + row])
+def _mix(first: Pointer, second: Pointer, dim: int, rest: Pointer, other: Pointer, into: Pointer) -> None:
+    """Two lines of ``dim`` elements as words of one from each, or the first alone: see `pack_lines`."""
+    whole = dim // LANES * LANES
+    for i in range(0, whole, LANES):
+        pack_lines(offset(first, i), offset(second, i), offset(into, i))
+    if whole < dim:
+        for i in range(dim - whole):
+            rest[i], other[i] = first[whole + i], second[whole + i]
+        pack_lines(rest, other, offset(into, whole))
+
+
+@inlined
+def _locate(
+    low: int, high: int, arena: Pointer, table: Pointer, head_at: int, shape: Any, places: Any
+) -> None:
+    """Addresses of the keys of the positions ``[low, high)``, which are of one tile; 0 for its others."""
+    _, _, dim, slots, block_size = shape
+    places[:] = 0
+    position = low
+    while position < high:
+        block = position // slots
+        at = table[block] * block_size + head_at - block * slots * dim
+        end = min(high, (block + 1) * slots)
+        for each in range(position, end):
+            places[each % TILE] = address_of(offset(arena, at + each * dim))
+        position = end
+
+
+@inlined
+def _load_tile(dim: int, side: int, work: Any, tag: Any) -> None:
+    """Pack the tile at ``places``; values are zero where there is none. ``side``: numbers from key to value."""
+    _, (keys, values), _, _, _, places, lines = work
+    _, dims, steps = _sizes(dim, tag)
+    blank, rest, other = _line(lines, 0, tag), _line(lines, 1, tag), _line(lines, 2, tag)
+    for row in range(TILE):
+        if places[row]:
+            _pack(pointer(places[row], tag), dim, rest, offset(keys, row * LANES), TILE * LANES)
+    pair = per_word(tag)
+    for step in range(steps):
+        one, two = places[step * pair], places[step * pair + pair - 1]
+        first = offset(pointer(one, tag), side) if one else blank
+        second = offset(pointer(two, tag), side) if two else blank
+        _mix(first, second, dim, rest, other, offset(values, step * dims))
+
+
+@inlined
+def _line(lines: Any, at: int, tag: Any) -> Pointer:
+    return pointer(address_of(memory(lines[at])), tag)
+
+
+@inlined
+def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> None:
+    """Bring near what stands at some rows of ``places``."""
+    for at in range(row, row + rows):
+        if places[at]:
+            line = pointer(places[at], tag)
+            for i in range(0, dim, LANES * per_word(tag)):
+                fetch(offset(line, i))
+                fetch(offset(line, side + i))
+
+
+@inlined
+def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: Any, tag: Any) -> None:
+    """Scores of so many columns with the whole tile; ``ahead``: bring the next tile near meanwhile."""
+    _, (keys, _), (queries, _, _), (scores, _), _, places, _ = work
+    words, _, _ = _sizes(dim, tag)
+    right, apart, line = offset(queries, column * words * LANES), words * LANES, TILE * LANES
+    height = _HEIGHT1 if columns == 1 else _HEIGHT2
+    for row in range(0, TILE, height):
+        if ahead:
+            _fetch(row, height, dim, side, places, tag)
+        left, into = offset(keys, row * LANES), offset(scores, row * LANES)
+        if columns == 1:
+            _score1(tag, left, line, right, apart, words, into, line)
         else:
-            scores[row] = np.float32(0)
-    _multiply(scores, values, sums[begin:end], TILE)
+            _score2(tag, left, line, right, apart, words, into, line)
 
 
 @inlined
-def _attend_block(first: int, count: int, arena: Pointer, tables: Pointer, table_at: int, head_at: int,
-                  shape: Any, window: int, soft_cap: float, work: Any) -> None:  # fmt: skip
+def _weigh(columns: int, column: int, dim: int, work: Any, tag: Any) -> None:
+    """Add the tile's values to the sums of so many columns, by their shares."""
+    _, (_, values), (_, sums, _), (_, shares), _, _, _ = work
+    _, dims, steps = _sizes(dim, tag)
+    height = _HEIGHT1 if columns == 1 else _HEIGHT2
+    for row in range(0, dims, height):
+        left, into = offset(values, row), offset(sums, (column * dims + row) * LANES)
+        if columns == 1:
+            _weigh1(tag, left, dims, shares, steps * LANES, steps, into, dims * LANES)
+        else:
+            _weigh2(tag, left, dims, shares, steps * LANES, steps, into, dims * LANES)
+
+
+@in_order
+def _soften(
+    column: int, at: int, tile: int, dim: int, scale: float, soft_cap: float, work: Any, tag: Any
+) -> None:
+    """Make shares of a column's scores with the tile at position ``tile``; ``at``: its place in the group."""
+    _, _, (_, sums, state), (scores, shares), limits, _, _ = work
+    _, dims, steps = _sizes(dim, tag)
+    mine, factor = offset(scores, at * TILE * LANES), np.float32(scale) * _LOG2_E
+    if soft_cap > 0:
+        cap, factor = np.float32(soft_cap), _LOG2_E
+        for i in range(TILE * LANES):
+            mine[i] = cap * tanh(mine[i] * np.float32(scale) / cap)
+    oldest, newest = limits[column, 0], limits[column, 1]
+    if tile < oldest[LANES - 1] or tile + TILE - 1 > newest[0]:
+        hide(mine, tile, memory(oldest), memory(newest))
+    own, into = offset(state, column * 2 * LANES), offset(shares, at * steps * LANES)
+    soften(tag, mine, factor, own, into, offset(sums, column * dims * LANES), dims)
+
+
+@inlined
+def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_at: int, shape: Any,
+                  scale: float, window: int, soft_cap: float, work: Any, tag: Any) -> None:  # fmt: skip
     """``count`` tokens from position ``first`` on, of one KV head, over all they see."""
-    share, keys, values = shape[0], work[1], work[2]
-    vectors = count * share
-    rows = (vectors + ROWS - 1) // ROWS * ROWS
+    share, kv_heads, dim, slots, _ = shape
+    side, end, places = kv_heads * slots * dim, first + count, work[5]
+    columns = (count * share + LANES - 1) // LANES
     begin = max(0, first - window + 1) if window else 0
-    for tile in range(begin // TILE * TILE, first + count, TILE):
-        low, high = max(tile, begin), min(tile + TILE, first + count)
-        _load_tile(arena, tables, table_at, low, high, tile, head_at, shape, keys, values)
-        oldest = max(0, (low - first) * share) // STRIP * STRIP  # those before it see nothing of the tile
-        newest = min(rows, (high + window - 1 - first) * share) if window else rows
-        for strip in range(oldest, newest, STRIP):
-            _attend_strip(strip, min(strip + STRIP, rows), vectors, first, tile, low, high, share, window,
-                          soft_cap, work)  # fmt: skip
+    start = begin // TILE * TILE
+    _locate(begin, min(start + TILE, end), arena, table, head_at, shape, places)
+    for tile in range(start, end, TILE):
+        _load_tile(dim, side, work, tag)
+        _locate(tile + TILE, min(tile + 2 * TILE, end), arena, table, head_at, shape, places)
+        oldest = max(0, (tile - first) * share) // LANES  # those before it see nothing of the tile
+        newest = columns
+        if window:
+            newest = min(columns, ((tile + TILE + window - 1 - first) * share + LANES - 1) // LANES)
+        for column in range(oldest, newest, GROUP):
+            together = min(GROUP, newest - column)
+            _score(together, column, column == oldest, dim, side, work, tag)
+            for at in range(together):
+                _soften(column + at, at, tile, dim, scale, soft_cap, work, tag)
+            _weigh(together, column, dim, work, tag)
 
 
 @inlined
-def _workspace(dim: int) -> Any:
-    """Queries, keys, values, scores, sums, state: fp32, values and sums padded to whole vectors."""
-    padded = (dim + COLUMNS - 1) // COLUMNS * COLUMNS
-    rows = CHUNK_VECTORS + ROWS
-    return (
-        np.zeros((rows, dim), np.float32),
-        np.zeros((dim, TILE), np.float32),
-        np.zeros((TILE, padded), np.float32),
-        np.zeros((STRIP, TILE), np.float32),
-        np.zeros((rows, padded), np.float32),
-        np.zeros((rows, 2), np.float32),
-    )
+def _take(
+    vectors: int, first: int, line: int, query: Pointer, shape: Any, window: int, work: Any, tag: Any
+) -> None:
+    """Begin with so many query vectors; the last column is filled up with copies of the last one.
+
+    ``line``: number of the first one's line in ``query``; ``first``: its position.
+    """
+    share, kv_heads, dim, _, _ = shape
+    _, _, (queries, sums, state), _, limits, _, lines = work
+    words, dims, _ = _sizes(dim, tag)
+    packed, rest = memory(lines[3]), _line(lines, 1, tag)
+    columns = (vectors + LANES - 1) // LANES
+    for lane in range(columns * LANES):
+        vector = min(lane, vectors - 1)
+        token, column = vector // share, lane // LANES
+        place = offset(query, (line + token * kv_heads * share + vector % share) * dim)
+        _pack(place, dim, rest, packed, LANES)
+        own = offset(queries, column * words * LANES + lane % LANES)
+        for i in range(words):
+            own[i * LANES] = packed[i]
+        limits[column, 0, lane % LANES] = max(0, first + token - window + 1) if window else 0
+        limits[column, 1, lane % LANES] = first + token
+    for i in range(columns * dims * LANES):
+        sums[i] = np.float32(0)
+    for i in range(columns * 2 * LANES):
+        state[i] = np.float32(0) if i & LANES else _LOWEST
+
+
+@inlined
+def _give(vectors: int, line: int, out: Pointer, shape: Any, work: Any, tag: Any) -> None:
+    """Write the results of so many query vectors; arguments as of `_take`."""
+    share, kv_heads, dim, _, _ = shape
+    _, sums, state = work[2]
+    _, dims, _ = _sizes(dim, tag)
+    for vector in range(vectors):
+        column, lane = vector // LANES, vector % LANES
+        to = (line + vector // share * kv_heads * share + vector % share) * dim
+        factor = np.float32(1) / state[(column * 2 + 1) * LANES + lane]
+        for i in range(dim):
+            out[to + i] = narrow(sums[(column * dims + i) * LANES + lane] * factor, tag)
 
 
 @inlined
@@ -138,8 +273,7 @@ def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query:
             shape: Any, scale: float, window: int, soft_cap: float, tag: Any) -> None:  # fmt: skip
     """Every ``parts``-th piece, the longest first: (block of ``tokens`` queries from the end, chunk, head)."""
     share, kv_heads, dim, slots, _ = shape
-    work = _workspace(dim)
-    queries, sums, state = work[0], work[4], work[5]
+    work = _workspace(dim, tag)
     for piece in range(part, blocks * chunks.size * kv_heads, parts):
         head, row = piece % kv_heads, chunks[piece // kv_heads % chunks.size]
         total = starts[row + 1] - starts[row]
@@ -148,21 +282,11 @@ def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query:
         if count <= 0:
             continue
         first = contexts[row] - total + begin
-        for vector in range(count * share):
-            token = starts[row] + begin + vector // share
-            line = ((token * kv_heads + head) * share + vector % share) * dim
-            for i in range(dim):
-                queries[vector, i] = widen(query[line + i]) * np.float32(scale)
-            state[vector, 0], state[vector, 1] = _LOWEST, np.float32(0)
-        sums[:] = np.float32(0)
-        head_at = layer_at + head * slots * dim
-        _attend_block(first, count, arena, tables, row * widest, head_at, shape, window, soft_cap, work)
-        for vector in range(count * share):
-            token = starts[row] + begin + vector // share
-            line = ((token * kv_heads + head) * share + vector % share) * dim
-            factor = np.float32(1) / state[vector, 1]
-            for i in range(dim):
-                out[line + i] = narrow(sums[vector, i] * factor, tag)
+        line = ((starts[row] + begin) * kv_heads + head) * share
+        head_at, table = layer_at + head * slots * dim, offset(tables, row * widest)
+        _take(count * share, first, line, query, shape, window, work, tag)
+        _attend_block(first, count, arena, table, head_at, shape, scale, window, soft_cap, work, tag)
+        _give(count * share, line, out, shape, work, tag)
 
 
 def _attend_chunks(

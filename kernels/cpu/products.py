@@ -9,7 +9,8 @@ import numpy as np
 
 from .compiling import inlined
 from .elements import Pointer, offset, widen
-from .tiles import CHUNK, DEPTH, LANES, dot_tile, weigh_tile
+from .tiles import CHUNK, DEPTH, dot_tile, weigh_tile
+from .vectors import LANES
 
 GROUP = 8
 """Columns that are worked on together; with fewer there are no tiles."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,73 +11,13 @@ import torch
 
 pytest.importorskip("numba")
 
+from cpu_stage import DTYPES, LAYER, LAYERS, SHAPES, TOLERANCE, Stage, numbers
+
 from holdfast.kernels import reference
 from holdfast.kernels.cpu import backend, widening
-from holdfast.kernels.interface import Attention, HeadNorm, Kernels
+from holdfast.kernels.interface import Attention, HeadNorm
 
-TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 BACKENDS = {"reference": reference, "cpu": backend}
-LAYERS, LAYER = 2, 1
-DTYPES = list(TOLERANCE)
-
-
-def numbers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-@dataclass
-class Stage:
-    """Sequences stored by a backend's own `rotate_and_store` in scattered blocks of a poisoned arena."""
-
-    contexts: list[int]
-    counts: list[int]
-    heads: int
-    share: int
-    dim: int
-    block: int
-    dtype: torch.dtype
-
-    def __post_init__(self) -> None:
-        widths = [-(-context // self.block) for context in self.contexts]
-        order = np.random.default_rng(0).permutation(sum(widths) + 3).astype(np.int32)
-        self.tables = np.split(order[: sum(widths)], np.cumsum(widths)[:-1])
-        self.blocks = len(order)
-        self.keys = [numbers(n, self.heads, self.dim, dtype=self.dtype, seed=n) for n in self.contexts]
-        self.values = [numbers(n, self.heads, self.dim, dtype=self.dtype, seed=n + 1) for n in self.contexts]
-        self.query = numbers(sum(self.counts), self.heads * self.share, self.dim, dtype=self.dtype, seed=7)
-        self.firsts = [c - n for c, n in zip(self.contexts, self.counts, strict=True)]
-
-    def filled(self, kernels: Kernels) -> torch.Tensor:
-        shape = (self.blocks, LAYERS, 2, self.heads, self.block, self.dim)
-        arena = torch.full(shape, float("nan"), dtype=self.dtype)
-        for table, keys, values in zip(self.tables, self.keys, self.values, strict=True):
-            batch = kernels.lay_out(arena, [0], [len(keys)], [table])
-            qkv = torch.cat((torch.zeros_like(keys), keys, values), dim=1)
-            still = torch.ones(len(keys), self.dim, dtype=self.dtype)
-            angles = (still, torch.zeros_like(still))
-            kernels.rotate_and_store(qkv, None, angles, arena, LAYER, batch.slots)
-        return arena
-
-    def attended(self, kernels: Kernels, how: Attention) -> torch.Tensor:
-        arena = self.filled(kernels)
-        batch = kernels.lay_out(arena, self.firsts, self.counts, self.tables)
-        return kernels.paged_attention(self.query.clone(), arena, LAYER, batch, how)
-
-    def expected(self, how: Attention) -> torch.Tensor:
-        """In float64, from the definition."""
-        rows = zip(self.query.split(self.counts), self.keys, self.values, self.firsts, strict=True)
-        return torch.cat([self._row(how, *row) for row in rows])
-
-    def _row(self, how: Attention, query, keys, values, first: int) -> torch.Tensor:
-        spread = [side.double().repeat_interleave(self.share, 1) for side in (keys, values)]
-        scores = torch.einsum("qhd,khd->hqk", query.double(), spread[0]) * how.scale
-        if how.soft_cap is not None:
-            scores = how.soft_cap * torch.tanh(scores / how.soft_cap)
-        at, to = torch.arange(first, first + len(query))[:, None], torch.arange(len(keys))
-        seen = (to <= at) & (to > at - (how.window or len(keys) + 1))
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -math.inf).softmax(-1), spread[1])
-
-
 MIXES = {
     "one": ([1], [1]),
     "short": ([9], [9]),
@@ -86,14 +25,6 @@ MIXES = {
     "chunk": ([331], [290]),
     "mixed": ([64, 5, 130, 1, 300, 16, 48], [1, 5, 70, 1, 1, 16, 2]),
 }
-SHAPES = [  # heads, share, dim, block
-    (2, 2, 64, 16),
-    (1, 4, 80, 16),
-    (3, 1, 96, 32),
-    (1, 7, 128, 64),
-    (2, 3, 256, 16),
-    (1, 1, 16, 5),
-]
 HOWS = {
     "plain": lambda dim: Attention(dim**-0.5),
     "window": lambda dim: Attention(dim**-0.5, window=40),
@@ -134,20 +65,6 @@ def test_a_single_token_has_the_same_numbers_in_any_company_and_on_any_threads(d
     assert torch.equal(one[0], beside.attended(backend, Attention(0.125))[0])
     monkeypatch.setattr(backend, "parts_for", lambda work, grain: 2)
     assert torch.equal(one, alone.attended(backend, Attention(0.125)))
-
-
-@pytest.mark.parametrize("cut", [2, 50, 64, 130])
-def test_a_prompt_has_the_same_numbers_however_it_is_cut(cut: int) -> None:
-    stage = Stage([200], [200], 2, 3, 64, 16, torch.float32)
-    arena, how = stage.filled(backend), Attention(0.125, window=90)
-    whole = stage.attended(backend, how)
-    parts = []
-    for first in range(0, 200, cut):
-        count = min(cut, 200 - first)
-        batch = backend.lay_out(arena, [first], [count], stage.tables)
-        query = stage.query[first : first + count].clone()
-        parts.append(backend.paged_attention(query, arena, LAYER, batch, how))
-    assert torch.equal(whole, torch.cat(parts))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,0 +1,269 @@
+"""Attention with a query in each lane of a vector: packing, products and softmax in LLVM IR.
+
+Scores stand as ``[position, query]``, weighted values as ``[dim, query]``: numbers of K and V are spread over
+all lanes, queries and shares are read as vectors, and nothing is ever summed across lanes. So a query's
+numbers depend on its own lane alone, and neither K nor V is transposed.
+
+The unit of depth is a **word** of 32 bits: one number of fp32, or two neighbouring ones of bfloat16 where the
+processor multiplies these as they are (``vdpbf16ps``: exact products, fp32 sums); shares are then rounded
+to bfloat16, and their sum is taken before. A **column** is ``LANES`` queries. Sources: Dao et al.,
+"FlashAttention" (2022) for the running softmax; Goto and van de Geijn, "Anatomy of High-Performance Matrix
+Multiplication" (2008) for tiles of sums in registers.
+
+    keys     [dim words / LANES, TILE, LANES]        words: LANES of them of each position, position by position
+    values   [TILE in words, dims]                   words: of neighbouring positions
+    queries  [column, dim words, LANES]              words
+    scores   [column, TILE, LANES]                   fp32
+    shares   [column, TILE in words, LANES]          words
+    sums     [column, dims, LANES]                   fp32
+    state    [column, 2, LANES]                      fp32: the greatest score so far times log2 e; sum of shares
+
+Memory comes as pointers to fp32, words among it too. Knows no arena and no batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .vectors import (
+    FLOAT,
+    HALVES,
+    I32,
+    I64,
+    LANES,
+    WORDS,
+    any_lane,
+    constant,
+    exp2,
+    fused,
+    fused_pairs,
+    greater,
+    has_wide_registers,
+    load,
+    loop,
+    multiplies_bf16,
+    raw,
+    rounded_pairs,
+    spread,
+    store,
+)
+
+TILE = 64
+"""Positions of a tile of K and V."""
+
+HEIGHTS = {1: 16, 2: 8} if has_wide_registers() else {1: 4, 2: 2}
+"""By the columns of a product's tile its rows, so that their sums stay in registers; divisors of `TILE`."""
+
+UNSEEN = float("-inf")
+LOWEST = -1e30
+"""The score of a position that a query does not see; what the greatest score is before there is one."""
+
+
+def in_pairs(kind: Any) -> bool:
+    """Whether a word holds two numbers of the element type ``kind``."""
+    return bool(kind == types.uint16 and multiplies_bf16())
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def per_word(typing: Any, tag: Any) -> Any:
+    """How many elements of ``tag``'s type a word holds: 1 or 2."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return I64(2 if in_pairs(tag) else 1)
+
+    return types.int64(tag), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pack_line(typing: Any, elements: Any, into: Any) -> Any:
+    """``LANES`` words of neighbouring ``elements``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = elements.dtype
+        words = raw(builder, HALVES, args[0]) if in_pairs(kind) else load(builder, kind, args[0])
+        store(builder, words, args[1])
+        return context.get_dummy_value()
+
+    return types.void(elements, into), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pack_lines(typing: Any, first: Any, second: Any, into: Any) -> Any:
+    """``LANES`` words, each of an element of ``first`` and, if words hold two, the one of ``second`` there."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind, words = first.dtype, load(builder, first.dtype, args[0])
+        if in_pairs(kind):  # widened numbers have theirs in the upper half
+            low = builder.lshr(builder.bitcast(words, WORDS), constant(16, WORDS))
+            words = builder.or_(low, builder.bitcast(load(builder, kind, args[1]), WORDS))
+        store(builder, words, args[2])
+        return context.get_dummy_value()
+
+    return types.void(first, second, into), codegen
+
+
+def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
+    """An intrinsic: ``into[row, lane] (+)= sum over steps of left[step, row] * right[step, lane]``.
+
+    For `HEIGHTS` rows and ``columns`` columns. Words of ``left`` that one row takes at ``run`` steps stand side
+    by side; then it takes them ``left_line`` words further on. Rows are ``apart`` words apart. ``fresh``: what
+    stands in ``into`` does not count. The arguments: a number of the element type, ``left``, ``left_line``,
+    ``right``, ``right_column`` (words from column to column), ``steps``, ``into``, ``into_column``.
+    """
+    rows = HEIGHTS[columns]
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def tile(
+        typing: Any, tag: Any, left: Any, left_line: Any, right: Any, right_column: Any, steps: Any, into: Any,
+        into_column: Any,
+    ) -> Any:  # fmt: skip
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _, a, a_line, b, b_column, deep, total, total_column = args
+            multiply = fused_pairs if in_pairs(tag) else fused
+            begins = [builder.gep(b, [builder.mul(I64(at), b_column)]) for at in range(columns)]
+            corners = [builder.gep(total, [builder.mul(I64(at), total_column)]) for at in range(columns)]
+            places = [builder.gep(one, [I64(row * LANES)]) for row in range(rows) for one in corners]
+
+            def body(step: Any, sums: list[Any]) -> list[Any]:
+                line, within = builder.udiv(step, I64(run)), builder.urem(step, I64(run))
+                at = builder.gep(a, [builder.add(builder.mul(line, a_line), within)])
+                down = builder.mul(step, I64(LANES))
+                vectors = [load(builder, types.float32, builder.gep(one, [down])) for one in begins]
+                numbers = [
+                    spread(builder, builder.load(builder.gep(at, [I64(row * apart)]))) for row in range(rows)
+                ]
+                pairs = [(number, vector) for number in numbers for vector in vectors]
+                return [multiply(builder, a, b, old) for (a, b), old in zip(pairs, sums, strict=True)]
+
+            begin = [constant(0.0) if fresh else load(builder, types.float32, place) for place in places]
+            for vector, place in zip(loop(builder, deep, begin, body), places, strict=True):
+                store(builder, vector, place)
+            return context.get_dummy_value()
+
+        return types.void(tag, left, left_line, right, right_column, steps, into, into_column), codegen
+
+    return tile
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
+    """One column's scores of the tile at ``first`` that lie outside of what its queries see become `UNSEEN`.
+
+    ``oldest``, ``newest``: each lane's first and last position that it sees, as words.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        scores, first, *limits = args
+        low, high = (builder.bitcast(load(builder, types.float32, one), WORDS) for one in limits)
+
+        def body(step: Any, nothing: list[Any]) -> list[Any]:
+            place = builder.gep(scores, [builder.mul(step, I64(LANES))])
+            position = spread(builder, builder.trunc(builder.add(first, step), I32))
+            seen = builder.and_(
+                builder.icmp_signed(">=", position, low), builder.icmp_signed("<=", position, high)
+            )
+            store(builder, builder.select(seen, load(builder, types.float32, place), constant(UNSEEN)), place)
+            return nothing
+
+        loop(builder, I64(TILE), [], body)
+        return context.get_dummy_value()
+
+    return types.void(scores, first, oldest, newest), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def soften(
+    typing: Any, tag: Any, scores: Any, factor: Any, state: Any, shares: Any, sums: Any, dims: Any
+) -> Any:
+    """One column's scores of a tile become shares: ``2^(score * factor - the greatest so far)``.
+
+    ``factor`` (fp32) is positive. ``state`` goes on by them; ``sums`` is brought to a new greatest score. For
+    functions compiled `in_order`.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, scores, factor, state, shares, sums, dims = args
+        times, beside = spread(builder, factor), builder.gep(state, [I64(LANES)])
+        before = load(builder, types.float32, state)
+        most = greater(builder, builder.fmul(_greatest(builder, scores), times), before)
+        with builder.if_then(any_lane(builder, builder.fcmp_unordered("!=", most, before))):
+            shrunk = exp2(builder, builder.fsub(before, most))
+            store(builder, most, state)
+            store(builder, builder.fmul(load(builder, types.float32, beside), shrunk), beside)
+
+            def shrink(step: Any, nothing: list[Any]) -> list[Any]:
+                place = builder.gep(sums, [builder.mul(step, I64(LANES))])
+                store(builder, builder.fmul(load(builder, types.float32, place), shrunk), place)
+                return nothing
+
+            loop(builder, dims, [], shrink)
+        total = load(builder, types.float32, beside)
+        for part in _shares(builder, in_pairs(tag), scores, times, builder.fneg(most), shares):
+            total = builder.fadd(total, part)
+        store(builder, total, beside)
+        return context.get_dummy_value()
+
+    return types.void(tag, scores, factor, state, shares, sums, dims), codegen
+
+
+def _greatest(builder: Any, scores: Any) -> Any:
+    """Of a tile's scores in one column."""
+    together = 4
+
+    def body(step: Any, found: list[Any]) -> list[Any]:
+        place = builder.gep(scores, [builder.mul(step, I64(together * LANES))])
+        places = [builder.gep(place, [I64(at * LANES)]) for at in range(together)]
+        pairs = zip(places, found, strict=True)
+        return [greater(builder, load(builder, types.float32, one), old) for one, old in pairs]
+
+    first, *rest = loop(builder, I64(TILE // together), [constant(UNSEEN)] * together, body)
+    for other in rest:
+        first = greater(builder, other, first)
+    return first
+
+
+def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, shares: Any) -> list[Any]:
+    """Write a tile's shares; returns the sums of those of even and of odd positions, or of all."""
+    together = 2 if paired else 1
+
+    def body(step: Any, sums: list[Any]) -> list[Any]:
+        place = builder.gep(scores, [builder.mul(step, I64(together * LANES))])
+        places = [builder.gep(place, [I64(at * LANES)]) for at in range(together)]
+        found = [
+            exp2(builder, fused(builder, load(builder, types.float32, one), times, lowered)) for one in places
+        ]
+        words = rounded_pairs(builder, *found) if paired else found[0]
+        store(builder, words, builder.gep(shares, [builder.mul(step, I64(LANES))]))
+        return [builder.fadd(old, new) for old, new in zip(sums, found, strict=True)]
+
+    return loop(builder, I64(TILE // together), [constant(0.0)] * together, body)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fetch(typing: Any, place: Any) -> Any:
+    """Have the cache line at ``place`` brought near: it will be read soon."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        shape = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+        prefetch = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+        builder.call(prefetch, [builder.bitcast(args[0], byte), I32(0), I32(2), I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(place), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def aligned(typing: Any, numbers: Any) -> Any:
+    """The first place at or behind ``numbers`` (fp32) where a cache line begins; at most 15 numbers on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = builder.add(builder.ptrtoint(args[0], I64), I64(63))
+        return builder.inttoptr(builder.and_(address, I64(-64)), FLOAT.as_pointer())
+
+    return numbers(numbers), codegen

@@ -1,0 +1,197 @@
+"""Vectors of 16 numbers in LLVM IR: what tiles are made of.
+
+For functions that write IR while a kernel is compiled: each takes a builder and gives back a value of the
+compiled code. Knows no matrices and no layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+
+LANES = 16
+"""Numbers of a vector, whatever the processor's own hold."""
+
+I16, I32, I64, FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+WIDE, WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
+"""``LANES`` numbers of fp32, and words of 32 bits."""
+
+Vectors = list[Any]
+
+
+class _Bfloat16(ir.Type):  # type: ignore[misc]
+    """The type that llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat16)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat16)
+
+
+HALVES = ir.VectorType(_Bfloat16(), 2 * LANES)
+"""``2 * LANES`` numbers of bfloat16."""
+
+
+def multiplies_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 as it is."""
+    return bool(binding.get_host_cpu_features().get("avx512bf16"))
+
+
+def has_wide_registers() -> bool:
+    """Whether the processor has 32 registers that hold a whole vector each."""
+    return bool(binding.get_host_cpu_features().get("avx512f"))
+
+
+def constant(number: float, kind: ir.VectorType = WIDE) -> Any:
+    """A vector with ``number`` in every lane."""
+    return ir.Constant(kind, [number] * LANES)
+
+
+def lines(builder: Any, base: Any, line: Any, count: int) -> list[Any]:
+    """Pointers to the first ``count`` lines."""
+    return [builder.gep(base, [builder.mul(I64(at), line)]) for at in range(count)]
+
+
+def raw(builder: Any, kind: ir.Type, place: Any) -> Any:
+    """What stands at ``place``, seen as ``kind``."""
+    return builder.load(builder.bitcast(place, kind.as_pointer()), align=2)
+
+
+def load(builder: Any, kind: Any, place: Any) -> Any:
+    """``LANES`` elements as fp32: see `elements.widen`."""
+    if kind == types.float32:
+        return builder.load(builder.bitcast(place, WIDE.as_pointer()), align=4)
+    words = raw(builder, ir.VectorType(I16, LANES), place)
+    if kind == types.int16:
+        return builder.fpext(builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), WIDE)
+    return builder.bitcast(builder.shl(builder.zext(words, WORDS), constant(16, WORDS)), WIDE)
+
+
+def store(builder: Any, vector: Any, place: Any) -> None:
+    """``vector`` to ``place``."""
+    builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4)
+
+
+def spread(builder: Any, number: Any) -> Any:
+    """A vector with ``number``, of fp32 or a word, in every lane."""
+    nothing = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+    first = builder.insert_element(nothing, number, I32(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * LANES))
+
+
+def picked(builder: Any, vector: Any, lanes: range) -> Any:
+    """Those lanes alone."""
+    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
+
+
+def fused(builder: Any, one: Any, other: Any, old: Any) -> Any:
+    """``one * other + old``, rounded once where the processor can."""
+    return _call(builder, "llvm.fmuladd.v16f32", WIDE, one, other, old)
+
+
+def fused_pairs(builder: Any, one: Any, other: Any, old: Any) -> Any:
+    """``old`` and the products of bfloat16 in each word of the two vectors: exact, added in fp32."""
+    halves = [builder.bitcast(each, HALVES) for each in (one, other)]
+    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", WIDE, old, *halves)
+
+
+def rounded_pairs(builder: Any, low: Any, high: Any) -> Any:
+    """Words of two bfloat16 numbers: those of ``low`` and ``high`` (fp32), rounded to nearest even."""
+    behind = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", HALVES, high, low)
+    order = [half * LANES + lane for lane in range(LANES) for half in (0, 1)]
+    mixed = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
+    return builder.bitcast(builder.shuffle_vector(behind, behind, mixed), WORDS)
+
+
+def greater(builder: Any, new: Any, old: Any) -> Any:
+    """The greater of each lane; ``old`` where ``new`` is not a number."""
+    return builder.select(builder.fcmp_ordered(">", new, old), new, old)
+
+
+def any_lane(builder: Any, lanes: Any) -> Any:
+    """Whether one of ``LANES`` truths holds."""
+    return builder.icmp_unsigned("!=", builder.bitcast(lanes, I16), I16(0))
+
+
+_SHIFT = 12582912.0  # 1.5 * 2^23: added to a small number, its low bits are the nearest integer
+_LEAST = -126.0
+_SERIES = (
+    1.535336188319500e-4,
+    1.339887440266574e-3,
+    9.618437357674640e-3,
+    5.550332471162809e-2,
+    2.402264791363012e-1,
+    6.931472028550421e-1,
+    1.0,
+)
+
+
+def exp2(builder: Any, x: Any) -> Any:
+    """``2^x`` for ``x`` below 127, within two units in the last place; 0 below -126, 1 for 0, NaN for NaN.
+
+    Its sums must stay in their order: see `compiling.in_order`. Source: Cephes' ``exp2f``.
+    """
+    shifted = builder.fadd(x, constant(_SHIFT))
+    rest = builder.fsub(x, builder.fsub(shifted, constant(_SHIFT)))
+    series = constant(_SERIES[0])
+    for factor in _SERIES[1:]:
+        series = fused(builder, series, rest, constant(factor))
+    power = builder.shl(builder.bitcast(shifted, WORDS), constant(23, WORDS))
+    result = builder.bitcast(builder.add(builder.bitcast(series, WORDS), power), WIDE)
+    return builder.select(builder.fcmp_unordered(">=", x, constant(_LEAST)), result, constant(0.0))
+
+
+def summed(builder: Any, vectors: Vectors) -> Any:
+    """The sum over all lanes of vector i in lane i; 8 to 16 vectors."""
+    shuffle, step = builder.shuffle_vector, 1
+    if len(vectors) > LANES // 2:
+        vectors = vectors + [ir.Constant(WIDE, None)] * (LANES - len(vectors))
+    while len(vectors) > 1:
+        # Lanes in groups of 2 * step: of the first vector's sums so far the first half, then of the second's.
+        first = [at + (LANES - step if at & step else 0) for at in range(LANES)]
+        second = [at + step for at in first]
+        ones, others = ir.Constant(WORDS, first), ir.Constant(WORDS, second)
+        vectors = [
+            builder.fadd(shuffle(a, b, ones), shuffle(a, b, others))
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+        step *= 2
+    (found,) = vectors
+    while step < LANES:
+        moved = [(at + step) % LANES for at in range(LANES)]
+        found = builder.fadd(found, shuffle(found, found, ir.Constant(WORDS, moved)))
+        step *= 2
+    return found
+
+
+def loop(builder: Any, count: Any, begin: Vectors, body: Callable[[Any, Vectors], Vectors]) -> Vectors:
+    """``body(step, vectors) -> vectors`` for ``count`` steps, at least one; returns the last vectors."""
+    before, block = builder.block, builder.append_basic_block("step")
+    after = builder.append_basic_block("done")
+    builder.branch(block)
+    builder.position_at_end(block)
+    step = builder.phi(I64)
+    carried = [builder.phi(each.type) for each in begin]
+    results = body(step, carried)
+    following = builder.add(step, I64(1))
+    step.add_incoming(I64(0), before)
+    step.add_incoming(following, block)
+    for old, first, new in zip(carried, begin, results, strict=True):
+        old.add_incoming(first, before)
+        old.add_incoming(new, block)
+    builder.cbranch(builder.icmp_signed("<", following, count), block, after)
+    builder.position_at_end(after)
+    return results
+
+
+def _call(builder: Any, name: str, result: ir.Type, *arguments: Any) -> Any:
+    shape = ir.FunctionType(result, [each.type for each in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, shape, name), arguments)
