@@ -1,7 +1,8 @@
 """Attention of single tokens: each (row, KV head, span of context) a piece of work, merged afterwards.
 
 Spans begin at fixed positions, so that a row's numbers depend neither on its company nor on the threads.
-Reads K and V where they stand. Knows pointers, sizes and the arena's layout.
+Reads K and V where they stand, and has what comes next brought near meanwhile. Knows pointers, sizes and the
+arena's layout.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from numba import prange, types
 
 from .compiling import compiled, inlined
-from .elements import Pointer, exp, memory, narrow, offset, pointer, tanh
+from .elements import Pointer, exp, fetch, memory, narrow, offset, pointer, tanh
 from .products import dots, weigh
 
 SPAN = 256
@@ -41,21 +42,27 @@ def _soften(scores: Any, scale: float, soft_cap: float) -> Any:
 
 
 @inlined
-def _attend_span(query: Pointer, arena: Pointer, table: Pointer, low: int, high: int, shape: Any, head_at: int,
-                 scale: float, soft_cap: float, scores: Any, found: Any) -> None:  # fmt: skip
-    """Positions ``[low, high)`` for the queries of one KV head: into ``found`` ``[share, dim + 2]`` go the
-    weighted values, the maximum and the sum. ``scores``: ``[share, SPAN and the rest of two blocks]``."""
+def _attend_span(query: Pointer, arena: Pointer, span: Any, following: Any, shape: Any, scale: float,
+                 soft_cap: float, scores: Any, found: Any) -> None:  # fmt: skip
+    """A `_span` for the queries of one KV head: into ``found`` ``[share, dim + 2]`` go the weighted values, the
+    maximum and the sum. ``scores``: ``[share, SPAN and the rest of two blocks]``.
+
+    Blocks lie far apart, so that no processor guesses the next one: values are brought near while scores are
+    made, the keys of the span ``following`` while values are weighed.
+    """
     share, kv_heads, dim, slots, block_size = shape
+    low, high, table, head_at = span
     first, last, room = low // slots, (high - 1) // slots, scores.shape[1]
-    base = first * slots
+    base, side = first * slots, kv_heads * slots * dim
     for block in range(first, last + 1):  # of the outer two all slots; what they have besides is left alone
         keys = offset(arena, table[block] * block_size + head_at)
+        fetch(offset(keys, side), slots * dim)
         dots(share, query, slots, keys, dim, offset(memory(scores), block * slots - base), room)
     for j in range(share):
         found[j, dim], found[j, dim + 1] = _soften(scores[j, low - base : high - base], scale, soft_cap)
         found[j, :dim] = np.float32(0)
-    side = kv_heads * slots * dim
     for block in range(first, last + 1):
+        _fetch_keys(arena, following, block - first, shape)
         start, end = max(low, block * slots), min(high, (block + 1) * slots)
         values = offset(arena, table[block] * block_size + head_at + side + start % slots * dim)
         shares = offset(memory(scores), start - base)
@@ -63,27 +70,48 @@ def _attend_span(query: Pointer, arena: Pointer, table: Pointer, low: int, high:
 
 
 @inlined
+def _fetch_keys(arena: Pointer, span: Any, at: int, shape: Any) -> None:
+    """Bring near the keys of a span's block number ``at``, if it has so many."""
+    _, _, dim, slots, block_size = shape
+    low, high, table, head_at = span
+    block = low // slots + at
+    if block * slots < high:
+        fetch(offset(arena, table[block] * block_size + head_at), slots * dim)
+
+
+@inlined
+def _span(piece: int, singles: Any, spans: int, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
+          shape: Any, window: int) -> Any:  # fmt: skip
+    """A piece's positions ``[low, high)``, none where ``low >= high``; block table; where its head begins."""
+    _, kv_heads, dim, slots, _ = shape
+    if piece >= singles.size * kv_heads * spans:
+        return 0, 0, tables, layer_at
+    span, head, row = piece % spans, piece // spans % kv_heads, singles[piece // (spans * kv_heads)]
+    low = max(span * SPAN, contexts[row] - window if window else 0)
+    high = min((span + 1) * SPAN, contexts[row])
+    return low, high, offset(tables, row * widest), layer_at + head * slots * dim
+
+
+@inlined
 def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, arena: Pointer, starts: Pointer,
             contexts: Pointer, tables: Pointer, widest: int, layer_at: int, shape: Any, scale: float,
             window: int, soft_cap: float, found: Any) -> None:  # fmt: skip
+    """Every ``parts``-th piece: (row, KV head, span)."""
     share, kv_heads, dim, slots, _ = shape
     scores = np.empty((share, SPAN + 2 * slots), np.float32)
+    own = _span(part, singles, spans, contexts, tables, widest, layer_at, shape, window)
+    for block in range(SPAN // slots + 2):
+        _fetch_keys(arena, own, block, shape)
     for piece in range(part, singles.size * kv_heads * spans, parts):
+        following = _span(piece + parts, singles, spans, contexts, tables, widest, layer_at, shape, window)
         span, head, at = piece % spans, piece // spans % kv_heads, piece // (spans * kv_heads)
-        row = singles[at]
-        context = contexts[row]
-        low = max(span * SPAN, context - window if window else 0)
-        high = min((span + 1) * SPAN, context)
-        if low >= high:
-            found[at, head, span, :, dim] = _LOWEST
-            found[at, head, span, :, dim + 1] = np.float32(0)
-            continue
-        queries = offset(query, (starts[row] * kv_heads + head) * share * dim)
-        table, head_at = offset(tables, row * widest), layer_at + head * slots * dim
-        _attend_span(
-            queries, arena, table, low, high, shape, head_at, scale, soft_cap, scores,
-            found[at, head, span],
-        )  # fmt: skip
+        into = found[at, head, span]
+        if own[0] < own[1]:
+            queries = offset(query, (starts[singles[at]] * kv_heads + head) * share * dim)
+            _attend_span(queries, arena, own, following, shape, scale, soft_cap, scores, into)
+        else:
+            into[:, dim], into[:, dim + 1] = _LOWEST, np.float32(0)
+        own = following
 
 
 @inlined

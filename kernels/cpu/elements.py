@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 TAGS: dict[torch.dtype, Any] = {
@@ -65,6 +66,39 @@ def address_of(typing: Any, place: Any) -> Any:
         return builder.ptrtoint(args[0], ir.IntType(64))
 
     return types.int64(place), codegen
+
+
+_CACHE_LINE = 64  # bytes
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _per_line(typing: Any, place: Any) -> Any:
+    """How many elements a cache line holds."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        size = context.get_abi_sizeof(context.get_value_type(place.dtype))
+        return ir.Constant(ir.IntType(64), _CACHE_LINE // size)
+
+    return types.int64(place), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _fetch_line(typing: Any, place: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        shape = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        prefetch = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+        builder.call(prefetch, [builder.bitcast(args[0], byte), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(place), codegen
+
+
+@njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def fetch(place: Any, count: Any) -> None:
+    """Have so many elements brought near: they will be read soon."""
+    for i in range(0, count, _per_line(place)):
+        _fetch_line(offset(place, i))
 
 
 @intrinsic  # type: ignore[untyped-decorator]

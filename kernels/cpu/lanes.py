@@ -25,9 +25,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .vectors import (
@@ -242,20 +240,6 @@ def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, s
         return [builder.fadd(old, new) for old, new in zip(sums, found, strict=True)]
 
     return loop(builder, I64(TILE // together), [constant(0.0)] * together, body)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def fetch(typing: Any, place: Any) -> Any:
-    """Have the cache line at ``place`` brought near: it will be read soon."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
-        shape = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
-        prefetch = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
-        builder.call(prefetch, [builder.bitcast(args[0], byte), I32(0), I32(2), I32(1)])
-        return context.get_dummy_value()
-
-    return types.void(place), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]

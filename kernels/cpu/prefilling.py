@@ -13,13 +13,12 @@ import numpy as np
 from numba import prange, types
 
 from .compiling import compiled, in_order, inlined
-from .elements import Pointer, address_of, memory, narrow, offset, pointer, tanh
+from .elements import Pointer, address_of, fetch, memory, narrow, offset, pointer, tanh
 from .lanes import (
     HEIGHTS,
     LOWEST,
     TILE,
     aligned,
-    fetch,
     hide,
     pack_line,
     pack_lines,
@@ -144,9 +143,8 @@ def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> N
     for at in range(row, row + rows):
         if places[at]:
             line = pointer(places[at], tag)
-            for i in range(0, dim, LANES * per_word(tag)):
-                fetch(offset(line, i))
-                fetch(offset(line, side + i))
+            fetch(line, dim)
+            fetch(offset(line, side), dim)
 
 
 @inlined

@@ -77,7 +77,9 @@ def test_later_tokens_and_those_before_the_window_change_nothing(token: int, dty
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scores_that_rise_or_fall_from_tile_to_tile(dtype: torch.dtype) -> None:
     """The greatest moves with nearly every tile, or never after the first one; shares span all of fp32."""
-    rising = (np.linspace(-9, 9, 5 * TILE) * 16).round() / 16  # so that their products are exact in every type
+    rising = (
+        np.linspace(-9, 9, 5 * TILE) * 16
+    ).round() / 16  # so that their products are exact in every type
     for steps in (rising, rising[::-1].copy()):
         stage, how = Stage([5 * TILE], [40], 1, 2, 64, 16, dtype), Attention(0.125)
         stage.keys = [torch.from_numpy(steps).to(dtype)[:, None, None].expand(-1, 1, 64).contiguous()]
