@@ -201,8 +201,7 @@ class DiskTier:
             below = list(takewhile(lambda key: key not in here, keys[at : len(parts)]))
             found += self._shortcut.read(below, parts[at:])
             self._read += len(found) - at
-            for key in below[: len(found) - at]:
-                self.give_way(key)
+            self.give_way(below[: len(found) - at])
             if len(found) < at + len(below) or not (above or below):
                 break
         return found
@@ -218,10 +217,14 @@ class DiskTier:
         if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
             self._touched[key] = True
 
-    def give_way(self, key: bytes) -> None:
-        """A record stays above: on disk it is the first to go, from the next that is stored on."""
-        if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
-            self._touched[key] = False
+    def give_way(self, keys: Iterable[bytes]) -> None:
+        """These stay above: on disk they go first, in this order, from the next that is stored on."""
+        here, coming, moved = self._keys, self._storing, self._touched
+        for key in keys:
+            if len(moved) >= MOST_SUPERSEDED:
+                break
+            if key in here or key in coming:
+                moved[key] = False
 
     def promise(self, holder: int, keys: Iterable[bytes]) -> None:
         """A lease of ``holder`` covers these records, here now or later, and no others any more.
