@@ -33,7 +33,8 @@ DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
 STORING_SHARE = 8  # and at most one part in so many of all
 MOST_SUPERSEDED = 1024
-PIECES_AT_ONCE = 4  # taken up by one `poll`, so that they go on to the device while others come
+PIECES_AT_ONCE = 4  # taken up by one `poll`, so that they go on to the device while others come,
+PIECES_A_SECOND = 10_000  # and as many more as may have come while a step kept the engine from looking
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class DiskTier:
         self._tickets = itertools.count(1)
         self._requests: dict[int, _Request] = {}
         self._outbox: deque[bytes] = deque()
+        self._looked = 0.0  # when answers were taken last
         self._storing: set[bytes] = set()
         self._most_storing = max(1, min(STORES_IN_FLIGHT, host.memory.slots // STORING_SHARE))
         self._rising = Rising(host)
@@ -315,7 +317,8 @@ class DiskTier:
 
     def _receive(self, now: float) -> bool:
         """Take answers; whether no more wait."""
-        enough = self._pieces + PIECES_AT_ONCE
+        enough = self._pieces + PIECES_AT_ONCE + int((now - self._looked) * PIECES_A_SECOND)
+        self._looked = now
         while self._sock is not None and self._pieces < enough:
             try:
                 packet = self._sock.recv(PACKET_BYTES)
