@@ -116,45 +116,59 @@ def main(words_given: Sequence[str] | None = None) -> int:
         "--tool-seconds", type=float, default=TOOL_SECONDS, help="that a tool takes which streams"
     )
     parser.add_argument("--streamed-tokens", type=int, default=STREAMED_TOKENS, help="that it answers")
+    parser.add_argument("--device", default="cpu", help="that the engine computes on")
     chosen = parser.parse_args(words_given)
     options = options_of(chosen)
     histories, steps = ((64,), 4) if options.quick else (tuple(chosen.history), chosen.steps)
     streamed = Streamed(chosen.tool_seconds, chosen.streamed_tokens)
-    return run("agent", lambda: measure(options, histories, steps, streamed))
+    return run("agent", lambda: measure(options, chosen.device, histories, steps, streamed))
 
 
-def measure(options: Options, histories: Sequence[int], steps: int, streamed: Streamed) -> None:
+def measure(options: Options, device: str, histories: Sequence[int], steps: int, streamed: Streamed) -> None:
     """Loop by turns, print and keep."""
+    on, goals = measured(options, device, histories, steps, streamed)
+    figures = {**options.told(), "device": device, "steps": steps, "on": on}
+    show("agent", options.seed, figures, goals, options.out)
+
+
+def measured(
+    options: Options, device: str, histories: Sequence[int], steps: int, streamed: Streamed
+) -> tuple[dict[str, Any], list[Goal]]:
+    """Figures by model and history, and the goals."""
     on: dict[str, Any] = {}
     goals: list[Goal] = []
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
             caller = Caller.make(model, Path(folder), options.seed, options.dtype)
             for history in histories:
-                loops = _loops(caller, options, history, steps)
+                loops = _loops(caller, options, device, history, steps)
                 name = f"{model}, {history}"
                 on[name], found = _figures(name, loops)
                 goals += found
             for history in histories:
-                loops = _loops(caller, options, history, steps, streamed)
+                loops = _loops(caller, options, device, history, steps, streamed)
                 name = f"{model}, {history}, {streamed.tokens} tokens stream for {streamed.seconds:g} s"
                 on[name], found = _figures(name, loops)
                 goals += [goal for goal in found if goal.name == f"{name}: {STEP_TIME}"]
-            dispatch = asyncio.run(_dispatched(caller, options, min(histories), steps))
+            dispatch = asyncio.run(_dispatched(caller, options, device, min(histories), steps))
         on[model] = {"dispatch_ms": summary(dispatch)}
         goals.append(Goal(f"{model}: closing brace to tool, median", median(dispatch), "ms", 5.0, "lower"))
-    figures = {**options.told(), "steps": steps, "on": on}
-    show("agent", options.seed, figures, goals, options.out)
+    return on, goals
 
 
 # --- a session, and all of it again ---------------------------------------------------------------------------
 
 
 def _loops(
-    caller: Caller, options: Options, history: int, steps: int, streamed: Streamed | None = None
+    caller: Caller,
+    options: Options,
+    device: str,
+    history: int,
+    steps: int,
+    streamed: Streamed | None = None,
 ) -> dict[str, list[Loop]]:
     found: dict[str, list[Loop]] = {way: [] for way in WAYS}
-    words_of_server = ("--device", "cpu", "--dtype", options.dtype, "--no-store")
+    words_of_server = ("--device", device, "--dtype", options.dtype, "--no-store")
     with server(str(caller.folder), options.threads, *words_of_server) as running:
         for number in range(options.rounds):
             for way in WAYS if number % 2 else reversed(WAYS):
@@ -253,7 +267,7 @@ async def _session(url: str, caller: Caller, tool: Tool) -> AsyncIterator[tuple[
 # --- from the brace to the tool -------------------------------------------------------------------------------
 
 
-async def _dispatched(caller: Caller, options: Options, history: int, steps: int) -> list[float]:
+async def _dispatched(caller: Caller, options: Options, device: str, history: int, steps: int) -> list[float]:
     """Milliseconds from sampling the closing brace to its tool being begun, for each call."""
     stamps, begun = caller.folder / "stamps", list[int]()
 
@@ -261,7 +275,7 @@ async def _dispatched(caller: Caller, options: Options, history: int, steps: int
         if isinstance(event, CallStarted):
             begun.append(time.monotonic_ns())
 
-    settings = EngineSettings(model=str(caller.folder), device="cpu", dtype=options.dtype)
+    settings = EngineSettings(model=str(caller.folder), device=device, dtype=options.dtype)
     engine = ChildEngine(settings, program=program(caller.closing, stamps))
     async with serving(GatewaySettings(port=0), settings, engine=engine) as running:
         for number in range(options.rounds):

@@ -120,8 +120,7 @@ class Moves:
             here = self.tier.here
             self.tier.give_way(here[key] for key in keys if key in here)
         if self.disk is not None:
-            for key in reversed(keys):
-                self.disk.give_way(key)
+            self.disk.give_way(reversed(keys))
 
     def drop(self, key: bytes) -> None:
         """Nobody shall find this again."""

@@ -145,9 +145,8 @@ class Shelving:
         most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
         alone = (key for key in tier.in_order() if on_device(key) is None and not tier.yields(key))
         before, leaving = self._next, dict.fromkeys(islice(alone, most))
-        for key in before:
-            if key not in leaving and (key in tier or on_device(key) is not None):
-                disk.give_way(key)
+        kept = (key for key in before if key not in leaving)
+        disk.give_way(key for key in kept if key in tier or on_device(key) is not None)
         for key in leaving:
             if key not in before:
                 disk.touch(key)

@@ -93,9 +93,9 @@ class InlineDisk:
     def promise(self, holder: int, keys: Iterable[bytes]) -> None:
         """Leases are of no account here."""
 
-    def give_way(self, key: bytes) -> None:
-        """It stays above: said with the next that is stored."""
-        self._yielding.append(key)
+    def give_way(self, keys: Iterable[bytes]) -> None:
+        """These stay above: said with the next that is stored."""
+        self._yielding.extend(keys)
 
     def __len__(self) -> int:
         return len(self._store)

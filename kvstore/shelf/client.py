@@ -33,7 +33,8 @@ DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
 STORING_SHARE = 8  # and at most one part in so many of all
 MOST_SUPERSEDED = 1024
-PIECES_AT_ONCE = 4  # taken up by one `poll`, so that they go on to the device while others come
+PIECES_AT_ONCE = 4  # taken up by one `poll`, so that they go on to the device while others come,
+PIECES_A_SECOND = 10_000  # and as many more as may have come while a step kept the engine from looking
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class DiskTier:
         self._tickets = itertools.count(1)
         self._requests: dict[int, _Request] = {}
         self._outbox: deque[bytes] = deque()
+        self._looked = 0.0  # when answers were taken last
         self._storing: set[bytes] = set()
         self._most_storing = max(1, min(STORES_IN_FLIGHT, host.memory.slots // STORING_SHARE))
         self._rising = Rising(host)
@@ -201,8 +203,7 @@ class DiskTier:
             below = list(takewhile(lambda key: key not in here, keys[at : len(parts)]))
             found += self._shortcut.read(below, parts[at:])
             self._read += len(found) - at
-            for key in below[: len(found) - at]:
-                self.give_way(key)
+            self.give_way(below[: len(found) - at])
             if len(found) < at + len(below) or not (above or below):
                 break
         return found
@@ -218,10 +219,14 @@ class DiskTier:
         if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
             self._touched[key] = True
 
-    def give_way(self, key: bytes) -> None:
-        """A record stays above: on disk it is the first to go, from the next that is stored on."""
-        if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
-            self._touched[key] = False
+    def give_way(self, keys: Iterable[bytes]) -> None:
+        """These stay above: on disk they go first, in this order, from the next that is stored on."""
+        here, coming, moved = self._keys, self._storing, self._touched
+        for key in keys:
+            if len(moved) >= MOST_SUPERSEDED:
+                break
+            if key in here or key in coming:
+                moved[key] = False
 
     def promise(self, holder: int, keys: Iterable[bytes]) -> None:
         """A lease of ``holder`` covers these records, here now or later, and no others any more.
@@ -312,7 +317,8 @@ class DiskTier:
 
     def _receive(self, now: float) -> bool:
         """Take answers; whether no more wait."""
-        enough = self._pieces + PIECES_AT_ONCE
+        enough = self._pieces + PIECES_AT_ONCE + int((now - self._looked) * PIECES_A_SECOND)
+        self._looked = now
         while self._sock is not None and self._pieces < enough:
             try:
                 packet = self._sock.recv(PACKET_BYTES)

@@ -81,10 +81,9 @@ class Shelf:
 
     def _serve(self, requests: list[Down]) -> None:
         """Fetches first: somebody waits for them."""
-        fetches = [request for request in requests if isinstance(request, Fetch)]
-        self._store.expect(key for request in fetches for key in request.keys)
-        for request in fetches:
-            self._fetch(request)
+        for request in requests:
+            if isinstance(request, Fetch):
+                self._fetch(request)
         stores = [request for request in requests if isinstance(request, Store)]
         if stores:
             self._keep(stores)

@@ -189,10 +189,6 @@ class RecordStore:
         """Records by tenant."""
         return self._order.held()
 
-    def expect(self, keys: Iterable[bytes]) -> None:
-        """These will be read next: what is known to lie on the medium alone is read ahead."""
-        self._places.expect(keys)
-
     def place_of(self, key: bytes) -> int:
         """Where its payload lies in the file, for who checks what it reads there; 0: nobody knows."""
         return self._places.place_of(key)

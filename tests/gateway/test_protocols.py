@@ -1,18 +1,20 @@
-"""The deadline for request heads, and the listening socket's bounds."""
+"""The deadline for request heads, the listening socket's bounds, and who is sent more than he takes."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 import uvicorn
+import websockets
+from websockets.asyncio.client import ClientConnection
 
-from holdfast.gateway.protocols import http_protocol, listen
+from holdfast.gateway.protocols import DroppableWebSocket, http_protocol, listen
 from holdfast.gateway.settings import Limits
 
 pytestmark = pytest.mark.anyio
@@ -94,3 +96,67 @@ def test_an_accepted_socket_sends_small_frames_at_once() -> None:
         accepted, _ = server.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@asynccontextmanager
+async def talking(app: Callable[..., Awaitable[None]]) -> AsyncIterator[ClientConnection]:
+    """A WebSocket to ``app`` by our protocol."""
+    config = uvicorn.Config(app, ws=DroppableWebSocket, lifespan="off", log_config=None)
+    config.load()
+    server = uvicorn.Server(config)
+    with listen("127.0.0.1", 0, PATIENT) as sock:
+        serving = asyncio.create_task(server.serve([sock]))
+        host, port = sock.getsockname()
+        async with websockets.connect(f"ws://{host}:{port}", compression=None) as client:
+            yield client
+        server.should_exit = True
+        await serving
+
+
+async def test_who_is_behind_is_sent_no_more_and_gets_all_of_it_in_order() -> None:
+    """As long as the application takes each message there is no pause."""
+    reads, got, text = asyncio.Event(), [], "x" * 100_000
+
+    async def slow(scope: dict, receive, send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await reads.wait()
+        while (message := await receive())["type"] == "websocket.receive":
+            got.append(message["text"])
+
+    async with talking(slow) as client:
+
+        async def flood() -> None:
+            for number in range(200):
+                await client.send(f"{number} {text}")
+
+        flooding = asyncio.create_task(flood())
+        done, _ = await asyncio.wait({flooding}, timeout=1.0)
+        assert not done, "20 MB went where nobody took any"
+        reads.set()
+        await flooding
+    assert [one.partition(" ")[0] for one in got] == [str(number) for number in range(200)]
+
+
+async def test_messages_that_are_taken_one_by_one_never_stop_the_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused = []
+    pause = asyncio.selector_events._SelectorSocketTransport.pause_reading
+    monkeypatch.setattr(
+        asyncio.selector_events._SelectorSocketTransport,
+        "pause_reading",
+        lambda transport: (paused.append(transport), pause(transport))[1],
+    )
+
+    async def echo(scope: dict, receive, send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": message["text"]})
+
+    async with talking(echo) as client:
+        for number in range(20):
+            await client.send(str(number))
+            assert await client.recv() == str(number)
+    assert not paused

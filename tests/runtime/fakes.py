@@ -519,7 +519,7 @@ class FakeDisk:
     def promise(self, holder: int, keys: Iterable[bytes]) -> None:
         """Leases are of no account here."""
 
-    def give_way(self, key: bytes) -> None:
+    def give_way(self, keys: Iterable[bytes]) -> None:
         """Nothing is ever given up here."""
 
     def poll(self, now: float) -> None:

@@ -76,11 +76,9 @@ def test_what_another_process_left_is_found_when_it_is_read(tmp_path: Path) -> N
     put(first, *range(8))
     first.close()
     again = RecordStore(tmp_path / "kv", SPACE, SIZE, 1000 * ROOM)
-    again.expect([key(3)])
     assert key(3) not in again._places
     into = memoryview(bytearray(SIZE))
     again.get(key(3), into)
-    again.expect([key(3), key(4), key(99)])
     assert holds(into, 3) and lies_there(again, tmp_path, 3)
     again.close()
 
@@ -90,46 +88,10 @@ def test_a_wrong_place_costs_time_and_no_byte(store: RecordStore, tmp_path: Path
     known = store._places._places
     known[key(1)] = replace(known[key(1)], offset=1 << 40)
     known[key(2)] = replace(known[key(2)], offset=known[key(3)].offset)
-    store.expect([key(1), key(2)])
     into = memoryview(bytearray(SIZE))
     for number in (1, 2, 3):
         store.get(key(number), into)
         assert holds(into, number) and lies_there(store, tmp_path, number)
-
-
-@pytest.mark.parametrize("in_order", [False, True])
-def test_the_kernel_is_kept_so_far_ahead_once_something_is_not_in_memory(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch, in_order: bool
-) -> None:
-    """By itself it is where records are wanted in the order in which they lie."""
-    put(store, *range(9))
-    monkeypatch.setattr("holdfast.kvstore.shelf.places.AHEAD_BYTES", 3 * SIZE)
-    order = list(range(9) if in_order else range(8, -1, -1))
-    asked, preadv, cold = list[int](), os.preadv, set(order[2:])
-    offsets = {store._places._places[key(number)].offset: number for number in range(9)}
-
-    def read(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
-        if flags and offsets[offset] in cold:
-            raise BlockingIOError
-        return preadv(fd, buffers, offset, flags)
-
-    def advise(fd: int, offset: int, size: int, advice: int) -> None:
-        asked.append(next(number for start, number in offsets.items() if start // 4096 * 4096 == offset))
-
-    monkeypatch.setattr(os, "preadv", read)
-    monkeypatch.setattr(os, "posix_fadvise", advise)
-    store.expect(key(number) for number in order)
-    ahead = []
-    into = memoryview(bytearray(SIZE))
-    for number in order:
-        store.get(key(number), into)
-        assert holds(into, number)
-        ahead.append(list(asked))
-    if in_order:
-        assert asked == []
-    else:
-        assert ahead[1] == [] and ahead[2] == [5, 4, 3] and ahead[3] == [5, 4, 3, 2]
-        assert asked == [5, 4, 3, 2, 1, 0]
 
 
 def test_a_medium_that_refuses_is_said_to(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +114,6 @@ def test_a_file_that_is_not_mapped_has_no_places(tmp_path: Path) -> None:
     places.mapped()
     places.learn(key(1), memoryview(bytes(100)), RecordHeader(SPACE, key(1), 1, 100, 0, 1))
     assert key(1) not in places
-    places.expect([key(1)])
     assert places.read(key(1), memoryview(bytearray(100))) is None
     places.close()
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -16,7 +16,7 @@ from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.shelf import keeper
 from holdfast.kvstore.shelf.client import DEADLINE, DiskTier
 from holdfast.kvstore.shelf.keeper import ShelfKeeper
-from holdfast.kvstore.shelf.messages import Begin
+from holdfast.kvstore.shelf.messages import PACKET_BYTES, Begin
 from holdfast.kvstore.shelf.patience import OPENING
 from holdfast.kvstore.shelf.upkeep import remove, stat, verify
 from holdfast.kvstore.slots import SlotMemory, SlotState, make_memory
@@ -125,6 +125,40 @@ def test_a_record_that_is_gone_fails_alone_in_its_piece(stage: Stage) -> None:
             stage.check(number)
     assert key(7) not in stage.host and key(7) not in stage.disk
     assert (stage.disk.statistics().fetched, stage.disk.statistics().failed) == (19, 1)
+
+
+class Queued:
+    """The shelf's socket with answers that have come, and no others."""
+
+    def __init__(self, answers: Iterable[bytes]) -> None:
+        self._answers = list(answers)
+
+    def recv(self, _: int) -> bytes:
+        if not self._answers:
+            raise BlockingIOError
+        return self._answers.pop(0)
+
+
+def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.down(*range(30))
+    stage.disk._rising._most = 1
+    sock = stage.disk._sock
+    assert sock is not None
+    for number in range(30):
+        stage.host.drop(key(number))
+        assert stage.disk.fetch(key(number), stage.now)
+    sock.setblocking(True)
+    monkeypatch.setattr(stage.disk, "_sock", Queued([sock.recv(PACKET_BYTES) for _ in range(30)]))
+    found = []
+    for passed in (0.0, 0.0, 0.001, 1.0):
+        stage.now += passed
+        stage.disk.poll(stage.now)
+        found.append(stage.disk.statistics().fetched)
+    assert found == [4, 8, 22, 30]
+    sock.setblocking(False)
+    monkeypatch.undo()
 
 
 def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Stage, tmp_path: Path) -> None:
