@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from chat_languages import backend, ids
+from chat_languages import FAMILIES, backend, ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.decoders import DecodeStream
 
 from holdfast.sessions.detokenize import Detokenizer
 
@@ -22,6 +23,22 @@ def streamed(tokens: list[int]) -> tuple[list[str], str]:
 def test_deltas_of_any_ids_equal_decoding_at_once(tokens: list[int]) -> None:
     deltas, rest = streamed(tokens)
     assert "".join(deltas) + rest == backend("chatml").decode(tokens, skip_special_tokens=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=20), max_size=5),
+)
+def test_so_do_those_of_several_at_once_each_as_the_library_has_it(name: str, runs: list[list[int]]) -> None:
+    known = backend(name)
+    runs = [[token % known.get_vocab_size() for token in run] for run in runs]
+    detokenizer, stream = Detokenizer(known), DecodeStream(skip_special_tokens=True)
+    said = [detokenizer.steps(run) for run in runs]
+    assert said == [(stream.step(known, run) or "") if run else "" for run in runs]
+    whole = known.decode([token for run in runs for token in run], skip_special_tokens=True)
+    assert "".join(said) + detokenizer.flush() == whole
+    assert detokenizer.flush() == ""
 
 
 @settings(max_examples=200, deadline=None)
