@@ -27,7 +27,7 @@ from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Fetched, G
 from .messages import up_decoder as decoder
 from .patience import Patience
 from .rising import Rising
-from .shortcut import Lying, Shortcut
+from .shortcut import Lying, Parts, Shortcut
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
@@ -73,7 +73,7 @@ class DiskTier:
         host: HostTier,
         control: socket.socket,
         begin: Begin,
-        blocks: Callable[[int], Sequence[memoryview]] | None = None,
+        blocks: Callable[[int], Parts] | None = None,
     ) -> None:
         self._host = host
         self._control = control
@@ -186,22 +186,23 @@ class DiskTier:
         stored: only the shelf can tell, see `fetch`. No step may be in flight, and no move that waits may
         want what stands in ``blocks``, or write it.
         """
-        assert self._blocks is not None, "no blocks within reach"
+        reach = self._blocks
+        assert reach is not None, "no blocks within reach"
         began = time.perf_counter()
-        found = self._read_into([self._blocks(block) for block in blocks[: len(keys)]], keys)
+        found = self._read_into(keys[: len(blocks)], lambda at: reach(blocks[at]))
         self.reading_seconds += time.perf_counter() - began
         return found
 
-    def _read_into(self, parts: Sequence[Sequence[memoryview]], keys: Sequence[bytes]) -> list[int]:
+    def _read_into(self, keys: Sequence[bytes], parts_of: Callable[[int], Parts]) -> list[int]:
         found: list[int] = []
         here = self._host.here
-        while len(found) < len(parts):
+        while len(found) < len(keys):
             at = len(found)
-            above = self._host.find_beginning(takewhile(here.__contains__, keys[at : len(parts)]))
-            found += self._copy(above, parts[at : at + len(above)])
+            above = self._host.find_beginning(takewhile(here.__contains__, keys[at:]))
+            found += self._copy(above, [parts_of(at + each) for each in range(len(above))])
             at = len(found)
-            below = list(takewhile(lambda key: key not in here, keys[at : len(parts)]))
-            found += self._shortcut.read(below, parts[at:])
+            below = list(takewhile(lambda key: key not in here, keys[at:]))
+            found += self._shortcut.read(below, parts_of, at)
             self._read += len(found) - at
             self.give_way(below[: len(found) - at])
             if len(found) < at + len(below) or not (above or below):
@@ -382,7 +383,7 @@ class DiskTier:
             self._failed += 1
             self._host.abandon(slot)
 
-    def _copy(self, slots: Sequence[int], blocks: Sequence[Sequence[memoryview]]) -> list[int]:
+    def _copy(self, slots: Sequence[int], blocks: Sequence[Parts]) -> list[int]:
         """Host slots to device blocks; tokens of each."""
         self._host.hold(*slots)
         for slot, parts in zip(slots, blocks, strict=True):

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from pathlib import Path
+from threading import Lock
 from typing import TypeAlias
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -85,27 +85,31 @@ class Shortcut:
             return in_memory(self._file(), lying.offset)
         return False
 
-    def read(self, keys: Sequence[bytes], blocks: Sequence[Parts]) -> list[int]:
-        """Fill each of ``blocks``, its parts in order, with a record and check it there; tokens of the longest
-        beginning that came.
+    def read(self, keys: Sequence[bytes], parts_of: Callable[[int], Parts], first: int = 0) -> list[int]:
+        """Fill blocks with records, in order, and check them there; tokens of the longest beginning that came.
+
+        ``parts_of`` gives the parts of the first key's block for ``first``, those of the next for one more.
 
         What follows is not all in memory, or is not what was stored: its parts may hold anything, and the first
         such record is not tried again before it is learned again.
         """
         with contextlib.suppress(OSError):
             self._file()  # before there are two to open it
-        runs = list(self._runs(keys))
-        sound = [0] * len(runs)
-        starts = list(accumulate(map(len, runs), initial=0))
-        turns = deque(range(len(runs)))  # whoever is done with one takes the next
+        runs, taking = self._runs(keys), Lock()
+        came: dict[int, list[Lying]] = {}
 
         def work() -> None:
-            with contextlib.suppress(IndexError):
-                while True:
-                    at = turns.popleft()
-                    sound[at] = self._read_run(runs[at], blocks[starts[at] : starts[at + 1]])
-                    if sound[at] < len(runs[at]):
-                        turns.clear()  # nothing that follows is of use
+            while True:
+                with taking:  # whoever is done with one takes the next
+                    at, run = next(runs, (0, []))
+                if not run:
+                    return
+                sound = self._read_run(run, [parts_of(first + at + each) for each in range(len(run))])
+                came[at] = run[:sound]
+                if sound < len(run):  # nothing that follows is of use
+                    with taking:
+                        runs.close()
+                    return
 
         if len(keys) < SHARED:
             work()
@@ -113,23 +117,26 @@ class Shortcut:
             other = self._second.submit(work)
             work()
             other.result()
-        short = next((at for at, run in enumerate(runs) if sound[at] < len(run)), None)
-        came = starts[-1] if short is None else starts[short] + sound[short]
-        if came < len(keys):
-            self.forget(keys[came])
-        return [lying.tokens for run in runs for lying in run][:came]
+        found: list[int] = []
+        while run := came.get(len(found), []):
+            found += [lying.tokens for lying in run]
+        if len(found) < len(keys):
+            self.forget(keys[len(found)])
+        return found
 
-    def _runs(self, keys: Sequence[bytes]) -> Iterator[list[Lying]]:
-        """Records of which it is known where they lie, in groups that lie one behind the other."""
-        run: list[Lying] = []
+    def _runs(self, keys: Sequence[bytes]) -> Generator[tuple[int, list[Lying]], None, None]:
+        """Records of which it is known where they lie, in groups that lie one behind the other, and the place
+        of each group's first among ``keys``.
+        """
+        at, run = 0, list[Lying]()
         for lying in takewhile(bool, map(self._lying.get, keys)):
             assert lying is not None
             if run and (len(run) == MOST_IN_RUN or lying.offset != run[-1].offset + self._stride):
-                yield run
-                run = []
+                yield at, run
+                at, run = at + len(run), []
             run.append(lying)
         if run:
-            yield run
+            yield at, run
 
     def _read_run(self, run: list[Lying], blocks: Sequence[Parts]) -> int:
         """How many of them came whole."""

@@ -39,9 +39,9 @@ def test_a_record_fills_the_parts_of_a_block(folder: Path, sizes: tuple[int, ...
     near.learn(KEY, LYING)
     into = parts(*sizes)
     assert KEY in near and near.has(KEY)
-    assert near.read([KEY], [into]) == [3] and b"".join(into) == DATA
+    assert near.read([KEY], [into].__getitem__) == [3] and b"".join(into) == DATA
     near.forget(KEY)
-    assert KEY not in near and not near.has(KEY) and near.read([KEY], [into]) == []
+    assert KEY not in near and not near.has(KEY) and near.read([KEY], [into].__getitem__) == []
     near.learn(OTHER, Lying(0, 3, LYING.digest))
     assert OTHER not in near, "nobody knows where it lies"
     near.close()
@@ -57,7 +57,7 @@ def test_what_is_not_what_was_stored_is_left_to_the_shelf(folder: Path) -> None:
         (folder / FILE).write_bytes(whole)
         near.forget_all()
         near.learn(key, LYING)
-        assert near.read([key], [parts(10_000)]) == [] and key not in near, changed
+        assert near.read([key], [parts(10_000)].__getitem__) == [] and key not in near, changed
     near.close()
 
 
@@ -76,7 +76,7 @@ def test_many_are_read_up_to_the_first_that_is_not_sound(folder: Path, changed: 
     (folder / FILE).write_bytes(data)
     blocks = [parts(2_500, 7_500) for _ in keys]
     whole = len(keys) if changed is None else changed
-    assert near.read(keys, blocks) == [number % 5 + 1 for number in range(whole)]
+    assert near.read(keys, blocks.__getitem__) == [number % 5 + 1 for number in range(whole)]
     for number in range(whole):
         assert b"".join(blocks[number]) == Random(number).randbytes(len(DATA))
     assert changed is None or keys[changed] not in near
@@ -91,7 +91,7 @@ def test_a_file_that_is_cut_or_gone_harms_nobody(folder: Path, left: int | None)
         (folder / FILE).unlink()
     else:
         os.truncate(folder / FILE, left)
-    assert near.read([KEY], [parts(10_000)]) == []
+    assert near.read([KEY], [parts(10_000)].__getitem__) == []
     near.close()
 
 
@@ -105,7 +105,7 @@ def test_what_is_not_in_memory_is_not_waited_for(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "preadv", away)
     near = Shortcut(folder, len(DATA))
     near.learn(KEY, LYING)
-    assert near.read([KEY], [parts(10_000)]) == []
+    assert near.read([KEY], [parts(10_000)].__getitem__) == []
     assert asked == [os.RWF_NOWAIT]
     near.close()
 
