@@ -109,7 +109,7 @@ class Lookup:
             return []  # the disk is to begin with it: no look at all that follows comes before that
         found = self.going_on(sequence, disk, disk.placed)
         first = next(filterfalse(tier.here.__contains__, found), None)
-        return found if first is not None and disk.at_hand(first) else []
+        return found if first is not None and (first == lacking or disk.at_hand(first)) else []
 
     def going_on(self, sequence: Sequence, disk: DiskTier, there: Callable[[bytes], bool]) -> list[bytes]:
         """Keys of the records that go on where the computed tokens end, not on the device, but in the host tier

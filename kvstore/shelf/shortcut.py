@@ -24,7 +24,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from .pagecache import in_memory
 from .places import FILE, stride_of
 
-MOST_IN_RUN = 4  # records in one call: what it brought is in a core's own cache when it is checked
+RUN_BYTES = 3 << 19  # of records in one call: what it brought is still near the core when it is checked
 SHARED = 32  # of so many records a second thread reads as many as it can
 
 Parts: TypeAlias = Sequence[memoryview]
@@ -48,6 +48,7 @@ class Shortcut:
         self._fd: int | None = None
         self._lying: dict[bytes, Lying] = {}
         self._stride = stride_of(length)
+        self._most_in_run = max(1, RUN_BYTES // length)
         self._between = memoryview(bytearray(self._stride - length))  # what lies there is of no interest
         self._second = ThreadPoolExecutor(1, "holdfast-shortcut")  # its thread begins with its first work
 
@@ -131,7 +132,7 @@ class Shortcut:
         at, run = 0, list[Lying]()
         for lying in takewhile(bool, map(self._lying.get, keys)):
             assert lying is not None
-            if run and (len(run) == MOST_IN_RUN or lying.offset != run[-1].offset + self._stride):
+            if run and (len(run) == self._most_in_run or lying.offset != run[-1].offset + self._stride):
                 yield at, run
                 at, run = at + len(run), []
             run.append(lying)
@@ -145,8 +146,10 @@ class Shortcut:
         with contextlib.suppress(OSError):  # not in memory; or no such file, medium or kernel
             got = os.preadv(self._file(), parts, run[0].offset, os.RWF_NOWAIT)
         whole = (got + len(self._between)) // self._stride
-        pairs = zip(run[:whole], blocks, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: _digest(pair[1]) == pair[0].digest, pairs))
+        for at in range(whole):
+            if _digest(blocks[at]) != run[at].digest:
+                return at
+        return whole
 
     def _file(self) -> int:
         if self._fd is None:

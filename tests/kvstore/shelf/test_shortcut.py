@@ -62,8 +62,11 @@ def test_what_is_not_what_was_stored_is_left_to_the_shelf(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [None, 0, 1, 37, 70, 79])
-def test_many_are_read_up_to_the_first_that_is_not_sound(folder: Path, changed: int | None) -> None:
+def test_many_are_read_up_to_the_first_that_is_not_sound(
+    folder: Path, changed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By two threads, several in one call where they lie one behind the other; two gaps are wider."""
+    monkeypatch.setattr("holdfast.kvstore.shelf.shortcut.RUN_BYTES", 4 * len(DATA))
     near, data = Shortcut(folder, len(DATA)), bytearray()
     keys = [number.to_bytes(16, "little") for number in range(80)]
     for number, key in enumerate(keys):
