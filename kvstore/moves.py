@@ -109,7 +109,8 @@ class BlockMover:
         """Of each (slot, block) the slot's bytes to the block's; not ``up``: the other way."""
         if not pairs:
             return
-        places = np.array([(self._memory.offset_of(slot), block) for slot, block in pairs], dtype=np.int64)
+        places = np.array(pairs, dtype=np.int64)
+        places[:, 0] = self._memory.offsets_of(places[:, 0])
         for arena, start in self._arenas:
             size, cells = arena.group.block_bytes, arena.kv.view(torch.uint8).view(-1)
             pieces = places * (1, size) + (start, 0)

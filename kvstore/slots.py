@@ -149,6 +149,11 @@ class SlotMemory:
         assert 0 <= slot < self.slots, f"slot {slot} of {self.slots}"
         return self.first + slot * self.stride
 
+    def offsets_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`offset_of` of each."""
+        assert not len(slots) or (slots.min() >= 0 and slots.max() < self.slots), f"slots of {self.slots}"
+        return self.first + slots * self.stride
+
     def move(self, slot: int, wanted: SlotState, owner: int = 0) -> None:
         """Bring ``slot`` into state ``wanted``, for ``owner``.
 

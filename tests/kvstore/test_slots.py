@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from holdfast.kvstore.errors import SlotMisused
@@ -63,6 +64,8 @@ def test_slots_lie_beside_each_other_and_inside_the_memory(fd: int, block_bytes:
         assert (memory.entry(slot).key, memory.entry(slot).tokens) == (bytes([slot % 256]) * 16, slot)
     assert memory.offset_of(memory.slots - 1) + block_bytes <= 1 << 16
     assert block_bytes < 4096 or memory.offset_of(1) % 4096 == 0
+    every = np.arange(memory.slots)
+    assert memory.offsets_of(every).tolist() == [memory.offset_of(slot) for slot in range(memory.slots)]
 
 
 def test_the_same_description_adopts_and_any_other_begins_anew(fd: int) -> None:
