@@ -127,17 +127,22 @@ class Shortcut:
 
     def _runs(self, keys: Sequence[bytes]) -> Generator[tuple[int, list[Lying]], None, None]:
         """Records of which it is known where they lie, in groups that lie one behind the other, and the place
-        of each group's first among ``keys``.
+        of each group's first among ``keys``; the last are small, so that two who take them end together.
         """
-        at, run = 0, list[Lying]()
+        at, run, most = 0, list[Lying](), self._share_of(len(keys))
         for lying in takewhile(bool, map(self._lying.get, keys)):
             assert lying is not None
-            if run and (len(run) == self._most_in_run or lying.offset != run[-1].offset + self._stride):
+            if run and (len(run) == most or lying.offset != run[-1].offset + self._stride):
                 yield at, run
                 at, run = at + len(run), []
+                most = self._share_of(len(keys) - at)
             run.append(lying)
         if run:
             yield at, run
+
+    def _share_of(self, left: int) -> int:
+        """How many of so many records one call brings at most."""
+        return max(1, min(self._most_in_run, left // 4))
 
     def _read_run(self, run: list[Lying], blocks: Sequence[Parts]) -> int:
         """How many of them came whole."""
