@@ -43,8 +43,7 @@ from .report import Goal, show, summary, table
 
 HISTORIES, STEPS = (4096, 16384), 25
 TOOL_SECONDS, STREAMED_TOKENS = 0.285, 256
-"""The median tool of the coding workload, and about a third of what one answers there: on two cores it takes
-about as long to compute as to come."""
+"""The median tool of the coding workload, and about a third of what one answers there."""
 WAYS = ("session", "resent")
 STEP_TIME = "time per step ÷ resent"
 COMPUTE, BETWEEN = ("t_launch", "t_device"), ("t_gap",)
