@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -62,8 +61,6 @@ class ChatTemplate:
             self._template = _compile_jinja_template(tokenizer.template)
         except TemplateError as fault:
             raise TemplateFailed(f"The chat template does not compile: {fault}") from None
-        environment = self._template.environment
-        vars(environment)["getattr"] = partial(_attribute, environment.getattr)
 
     def pieces(
         self, preamble: Preamble, segments: Sequence[Segment], *, open_reply: bool = True
@@ -133,13 +130,6 @@ class ChatTemplate:
                 messages.append(mark(_message_form(segment, names)))
         together = known.segments + segments
         return _Messages(known.preamble, known.tools, together, tuple(messages), names, replies)
-
-
-def _attribute(ask: Callable[[Any, str], Any], value: Any, name: str) -> Any:
-    """As the sandbox gives it: a message's field, sooner than by way of an attribute that it has not."""
-    if type(value) is dict and name in value and not hasattr(dict, name):
-        return value[name]
-    return ask(value, name)
 
 
 def _sentinel(number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 
 import msgspec
@@ -300,6 +301,16 @@ def test_what_was_made_of_the_script_before_is_what_would_be_made_now(
             case "grow" if isinstance(segments[-1], Message):
                 segments[-1] = msgspec.structs.replace(segments[-1], text=segments[-1].text + text)
         assert shown(kept, preamble, segments) == shown(ChatTemplate(ours(name), NOON), preamble, segments)
+
+
+def test_the_thousandth_session_renders_as_the_first() -> None:
+    """The library compiles a template once for all of them: what one session does to it, all would."""
+    tools = Preamble(tools=(Tool(name="look", parameters={"type": "object", "properties": {"at": {}}}),))
+    first = shown(ChatTemplate(ours("chatml"), NOON), tools, [user("Hello")])
+    assert not isinstance(first, str)
+    for _ in range(2 * sys.getrecursionlimit()):
+        last = ChatTemplate(ours("chatml"), NOON)
+    assert shown(last, tools, [user("Hello")]) == first
 
 
 def shown(template: ChatTemplate, preamble: Preamble, segments: list[Segment]) -> list[str] | str:
