@@ -305,12 +305,12 @@ def test_what_was_made_of_the_script_before_is_what_would_be_made_now(
 
 def test_the_thousandth_session_renders_as_the_first() -> None:
     """The library compiles a template once for all of them: what one session does to it, all would."""
-    tools = Preamble(tools=(Tool(name="look", parameters={"type": "object", "properties": {"at": {}}}),))
-    first = shown(ChatTemplate(ours("chatml"), NOON), tools, [user("Hello")])
+    told, said = Preamble(instructions="Be kind.", tools=(Tool(name="look"),)), [user("Hello")]
+    first = shown(ChatTemplate(ours("chatml"), NOON), told, said)
     assert not isinstance(first, str)
     for _ in range(2 * sys.getrecursionlimit()):
         last = ChatTemplate(ours("chatml"), NOON)
-    assert shown(last, tools, [user("Hello")]) == first
+    assert shown(last, told, said) == first
 
 
 def shown(template: ChatTemplate, preamble: Preamble, segments: list[Segment]) -> list[str] | str:
