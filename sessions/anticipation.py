@@ -18,6 +18,9 @@ from .ids import Ids, common_prefix
 from .items import FunctionCallOutput, Growing
 from .response import Branch
 
+BURST_SECONDS = 0.005
+"""What comes in one go, its commit with it, is mostly a turn's in its own step."""
+
 OUTPUT_SECONDS = 0.01
 """After a tool's output the turn is mostly asked for at once, and computes what is left in its own step."""
 
@@ -42,6 +45,7 @@ class Anticipation:
         self._done: Growing | None = None
         self._task: asyncio.Task[None] | None = None
         self._rest: asyncio.Task[None] | None = None
+        self._next = 0.0  # when text is to be prefilled again, by the event loop's clock
 
     def expect(self, item: Growing | None) -> None:
         """This much of the next item has come; None: it was taken back, or is one now."""
@@ -80,11 +84,13 @@ class Anticipation:
         return self._wanted is not self._done and self._wanted is not None and not self._branch.history.busy
 
     async def _follow(self) -> None:
+        clock, apart = asyncio.get_running_loop().time, self._branch.settings.debounce_seconds
         try:
             while self._due:
-                await asyncio.sleep(self._branch.settings.debounce_seconds)
+                await asyncio.sleep(max(BURST_SECONDS, self._next - clock()))
                 wanted = self._wanted
                 if self._due and wanted is not None:
+                    self._next = clock() + apart
                     with suppress(VerbRefused, EngineGone, TemplateFailed):
                         await self._prefill(wanted)
                     self._done = wanted

@@ -20,7 +20,7 @@ class SessionSettings:
 
     ``max_sessions``: open at once. ``max_items``: in one conversation. ``aside_characters``:
     conversations longer than this are rendered and tokenized on a thread, so that they do not hold up the
-    event loop. ``debounce_seconds``: how long text on its way is collected before it is prefilled.
+    event loop. ``debounce_seconds``: text on its way is prefilled no oftener, what comes meanwhile together.
     ``recovery_seconds``: a reply whose engine died waits so long for the next one; then it fails.
     ``tenants``: of what all have, how much one tenant may, by its salt.
     """
@@ -28,6 +28,6 @@ class SessionSettings:
     max_sessions: int = 10_000
     max_items: int = 20_000
     aside_characters: int = 32_768
-    debounce_seconds: float = 0.02
+    debounce_seconds: float = 0.01
     recovery_seconds: float = 60.0
     tenants: Mapping[bytes, TenantLimits] = field(default_factory=dict)

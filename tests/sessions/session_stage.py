@@ -15,6 +15,7 @@ from holdfast.sessions.items import Message, Preamble, new_id
 from holdfast.sessions.language import Language
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
+from holdfast.sessions.settings import SessionSettings
 
 NAME = "chatml"
 END = end_id(NAME)
@@ -32,8 +33,10 @@ def reciting(*texts: str | list[int], **more: object) -> ScriptedLink:
     return ScriptedLink(Recital(*said, end=END), END, **more)
 
 
-def session_on(link: ScriptedLink, preamble: Preamble | None = None) -> Session:
-    session = Session("s", link, LANGUAGE, now=datetime(2025, 3, 1))
+def session_on(
+    link: ScriptedLink, preamble: Preamble | None = None, settings: SessionSettings | None = None
+) -> Session:
+    session = Session("s", link, LANGUAGE, now=datetime(2025, 3, 1), settings=settings)
     session.history.preamble = preamble or Preamble()
     return session
 

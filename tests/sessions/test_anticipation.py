@@ -9,6 +9,7 @@ from session_stage import ask, one_shot, prompts, read, reciting, run, session_o
 
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
 from holdfast.sessions.session import Session
+from holdfast.sessions.settings import SessionSettings
 
 LONG_ENOUGH = 0.2
 """Seconds, within which all would be handed over."""
@@ -50,6 +51,22 @@ async def test_nothing_is_begun_at_the_commit_that_was_not_begun_before() -> Non
     arrival = await session.arrival()
     await asyncio.sleep(0)
     assert (arrival.prefilled, link.log) == (0, [])
+
+
+@run
+async def test_text_after_a_pause_is_handed_over_at_once_and_what_follows_is_collected() -> None:
+    link = reciting("Nothing.")
+    session = session_on(link, settings=SessionSettings(debounce_seconds=1.5 * LONG_ENOUGH))
+    session.expect(Message(id="item_1", role="user", text=TEXT[:20]))
+    async with asyncio.timeout(LONG_ENOUGH):
+        assert await handed(link, 1) == [("open",)]
+    for end in (30, 40, 50):
+        session.expect(Message(id="item_1", role="user", text=TEXT[:end]))
+        await asyncio.sleep(LONG_ENOUGH / 4)
+    assert len(link.log) == 1
+    assert await handed(link, 2) == [("open",), ("extend",)]
+    await asyncio.sleep(LONG_ENOUGH)
+    assert len(link.log) == 2
 
 
 async def called(link: ScriptedLink) -> tuple[Session, FunctionCallOutput]:
