@@ -205,6 +205,7 @@ class Journal:
                 self._answer_closed(jobs)
                 return
             if group:
+                self._relieve()  # before who waits is told: a prune lets the next turn in
                 self._tell(self._committed, upto)
             for job, answer in jobs:
                 self._answer(job, answer)
@@ -238,6 +239,10 @@ class Journal:
 
     def _keep_shares(self) -> None:
         self._full = self._store.keep_shares(self.live)
+
+    def _relieve(self) -> None:
+        """Who fills its share no more is let in. Who fills it now may yet have closed sessions to lose."""
+        self._full &= self._store.shares.full()
 
     def _upkeep(self, work: Callable[[], object]) -> None:
         """What nobody waits for, and is tried again another time; whatever it raises, the thread goes on."""
