@@ -262,6 +262,7 @@ class Journal:
         number = min(self._store.long)
         try:
             self._store.condense(number, self.condense)
+            self._relieve()
         except StorageUnavailable as fault:
             log.warning("session %d was not made shorter: %s", number, fault.message)
         except Exception:  # whatever it is: its operations are there as they were

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from journal_stage import MODEL, SMALL, birth, folder
 from session_stage import LANGUAGE, ask, reciting, run, say
 
 from holdfast.sessions.book import Reopened, SessionBook
-from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, TurnLimit
+from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, StorageUnavailable, TurnLimit
 from holdfast.sessions.events import ReplyDone
 from holdfast.sessions.items import Preamble
 from holdfast.sessions.journal import lineage
@@ -24,6 +24,7 @@ from holdfast.sessions.journal.changes import Append, Drop, Put
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.lineage import Table, key_of
 from holdfast.sessions.journal.records import (
+    AnyOperation,
     Branched,
     Heard,
     Keyring,
@@ -251,6 +252,36 @@ async def test_who_is_told_of_a_prune_has_the_room_that_it_made() -> None:
             after.answered.set()
             await after.answer
             assert fault is None
+
+
+@run
+async def test_a_long_session_that_was_made_shorter_goes_on_in_its_share() -> None:
+    limits, share = TenantLimits(sessions=9), JournalShare(bytes=9_000)
+    with folder() as path:
+        async with kept_in(path, limits, share) as book:
+            journal, session = book.journal, book.create(salt=ACME)
+            assert journal is not None and journal.condense is not None
+            loop, shorter = asyncio.get_running_loop(), journal.condense
+            begun: asyncio.Future[tuple[StorageUnavailable | None, Question]] = loop.create_future()
+
+            async def ask_next() -> None:
+                begun.set_result((session.log.fault, Question(journal)))
+                await asyncio.sleep(0)
+
+            def asked_first(operations: Sequence[AnyOperation]) -> tuple[int, AnyOperation] | None:
+                asyncio.run_coroutine_threadsafe(ask_next(), loop).result(SECONDS)
+                return shorter(operations)
+
+            journal.condense = asked_first
+            for number in range(300):
+                session.log.append(Heard(event=f"event_{number}"))
+            session.log.sync()
+            before, question = await begun
+            await question.heard.wait()
+            fault = session.log.fault  # while the thread has done nothing but make the session shorter
+            question.answered.set()
+            await question.answer
+            assert isinstance(before, ShareFull) and fault is None
 
 
 HEARD = st.integers(1, 400).map(lambda length: Heard(event="e" * length))
