@@ -205,6 +205,7 @@ class Journal:
                 self._answer_closed(jobs)
                 return
             if group:
+                self._relieve()  # before who waits is told: a prune lets the next turn in
                 self._tell(self._committed, upto)
             for job, answer in jobs:
                 self._answer(job, answer)
@@ -239,6 +240,10 @@ class Journal:
     def _keep_shares(self) -> None:
         self._full = self._store.keep_shares(self.live)
 
+    def _relieve(self) -> None:
+        """Who fills its share no more is let in. Who fills it now may yet have closed sessions to lose."""
+        self._full &= self._store.shares.full()
+
     def _upkeep(self, work: Callable[[], object]) -> None:
         """What nobody waits for, and is tried again another time; whatever it raises, the thread goes on."""
         try:
@@ -257,6 +262,7 @@ class Journal:
         number = min(self._store.long)
         try:
             self._store.condense(number, self.condense)
+            self._relieve()
         except StorageUnavailable as fault:
             log.warning("session %d was not made shorter: %s", number, fault.message)
         except Exception:  # whatever it is: its operations are there as they were

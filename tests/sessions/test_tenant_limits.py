@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +16,22 @@ from journal_stage import MODEL, SMALL, birth, folder
 from session_stage import LANGUAGE, ask, reciting, run, say
 
 from holdfast.sessions.book import Reopened, SessionBook
-from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, TurnLimit
+from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, StorageUnavailable, TurnLimit
 from holdfast.sessions.events import ReplyDone
 from holdfast.sessions.items import Preamble
 from holdfast.sessions.journal import lineage
 from holdfast.sessions.journal.changes import Append, Drop, Put
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.lineage import Table, key_of
-from holdfast.sessions.journal.records import Branched, Heard, Keyring, Origin, SessionRecord, Snapshot
+from holdfast.sessions.journal.records import (
+    AnyOperation,
+    Branched,
+    Heard,
+    Keyring,
+    Origin,
+    SessionRecord,
+    Snapshot,
+)
 from holdfast.sessions.journal.settings import JournalShare
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.requests import TurnRequest
@@ -29,6 +39,8 @@ from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings, TenantLimits
 
 ACME, ZENITH = b"acme", b"zenith"
+SECONDS = 10.0
+"""The journal's thread waits no longer for a test that has failed."""
 OUT_OF_BAND = TurnRequest.checked(out_of_band=True)
 
 
@@ -54,6 +66,19 @@ async def durable(session: Session) -> str:
     """Its handle, once all of it is on disk and the journal has kept its shares."""
     await session.log.sync()
     return session.handles.current
+
+
+class Question:
+    """Asked of the journal's thread, which does nothing besides until it is ``answered``."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.heard, self.answered = asyncio.Event(), threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self.answer = asyncio.ensure_future(journal.read(self._think))
+
+    def _think(self, _: JournalStore) -> None:
+        self._loop.call_soon_threadsafe(self.heard.set)
+        self.answered.wait(SECONDS)
 
 
 async def opens(book: SessionBook, handle: str) -> bool:
@@ -201,6 +226,62 @@ async def test_open_sessions_that_fill_the_share_begin_nothing_new_until_one_has
             other = await durable(small)
         async with kept_in(path, limits, share, "one") as book:
             assert await opens(book, other)
+
+
+@run
+async def test_who_is_told_of_a_prune_has_the_room_that_it_made() -> None:
+    limits, share = TenantLimits(sessions=9), JournalShare(bytes=20_000)
+    with folder() as path:
+        async with kept_in(path, limits, share) as book:
+            assert book.journal is not None
+            small = book.create(salt=ACME)
+            (big,) = await book.fork(small.id, [b""])
+            say(big, "long " * 5000)
+            await durable(big)
+            number = await book.check_pruned(small.id, big.id)
+            before = Question(book.journal)
+            await before.heard.wait()
+            assert isinstance(small.log.fault, ShareFull)
+            await book.close(big.id)
+            await book.forget(big.id, number)
+            told, after = small.log.sync(), Question(book.journal)
+            await asyncio.sleep(0)
+            before.answered.set()
+            await told
+            fault = small.log.fault  # while the thread has done nothing but commit
+            after.answered.set()
+            await after.answer
+            assert fault is None
+
+
+@run
+async def test_a_long_session_that_was_made_shorter_goes_on_in_its_share() -> None:
+    limits, share = TenantLimits(sessions=9), JournalShare(bytes=9_000)
+    with folder() as path:
+        async with kept_in(path, limits, share) as book:
+            journal, session = book.journal, book.create(salt=ACME)
+            assert journal is not None and journal.condense is not None
+            loop, shorter = asyncio.get_running_loop(), journal.condense
+            begun: asyncio.Future[tuple[StorageUnavailable | None, Question]] = loop.create_future()
+
+            async def ask_next() -> None:
+                begun.set_result((session.log.fault, Question(journal)))
+                await asyncio.sleep(0)
+
+            def asked_first(operations: Sequence[AnyOperation]) -> tuple[int, AnyOperation] | None:
+                asyncio.run_coroutine_threadsafe(ask_next(), loop).result(SECONDS)
+                return shorter(operations)
+
+            journal.condense = asked_first
+            for number in range(300):
+                session.log.append(Heard(event=f"event_{number}"))
+            session.log.sync()
+            before, question = await begun
+            await question.heard.wait()
+            fault = session.log.fault  # while the thread has done nothing but make the session shorter
+            question.answered.set()
+            await question.answer
+            assert isinstance(before, ShareFull) and fault is None
 
 
 HEARD = st.integers(1, 400).map(lambda length: Heard(event="e" * length))
