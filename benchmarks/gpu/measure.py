@@ -51,7 +51,7 @@ def reason(error: BaseException) -> str:
 def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS, *, captured: bool = True) -> float:
     """Median microseconds of one of ``works``, all alike but for their inputs.
 
-    ``captured`` is not for work that makes the host wait: a capture that fails leaves its stream behind.
+    ``captured``: as one graph, which work that makes the host wait cannot be.
     """
     _each(works)
     if bench.device.type != "cuda":
@@ -73,12 +73,13 @@ def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS, *, captured
 
 def _graph(works: Sequence[Work]) -> Work:
     """All of ``works`` as one graph, or one after the other where something cannot be captured."""
-    graph = torch.cuda.CUDAGraph()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
             _each(works)
     except RuntimeError as error:
         print(f"not captured, timed eagerly: {reason(error)}", flush=True)
+        torch.cuda.set_stream(stream)  # a capture that cannot be ended does not leave its own
         torch.cuda.synchronize()
         return partial(_each, works)
     return graph.replay
