@@ -18,9 +18,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import astuple, dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,6 +46,8 @@ TOOL_SECONDS, STREAMED_TOKENS = 0.285, 256
 """The median tool of the coding workload, and about a third of what one answers there."""
 WAYS = ("session", "resent")
 STEP_TIME = "time per step ÷ resent"
+LESS_BYTES, LESS_CPU, STEP_SHARE, DISPATCH_MS = 0.9, 0.8, 0.7, 5.0
+"""The goals."""
 COMPUTE, BETWEEN = ("t_launch", "t_device"), ("t_gap",)
 ENGINE = (*COMPUTE, *BETWEEN, "steps")
 """What the engine tells of its steps."""
@@ -74,6 +76,11 @@ class Loop:
     def steps(self) -> int:
         """How many."""
         return len(self.step_seconds)
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds a step."""
+        return 1000 * sum(self.step_seconds) / self.steps
 
     def part(self, *names: str) -> float:
         """Milliseconds a step of what the engine tells by these names."""
@@ -125,56 +132,63 @@ def main(words_given: Sequence[str] | None = None) -> int:
 
 def measure(options: Options, device: str, histories: Sequence[int], steps: int, streamed: Streamed) -> None:
     """Loop by turns, print and keep."""
-    on, goals = measured(options, device, histories, steps, streamed)
-    figures = {**options.told(), "device": device, "steps": steps, "on": on}
-    show("agent", options.seed, figures, goals, options.out)
+    on: dict[str, Any] = {}
+    goals: list[Goal] = []
+    for name, figures, found in measured(options, device, histories, steps, streamed):
+        if WAYS[0] in figures:
+            _print(name, figures)
+        on[name] = figures
+        goals += found
+    told = {**options.told(), "device": device, "steps": steps, "on": on}
+    show("agent", options.seed, told, goals, options.out)
 
 
 def measured(
     options: Options, device: str, histories: Sequence[int], steps: int, streamed: Streamed
-) -> tuple[dict[str, Any], list[Goal]]:
-    """Figures by model and history, and the goals."""
-    on: dict[str, Any] = {}
-    goals: list[Goal] = []
+) -> Iterator[tuple[str, dict[str, Any], list[Goal]]]:
+    """One after the other: its name (model and history; the model for what is dispatched), figures, goals."""
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
             caller = Caller.make(model, Path(folder), options.seed, options.dtype)
             for history in histories:
-                loops = _loops(caller, options, device, history, steps)
-                name = f"{model}, {history}"
-                on[name], found = _figures(name, loops)
-                goals += found
+                with serving_loops(caller, options, device) as running:
+                    loops = by_turns(running, caller, options, history, steps)
+                yield _found(f"{model}, {history}", loops)
             for history in histories:
-                loops = _loops(caller, options, device, history, steps, streamed)
+                with serving_loops(caller, options, device) as running:
+                    loops = by_turns(running, caller, options, history, steps, streamed)
                 name = f"{model}, {history}, {streamed.tokens} tokens stream for {streamed.seconds:g} s"
-                on[name], found = _figures(name, loops)
-                goals += [goal for goal in found if goal.name == f"{name}: {STEP_TIME}"]
-            dispatch = asyncio.run(_dispatched(caller, options, device, min(histories), steps))
-        on[model] = {"dispatch_ms": summary(dispatch)}
-        goals.append(Goal(f"{model}: closing brace to tool, median", median(dispatch), "ms", 5.0, "lower"))
-    return on, goals
+                _, figures, goals = _found(name, loops)
+                yield name, figures, [goal for goal in goals if goal.name.endswith(STEP_TIME)]
+            dispatch = asyncio.run(dispatched(caller, options, device, min(histories), steps))
+        goal = Goal(f"{model}: closing brace to tool, median", median(dispatch), "ms", DISPATCH_MS, "lower")
+        yield model, {"dispatch_ms": summary(dispatch)}, [goal]
 
 
 # --- a session, and all of it again ---------------------------------------------------------------------------
 
 
-def _loops(
+def serving_loops(caller: Caller, options: Options, device: str) -> AbstractContextManager[Server]:
+    """A server of the caller."""
+    words = ("--device", device, "--dtype", options.dtype, "--no-store")
+    return server(str(caller.folder), options.threads, *words)
+
+
+def by_turns(
+    running: Server,
     caller: Caller,
     options: Options,
-    device: str,
     history: int,
     steps: int,
     streamed: Streamed | None = None,
 ) -> dict[str, list[Loop]]:
+    """A loop of each of `WAYS` in every round, the one first and then the other."""
     found: dict[str, list[Loop]] = {way: [] for way in WAYS}
-    words_of_server = ("--device", device, "--dtype", options.dtype, "--no-store")
-    with server(str(caller.folder), options.threads, *words_of_server) as running:
-        for number in range(options.rounds):
-            for way in WAYS if number % 2 else reversed(WAYS):
-                told = caller.words(history, options.seed + 2 * number + WAYS.index(way))
-                tool = caller.tool(0) if streamed is None else caller.tool(0, *astuple(streamed))
-                loop = asyncio.run(_loop(running, way, caller, told, steps, tool))
-                found[way].append(loop)
+    for number in range(options.rounds):
+        for way in WAYS if number % 2 else reversed(WAYS):
+            told = caller.words(history, options.seed + 2 * number + WAYS.index(way))
+            tool = caller.tool(0) if streamed is None else caller.tool(0, *astuple(streamed))
+            found[way].append(asyncio.run(_loop(running, way, caller, told, steps, tool)))
     return found
 
 
@@ -266,7 +280,7 @@ async def _session(url: str, caller: Caller, tool: Tool) -> AsyncIterator[tuple[
 # --- from the brace to the tool -------------------------------------------------------------------------------
 
 
-async def _dispatched(caller: Caller, options: Options, device: str, history: int, steps: int) -> list[float]:
+async def dispatched(caller: Caller, options: Options, device: str, history: int, steps: int) -> list[float]:
     """Milliseconds from sampling the closing brace to its tool being begun, for each call."""
     stamps, begun = caller.folder / "stamps", list[int]()
 
@@ -291,43 +305,43 @@ async def _dispatched(caller: Caller, options: Options, device: str, history: in
 # --- figures --------------------------------------------------------------------------------------------------
 
 
-def _figures(name: str, loops: dict[str, list[Loop]]) -> tuple[dict[str, Any], list[Goal]]:
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What a session costs of what resending does: the median of the rounds' ratios."""
+
+    bytes: float
+    gateway_cpu: float
+    step_time: float
+
+
+def shares(loops: dict[str, list[Loop]]) -> Shares:
+    """Of loops by turns. Raises ``CannotMeasure`` where they have not computed the same."""
     ours, theirs = (loops[way] for way in WAYS)
     if [loop.prompts for loop in ours] != [loop.prompts for loop in theirs]:
         raise CannotMeasure("the two ways have not put the same number of tokens before the model")
-    shares = {
-        "bytes": ratio([loop.wire_bytes for loop in ours], [loop.wire_bytes for loop in theirs]),
-        "gateway_cpu": ratio(
-            [loop.gateway_seconds for loop in ours], [loop.gateway_seconds for loop in theirs]
-        ),
-        "step_time": ratio(
-            [sum(loop.step_seconds) for loop in ours], [sum(loop.step_seconds) for loop in theirs]
-        ),
-    }
-    told: dict[str, dict[str, Any]] = {way: _of_way(found) for way, found in loops.items()}
-    rows = [
-        [
-            way,
-            one["kilobytes"]["median"],
-            one["kilobytes_sent"]["median"],
-            one["gateway_ms"]["median"],
-            one["step_ms"]["median"],
-            one["engine_steps"]["median"],
-            one["computing_ms"]["median"],
-            one["between_ms"]["median"],
-            one["rest_ms"]["median"],
-        ]
-        for way, one in told.items()
-    ]
-    heads = ["", "kB on the wire", "of these sent", "gateway CPU ms", "ms"]
-    table(f"{name}, per step", [*heads, "engine steps", "computing", "between", "rest"], rows)
-    figures: dict[str, Any] = {**told, "prompts": ours[0].prompts, "ratio": shares}
+    return Shares(
+        ratio([loop.wire_bytes for loop in ours], [loop.wire_bytes for loop in theirs]),
+        ratio([loop.gateway_seconds for loop in ours], [loop.gateway_seconds for loop in theirs]),
+        ratio([sum(loop.step_seconds) for loop in ours], [sum(loop.step_seconds) for loop in theirs]),
+    )
+
+
+def _found(name: str, loops: dict[str, list[Loop]]) -> tuple[str, dict[str, Any], list[Goal]]:
+    found = shares(loops)
+    told: dict[str, Any] = {way: _of_way(ones) for way, ones in loops.items()}
     goals = [
-        Goal(f"{name}: less bytes", 1 - shares["bytes"], "x", 0.9, "higher"),
-        Goal(f"{name}: less gateway CPU", 1 - shares["gateway_cpu"], "x", 0.8, "higher"),
-        Goal(f"{name}: {STEP_TIME}", shares["step_time"], "x", 0.7, "lower"),
+        Goal(f"{name}: less bytes", 1 - found.bytes, "x", LESS_BYTES, "higher"),
+        Goal(f"{name}: less gateway CPU", 1 - found.gateway_cpu, "x", LESS_CPU, "higher"),
+        Goal(f"{name}: {STEP_TIME}", found.step_time, "x", STEP_SHARE, "lower"),
     ]
-    return figures, goals
+    return name, {**told, "prompts": loops[WAYS[0]][0].prompts, "ratio": asdict(found)}, goals
+
+
+def _print(name: str, figures: dict[str, Any]) -> None:
+    heads = ["", "kB on the wire", "of these sent", "gateway CPU ms", "ms"]
+    columns = [*heads, "engine steps", "computing", "between", "rest"]
+    rows = [[way, *(one["median"] for one in figures[way].values())] for way in WAYS]
+    table(f"{name}, per step", columns, rows)
 
 
 def _of_way(loops: list[Loop]) -> dict[str, Any]:
@@ -335,11 +349,9 @@ def _of_way(loops: list[Loop]) -> dict[str, Any]:
         "kilobytes": summary(loop.wire_bytes / loop.steps / 1000 for loop in loops),
         "kilobytes_sent": summary(loop.sent_bytes / loop.steps / 1000 for loop in loops),
         "gateway_ms": summary(1000 * loop.gateway_seconds / loop.steps for loop in loops),
-        "step_ms": summary(1000 * sum(loop.step_seconds) / loop.steps for loop in loops),
+        "step_ms": summary(loop.step_ms for loop in loops),
         "engine_steps": summary(loop.engine["steps"] / loop.steps for loop in loops),
         "computing_ms": summary(loop.part(*COMPUTE) for loop in loops),
         "between_ms": summary(loop.part(*BETWEEN) for loop in loops),
-        "rest_ms": summary(
-            1000 * sum(loop.step_seconds) / loop.steps - loop.part(*COMPUTE, *BETWEEN) for loop in loops
-        ),
+        "rest_ms": summary(loop.step_ms - loop.part(*COMPUTE, *BETWEEN) for loop in loops),
     }

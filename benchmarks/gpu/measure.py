@@ -10,6 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ class Bench:
 
     device: torch.device
     rehearsal: bool
-    package: str
 
     def size(self, full: int, toy: int) -> int:
         """A size of the problem."""
@@ -48,16 +48,18 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS) -> float:
-    """Median microseconds of one of ``works``, all alike but for their inputs."""
-    for work in works:
-        work()
+def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS, *, captured: bool = True) -> float:
+    """Median microseconds of one of ``works``, all alike but for their inputs.
+
+    ``captured``: as one graph, which work that makes the host wait cannot be.
+    """
+    _each(works)
     if bench.device.type != "cuda":
         start = time.perf_counter()
         works[0]()
         return (time.perf_counter() - start) * 1e6
     torch.cuda.synchronize()
-    replay = _graph(works)
+    replay = _graph(works) if captured else partial(_each, works)
     times = []
     for _ in range(runs):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -71,20 +73,21 @@ def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS) -> float:
 
 def _graph(works: Sequence[Work]) -> Work:
     """All of ``works`` as one graph, or one after the other where something cannot be captured."""
-
-    def eager() -> None:
-        for work in works:
-            work()
-
-    graph = torch.cuda.CUDAGraph()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
-            eager()
+            _each(works)
     except RuntimeError as error:
         print(f"not captured, timed eagerly: {reason(error)}", flush=True)
+        torch.cuda.set_stream(stream)  # a capture that cannot be ended does not leave its own
         torch.cuda.synchronize()
-        return eager
+        return partial(_each, works)
     return graph.replay
+
+
+def _each(works: Sequence[Work]) -> None:
+    for work in works:
+        work()
 
 
 @functools.cache

@@ -97,6 +97,7 @@ def _shape(bench: Bench, name: str, shape: dict[str, Any], rate: float) -> list[
     reading = made.parameters * made.decoder.dtype.itemsize / rate / 1e6  # seconds
     for rows in (1, 16, 64):
         prompts = [[(7 * row + at) % 200 for at in range(bench.size(64, 3))] for row in range(rows)]
+        _run(made, prompts, new)  # those of single tokens, of so many rows
         seconds = _run(made, prompts, new) - _run(made, prompts, 1)
         step = seconds / (new - 1)
         lines.append(figure(f"{name}: decode, {rows} sequences", rows / step, "tok/s"))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,9 +59,10 @@ def cpu_seconds(pid: int) -> float:
 
 
 def run_seconds(pid: int) -> float:
-    """Time its threads have run so far, to the nanosecond; of threads that ended nothing."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    """Time its threads have run so far, those that ended too, to the nanosecond: its clock, as
+    ``clock_getcpuclockid(3)`` names it.
+    """
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def engine_statistics(url: str) -> dict[str, float]:

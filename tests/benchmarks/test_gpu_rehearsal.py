@@ -36,6 +36,7 @@ def test_without_a_gpu_nothing_is_measured() -> None:
 def test_every_part_is_rehearsed() -> None:
     ran = run("--rehearse")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    for part in ("ceilings", "correct", "decode", "prefill", "prefix", "rows", "draw", "invariant"):
+    for part in ("ceilings", "correct", "decode", "prefill", "prefix", "rows", "draw", "invariant", "agent"):
         assert f"\n{part} " in "\n" + ran.stdout, ran.stdout
+    assert "carry the wheels" not in ran.stdout, ran.stdout
     assert "NOT MEASURED" not in ran.stdout and "missed" not in ran.stdout, ran.stdout

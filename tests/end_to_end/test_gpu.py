@@ -12,7 +12,7 @@ from holdfast.benchmarks.gpu.measure import Bench
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_says_what_the_cpu_says() -> None:
-    figures = engine.engine(Bench(torch.device("cuda"), False, ""))
+    figures = engine.engine(Bench(torch.device("cuda"), False))
     replies = [figure for figure in figures if figure["unit"] == "replies"]
     assert len(replies) == 3 and all(figure["met"] for figure in replies)
 
