@@ -101,6 +101,14 @@ def choose(
     return Backend(name, reference, note)
 
 
+def tell_compiling(begun: Callable[[str], None], ended: Callable[[], None]) -> None:
+    """Of what is compiled when it is first called, which the Triton kernels are: see `gpu.compiling`."""
+    if find_spec("triton") is not None:
+        from .gpu import compiling
+
+        compiling.tell_compiling(begun, ended)
+
+
 def _cpu_lack(device: torch.device, needs: Needs | None) -> str:
     if device.type != "cpu":
         return f"it computes on the CPU, not on {device}"

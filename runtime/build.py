@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from ..kernels.choose import Backend, BackendMissing, Needs, choose, named
+from ..kernels.choose import Backend, BackendMissing, Needs, choose, named, tell_compiling
 from ..kvstore.arena import DeviceArena
 from ..kvstore.errors import GroupInvalid
 from ..kvstore.groups import KVGroup
@@ -96,8 +96,10 @@ def _engine(
         disk = disk_tier(shelf, tier, settings, hasher, namespace, mover.reach)
     bare = TorchRunner(model.decoder, *arenas, mover=mover)
     runner = PacedRunner(bare, pulse)
-    if device.type == "cpu":  # a GPU builds more kernels as their shapes come, each in its first step
+    if device.type == "cpu":
         rehearse(runner, settings.block_tokens, numbers.max_context)
+    else:  # a GPU's kernels are compiled as their shapes come, each in its first step
+        tell_compiling(runner.compiling, runner.compiled)
     # On a CPU the shelf and the computing threads share the cores: nothing is won by doing both at once.
     path = costs_file(settings, hasher, namespace) if disk is not None else None
     computes = (

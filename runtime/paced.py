@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .link.pulse import Pace, Pulse
+from .link.messages import Phase
+from .link.pulse import FIRST_STEP, Pace, Pulse
 from .plan import NOBODY, Handle, Outcome, Plan, Runner
 
 
@@ -33,18 +34,21 @@ class _PacedHandle:
 
 
 class PacedRunner:
-    """Enters the pulse's phase before each launch and each wait."""
+    """Enters the pulse's phase before each launch and each wait, and while a kernel is compiled in them."""
 
     def __init__(self, runner: Runner, pulse: Pulse, clock: Callable[[], float] = time.monotonic) -> None:
         self._runner = runner
         self._pulse = pulse
         self._clock = clock
         self._pace = Pace()
+        self._expected = self._pace.expect(0)
+        self._compiling = 0.0  # since when
+        self._compiled = 0.0  # seconds in all
         self._flying: list[frozenset[int]] = []  # of each step in flight, its sequences
 
     def launch(self, plan: Plan) -> Handle:
         """As the wrapped runner's."""
-        began = self._clock()
+        began = self._worked()
         self.expect(plan.tokens)
         sequences = frozenset([row.seq for row in plan.rows if row.seq != NOBODY])
         self._flying.append(sequences)
@@ -62,9 +66,23 @@ class PacedRunner:
 
     def expect(self, tokens: int) -> None:
         """The device thread is about to wait for a step of ``tokens`` tokens."""
-        phase, limit = self._pace.expect(tokens)
-        self._pulse.enter(phase, limit)
+        self._expected = self._pace.expect(tokens)
+        self._pulse.enter(*self._expected)
 
     def observe(self, tokens: int, began: float) -> None:
         """A step of ``tokens`` tokens, launched at ``began``, has ended."""
-        self._pace.observe(tokens, self._clock() - began)
+        self._pace.observe(tokens, self._worked() - began)
+
+    def compiling(self, kernel: str) -> None:
+        """A step waits until ``kernel`` is compiled, which its limit is not made for."""
+        self._compiling = self._clock()
+        self._pulse.enter(Phase.COMPILING, FIRST_STEP, kernel)
+
+    def compiled(self) -> None:
+        """It is; the step goes on."""
+        self._compiled += self._clock() - self._compiling
+        self._pulse.enter(*self._expected)
+
+    def _worked(self) -> float:
+        """The clock, which stood while kernels were compiled."""
+        return self._clock() - self._compiled

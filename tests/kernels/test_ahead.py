@@ -26,6 +26,17 @@ HOT = {
 }
 
 
+TELLS = """
+import json
+from holdfast.kernels.choose import tell_compiling
+from holdfast.kernels.gpu.ahead import compile_all
+told = []
+tell_compiling(told.append, lambda: told.append("ended"))
+kernels = [one.kernel for _ in range(2) for _, some in compile_all(90, ["store qwen3-0.6b"]) for one in some]
+print(json.dumps([kernels, told]))
+"""
+
+
 def compiled(folder: Path, arch: int, *names: str) -> list[dict[str, Any]]:
     """The table that compiling for ``arch`` gives, in a process of its own: triton's driver is a global."""
     only = [word for name in names for word in ("--only", name)]
@@ -49,6 +60,17 @@ def check(table: list[dict[str, Any]], arch: int) -> None:
         wide = ("extend_tile", "extend_stretch", "prefix_stretch", "product_tile")
         if one["kernel"] in wide and "32" not in one["launch"].split()[-1]:
             assert one["tensor_cores"] == UNITS[arch], one
+
+
+@pytest.mark.timeout(600)
+def test_compiling_is_told_before_and_behind_and_only_once() -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(ROOT / "build" / "triton")}
+    environment.pop("TRITON_INTERPRET", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", TELLS], env=environment, capture_output=True, text=True, check=True
+    )
+    kernels, told = json.loads(ran.stdout)
+    assert told == [word for kernel in kernels for word in (kernel, "ended")] and kernels
 
 
 @pytest.mark.timeout(600)

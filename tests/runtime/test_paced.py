@@ -87,6 +87,25 @@ def test_a_step_that_fails_is_not_learnt_from() -> None:
     assert pulse.entered[-1] == (Phase.COMPILING, FIRST_STEP)
 
 
+def test_a_kernel_that_is_compiled_has_the_time_for_it_and_counts_for_no_step() -> None:
+    class Compiles(Slow):
+        def launch(self, plan: Plan) -> Slow:
+            if plan.step == 2:
+                runner.compiling("send_up")
+                self.clock.now += 50
+                runner.compiled()
+            return super().launch(plan)
+
+    clock, pulse = Clock(), Recorder()
+    runner = PacedRunner(Compiles(clock), pulse, clock)
+    runner.launch(plan_of(1)).tokens()
+    pulse.entered.clear()
+    runner.launch(plan_of(1, 2)).tokens()
+    runner.launch(plan_of(1, 3)).tokens()
+    step = (Phase.STEPPING, 30.0)  # ten times what the first took
+    assert pulse.entered == [step, (Phase.COMPILING, FIRST_STEP), step, step, step, step]
+
+
 def plan_for(step: int, *sequences: int) -> Plan:
     none = np.zeros(0, dtype=np.int64)
     return Plan(step, tuple(PlanRow(seq, 1, 0, 1, none, none.astype(np.int32)) for seq in sequences))
