@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..batch import PagedBatch
 
-CHUNK_VECTORS = 128
-"""Query vectors (tokens times the heads that share a KV head) of one piece of a chunk."""
+CHUNK_VECTORS = 256
+"""Query vectors (tokens times the heads that share a KV head) of one piece of a chunk, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from .layout import CHUNK_VECTORS
 from .vectors import LANES
 
 COLUMNS = CHUNK_VECTORS // LANES
-"""Of queries, `LANES` each: what shares a packed tile."""
+"""Of queries, `LANES` each: what shares a packed tile, at most."""
 GROUP = max(HEIGHTS)
 """Columns whose scores are made, softened and used before the next ones'."""
 
@@ -142,9 +142,7 @@ def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> N
     """Bring near what stands at some rows of ``places``."""
     for at in range(row, row + rows):
         if places[at]:
-            line = pointer(places[at], tag)
-            fetch(line, dim)
-            fetch(offset(line, side), dim)
+            fetch(offset(pointer(places[at], tag), side), dim)
 
 
 @inlined
@@ -156,7 +154,7 @@ def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
     height = _HEIGHT1 if columns == 1 else _HEIGHT2
     for row in range(0, TILE, height):
         if ahead:
-            _fetch(row, height, dim, side, places, tag)
+            _fetch(row, height, dim, 0, places, tag)
         left, into = offset(keys, row * LANES), offset(scores, row * LANES)
         if columns == 1:
             _score1(tag, left, line, right, apart, words, into, line)
@@ -165,12 +163,16 @@ def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
 
 
 @inlined
-def _weigh(columns: int, column: int, dim: int, work: Any, tag: Any) -> None:
+def _weigh(columns: int, column: int, ahead: bool, dim: int, side: int, work: Any, tag: Any) -> None:
     """Add the tile's values to the sums of so many columns, by their shares."""
-    _, (_, values), (_, sums, _), (_, shares), _, _, _ = work
+    _, (_, values), (_, sums, _), (_, shares), _, places, _ = work
     _, dims, steps = _sizes(dim, tag)
     height = _HEIGHT1 if columns == 1 else _HEIGHT2
+    each = (TILE * height + dims - 1) // dims
     for row in range(0, dims, height):
+        if ahead:
+            at = row // height * each
+            _fetch(at, min(each, TILE - at), dim, side, places, tag)
         left, into = offset(values, row), offset(sums, (column * dims + row) * LANES)
         if columns == 1:
             _weigh1(tag, left, dims, shares, steps * LANES, steps, into, dims * LANES)
@@ -219,7 +221,7 @@ def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_a
             _score(together, column, column == oldest, dim, side, work, tag)
             for at in range(together):
                 _soften(column + at, at, tile, dim, scale, soft_cap, work, tag)
-            _weigh(together, column, dim, work, tag)
+            _weigh(together, column, column == oldest, dim, side, work, tag)
 
 
 @inlined
@@ -287,6 +289,23 @@ def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query:
         _give(count * share, line, out, shape, work, tag)
 
 
+@inlined
+def block_tokens(most: int, share: int, alike: int, parts: int) -> int:
+    """How many tokens of a chunk of ``most`` share packed tiles, where every part is to have as much to do.
+
+    ``alike``: so many chunks and heads are worked on. To pack tiles costs about as much as a column of queries.
+    """
+    column, widest = max(1, LANES // share), max(1, CHUNK_VECTORS // share)
+    best, least = widest, 0
+    for blocks in range((most + widest - 1) // widest, (most + column - 1) // column + 1):
+        tokens = (most + blocks - 1) // blocks
+        tokens = min(widest, (tokens + column - 1) // column * column)
+        cost = (blocks * alike + parts - 1) // parts * (column + tokens)
+        if least == 0 or cost < least:
+            best, least = tokens, cost
+    return best
+
+
 def _attend_chunks(
     parts: int, chunks: Any, most: int, query_at: int, out_at: int, arena_at: int, starts_at: int,
     contexts_at: int, tables_at: int, widest: int, layer_at: int, shape: Any, scale: float, window: int,
@@ -296,7 +315,7 @@ def _attend_chunks(
     query, out, arena = pointer(query_at, tag), pointer(out_at, tag), pointer(arena_at, tag)
     word = types.int64(0)
     starts, contexts, tables = pointer(starts_at, word), pointer(contexts_at, word), pointer(tables_at, word)
-    tokens = max(1, CHUNK_VECTORS // shape[0])
+    tokens = block_tokens(most, shape[0], chunks.size * shape[1], parts)
     blocks = (most + tokens - 1) // tokens
     if parts == 1:
         _blocks(

@@ -14,6 +14,8 @@ from cpu_stage import DTYPES, LAYER, SHAPES, TOLERANCE, Stage
 
 from holdfast.kernels.cpu import backend
 from holdfast.kernels.cpu.lanes import TILE
+from holdfast.kernels.cpu.layout import CHUNK_VECTORS
+from holdfast.kernels.cpu.prefilling import block_tokens
 from holdfast.kernels.interface import Attention
 
 HOWS = [Attention(0.125), Attention(0.125, window=90), Attention(0.5, window=33, soft_cap=4.0)]
@@ -86,3 +88,21 @@ def test_scores_that_rise_or_fall_from_tile_to_tile(dtype: torch.dtype) -> None:
         stage.query = torch.ones_like(stage.query)
         got, expected = stage.attended(backend, how), stage.expected(how)
         torch.testing.assert_close(got.double(), expected, rtol=0, atol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("share", [1, 2, 3, 4, 7, 16, 71])
+@pytest.mark.parametrize("parts", [1, 2, 5, 64])
+@pytest.mark.parametrize("alike", [1, 3, 8])
+def test_a_block_fits_where_it_is_worked_on(share: int, parts: int, alike: int) -> None:
+    for most in range(2, 600, 7):
+        assert 0 < block_tokens(most, share, alike, parts) * share <= CHUNK_VECTORS
+
+
+@pytest.mark.parametrize(
+    ("most", "share", "alike", "parts", "tokens"),
+    [(83, 2, 4, 2, 88), (512, 2, 4, 2, 128), (64, 4, 1, 2, 32), (40, 4, 1, 1, 40), (83, 2, 4, 16, 24)],
+)
+def test_blocks_are_as_large_as_threads_are_few(
+    most: int, share: int, alike: int, parts: int, tokens: int
+) -> None:
+    assert block_tokens(most, share, alike, parts) == tokens
