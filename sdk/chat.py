@@ -21,6 +21,7 @@ from .agent.answers import Answers
 from .agent.limits import RunLimits
 from .agent.run import HINT_SECONDS, Run
 from .agent.tracing import Tracer, Tracers
+from .apart import Apart
 from .asking import create_of
 from .configuring import Configuration
 from .errors import ChatBusy
@@ -73,6 +74,7 @@ class Chat:
         self._tools: dict[str, Tool] = {}
         self._current: weakref.ref[_Reading] | None = None
         self._answers: Answers | None = None  # of the last run's tools
+        self._apart = Apart()  # tools that would not end
         self._leased = False
         self._claiming = anyio.Lock()
         self._configuration = Configuration(exchange)
@@ -142,9 +144,8 @@ class Chat:
         (`frames.sampling.SamplingFields`). Nothing is sent before the first piece is asked for.
         """
         first = [] if text is None else [ItemCreate(item=named(MessageItem.of("user", text)))]
-        return Turn(
-            self._exchange, create_of(overrides), first, self._tools, self._max_tool_rounds, self._claim
-        )
+        create, rounds = create_of(overrides), self._max_tool_rounds
+        return Turn(self._exchange, create, first, self._tools, rounds, self._claim, self._apart)
 
     def respond(self, **overrides: Any) -> Reply:
         """Ask for one response and iterate over its typed events. Tools are not run: see `last.calls`."""
@@ -179,7 +180,8 @@ class Chat:
 
         hints = None if self._leased else hint_seconds
         limits = limits or RunLimits()
-        return Run(self._exchange, create_of(overrides), first, table, limits, claim, Tracers(trace), hints)
+        create, tracers = create_of(overrides), Tracers(trace)
+        return Run(self._exchange, create, first, table, limits, claim, tracers, hints, self._apart)
 
     def input(self, role: TypedRole = "user") -> TextInput:
         """A message sent while it is typed or spoken, and computed meanwhile: see `TextInput`.
@@ -245,9 +247,8 @@ class Chat:
         """
         create = create_of(overrides)
         steer = ResponseSteer(input=[named(MessageItem.of("user", text))], response=create.response)
-        return Turn(
-            self._exchange, create, [], self._tools, self._max_tool_rounds, self._take_over, steer=steer
-        )
+        rounds, claim = self._max_tool_rounds, self._take_over
+        return Turn(self._exchange, create, [], self._tools, rounds, claim, self._apart, steer)
 
     async def fork(
         self, children: int = 1, at: AnyItem | str | None = None, *, shared: bool = False
@@ -372,11 +373,12 @@ class Chat:
         """End the session's connection, and those of the sessions forked from it.
 
         A turn that was begun and that nobody reads any more is cut; one that is still read or held goes on for
-        a while, for who opens the session again.
+        a while, for who opens the session again. Tools that were left behind are cancelled.
         """
         children, self._children = self._children, []
         if self._answers is not None:
             await self._answers.aclose()
+        await self._apart.aclose()
         for child in children:
             await child.aclose()
         begun, reading = self._current is not None, self._reader()

@@ -18,12 +18,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any, Literal, TypeAlias, overload
 
-import anyio
 import msgspec
 
+from .apart import Apart
 from .errors import ToolInvalid
 from .frames.session import FunctionTool
 from .outputs import broken_off, characters, failure, joined, output_text
@@ -72,10 +73,11 @@ class Outcome:
 class Tool:
     """What the model is told of a tool, and how to run it; without `invoke` its caller answers the calls.
 
-    ``timeout``: seconds, after which a call is cancelled. ``expected``: seconds that a call usually takes,
-    where its author knows; otherwise it is learnt from those that ran. ``streams``: it answers in pieces from
-    its beginning on, which `Chat.run` gives to the model as they come. Raises `ToolInvalid` for `timeout` or
-    `expected` where it can be none.
+    ``timeout``: seconds, after which a call is cancelled, and waited for no longer. ``expected``: seconds that
+    a call usually takes, where its author knows; otherwise it is learnt from those that ran. ``streams``: it
+    answers in pieces from its beginning on, which `Chat.run` gives to the model as they come. ``apart``: calls
+    that went on after their end, outside of a chat. Raises `ToolInvalid` for `timeout` or `expected` where it
+    can be none.
     """
 
     definition: FunctionTool
@@ -84,6 +86,7 @@ class Tool:
     expected: float | None = None
     streams: bool = False
     durations: Durations = field(default_factory=Durations, compare=False, repr=False)
+    apart: Apart = field(default_factory=Apart, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not (self.timeout is None or (_is_number(self.timeout) and self.timeout > 0)):
@@ -105,22 +108,24 @@ class Tool:
         """Seconds that a call is expected to take: as declared, else as learnt."""
         return self.durations.usual() if self.expected is None else self.expected
 
-    async def call(self, arguments: str, context: ToolContext | None = None) -> Outcome:
+    async def call(
+        self, arguments: str, context: ToolContext | None = None, apart: Apart | None = None
+    ) -> Outcome:
         """Run it; nothing it does is raised, but for being cancelled from outside.
 
-        What it has written when something goes wrong stays, and behind it stands what went wrong.
+        What it has written when something goes wrong stays, and behind it stands what went wrong. At its
+        timeout, and when this is cancelled, it is left behind where it does not end: in `apart`, or for good.
         """
         assert self.invoke is not None, "a tool without a callable is its caller's to answer"
         context = context or ToolContext()
         began = time.perf_counter()
-        output = ""
-        kind: OutcomeKind = "timed_out"
         try:
-            with anyio.move_on_after(self.timeout):
-                output, kind = await _told(self._answered, arguments, context)
+            work = partial(_told, self._answered, arguments, context)
+            told = await (self.apart if apart is None else apart).run(work, self.timeout)
         finally:
             context.cancelled = True
         seconds = time.perf_counter() - began
+        output, kind = told or ("", "timed_out")
         if kind == "timed_out":
             output = failure(f"The tool gave no answer within {self.timeout:g} seconds")
         if kind != "completed":

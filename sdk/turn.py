@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 import anyio
 import msgspec
 
+from .apart import Apart
 from .asking import in_brief
 from .errors import ToolRoundsExceeded
 from .exchange import Exchange
@@ -39,6 +40,7 @@ class Turn:
         tools: Mapping[str, Tool],
         max_rounds: int,
         claim: Callable[[Turn], Awaitable[None]],
+        apart: Apart,
         steer: ResponseSteer | None = None,
     ) -> None:
         self._exchange = exchange
@@ -46,6 +48,7 @@ class Turn:
         self._tools = tools
         self._max_rounds = max_rounds
         self._claim = claim
+        self._apart = apart
         self._begun = False
         self._stopped = False
         self._over = False
@@ -138,7 +141,7 @@ class Turn:
             if tool is None:
                 outputs[index] = failure(no_such_tool(call.name, self._tools))
             elif tool.run is not None:
-                outputs[index] = await tool.run(call.arguments)
+                outputs[index] = (await tool.call(call.arguments, apart=self._apart)).output
 
         async with anyio.create_task_group() as group:
             for index, call in enumerate(calls):

@@ -10,7 +10,8 @@ from enum import Enum, auto
 
 _LITERAL = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # in a string: neither its end nor an escape, and allowed there
-_SPACE = " \t\n\r"
+SPACE = " \t\n\r"
+"""All that JSON has."""
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
@@ -51,12 +52,12 @@ class ObjectScanner:
     def _accepts(self, character: str) -> bool:
         if self._string is not None:
             self._in_string(character)
-        elif self._literal and character not in ",]}" + _SPACE:
+        elif self._literal and character not in ",]}" + SPACE:
             self._literal += character
         else:
             if self._literal:
                 self._end_literal()
-            if not self.broken and character not in _SPACE:
+            if not self.broken and character not in SPACE:
                 self._token(character)
         return not self.broken
 
@@ -122,5 +123,5 @@ class ObjectScanner:
 def is_object(text: str) -> bool:
     """Whether the text is one JSON object and nothing else but space around it."""
     scanner = ObjectScanner()
-    stripped = text.strip(_SPACE)
+    stripped = text.strip(SPACE)
     return scanner.feed(stripped) == len(stripped) and scanner.done

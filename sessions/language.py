@@ -107,6 +107,7 @@ class Language:
         syntax = SYNTAXES.get(self.forms.calls)
         if syntax is None:
             raise GrammarInvalid(
-                f"Calls in the {self.forms.calls} form can be neither forced nor strict", param="tool_choice"
+                f"Calls in the {self.forms.calls} form can be neither forced nor strict, nor go with a format",
+                param="tool_choice",
             )
         return CallWriter(syntax, self.tokenizer)

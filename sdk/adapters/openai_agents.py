@@ -4,6 +4,7 @@
         agent = Agent(name="Pocket", model=SessionModel(client), tools=[get_weather])
         result = await Runner.run(agent, "What is the weather in Oslo?")
 
+An agent's `output_type` is followed token by token: its reply is a call of a tool, or JSON that fits the type.
 That package hands a model all items with every step; here only those go to the server that it does not have:
 the session whose items the given ones begin with goes on. Knows nothing of agents, handoffs or guardrails.
 """
@@ -11,12 +12,12 @@ the session whose items the given ones begin with goes on. Knows nothing of agen
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from agents import Model, ModelResponse, UserError
+from agents import Model, ModelBehaviorError, ModelResponse, UserError
 from agents import Usage as AgentUsage
 from anyio import CancelScope
 from openai.types.responses import (
@@ -34,6 +35,7 @@ from openai.types.responses.response_usage import InputTokensDetails, OutputToke
 
 from ..chat import Chat
 from ..client import Client
+from ..errors import ServerError
 from ..frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem, MessageItem, Role
 from ..frames.server import OutputItemDone, TextDelta
 from ..reply import Finished
@@ -65,7 +67,8 @@ class _Kept:
 class SessionModel(Model):
     """`agents.Model` over a `Client`. Keeps a few sessions, each for one line of work; `close` ends them.
 
-    Raises `agents.UserError` for what is not served, and what `Chat.respond` raises.
+    Raises `agents.UserError` for what is not served, an output type that no grammar follows among it;
+    `agents.ModelBehaviorError` for a reply that ends before its JSON does; and what `Chat.respond` raises.
     """
 
     def __init__(self, client: Client) -> None:
@@ -156,8 +159,7 @@ class SessionModel(Model):
         self, instructions: str | None, given: Any, settings: Any, tools: Any, schema: Any, handoffs: Any
     ) -> AsyncGenerator[Any, None]:
         """The events of a response, and last what remains of it."""
-        if schema is not None and not schema.is_plain_text():
-            raise UserError("Replies in a schema are not served by this model")
+        fields = _fields(settings, schema)
         items = _items(given)
         keys = [_key(item) for item in items]
         kept = await self._session(keys)
@@ -167,9 +169,12 @@ class SessionModel(Model):
             for item, key in zip(items[len(kept.keys) :], keys[len(kept.keys) :], strict=True):
                 await kept.chat.add(item)
                 kept.keys.append(key)
-            async for event in kept.chat.respond(**_fields(settings)):
-                yield event
+            with _followed(schema):
+                async for event in kept.chat.respond(**fields):
+                    yield event
             finished = kept.chat.last
+            if "text" in fields:
+                _check_whole(finished)
             kept.keys += [_key(item) for item in finished.response.output]
             whole = True
             yield finished
@@ -283,12 +288,51 @@ def _plain(schema: Any) -> Any:
     return [_plain(value) for value in schema] if isinstance(schema, list) else schema
 
 
-def _fields(settings: Any) -> dict[str, Any]:
+def _fields(settings: Any, schema: Any) -> dict[str, Any]:
+    """Of the response. Where a call is forced there is no text that a format could be of."""
     given = {ours: getattr(settings, theirs, None) for theirs, ours in _SETTINGS.items()}
     choice = given["tool_choice"]
     if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-        given["tool_choice"] = {"type": "function", "name": choice}
+        given["tool_choice"] = choice = {"type": "function", "name": choice}
+    if choice in (None, "auto", "none") and not _is_plain(schema):
+        given["text"] = {"format": _format(schema)}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _is_plain(schema: Any) -> bool:
+    return schema is None or schema.is_plain_text()
+
+
+def _format(schema: Any) -> dict[str, Any]:
+    """Its name is the one that the package gives all: a type's own, `list[int]`, may be none."""
+    return {
+        "type": "json_schema",
+        "name": "final_output",
+        "schema": schema.json_schema(),
+        "strict": schema.is_strict_json_schema(),
+    }
+
+
+@contextmanager
+def _followed(schema: Any) -> Iterator[None]:
+    """That no grammar can be made of what was asked is the user's to know."""
+    try:
+        yield
+    except ServerError as refused:
+        if refused.code != "invalid_grammar":
+            raise
+        told = f"This model cannot follow what was asked: {refused.message}"
+        if not _is_plain(schema) and schema.is_strict_json_schema() and "tool" not in (refused.param or ""):
+            told += ". AgentOutputSchema(…, strict_json_schema=False) passes over what cannot be followed"
+        raise UserError(told) from refused
+
+
+def _check_whole(finished: Finished) -> None:
+    if finished.status == "completed":
+        return
+    details = finished.response.status_details
+    reason = details and (details.error.message if details.error else details.reason)
+    raise ModelBehaviorError(f"The reply ended before its JSON was whole: {reason or finished.status}")
 
 
 # --- and back -------------------------------------------------------------------------------------------------

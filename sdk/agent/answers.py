@@ -82,9 +82,11 @@ class Answers:
             if self._filling:
                 with suppress(SDKError), anyio.move_on_after(LAST_SECONDS):
                     await self._exchange.send(TextClear())
+        await self._calls.over()
 
     async def _go(self) -> None:
         """Until all have answered; what then is left goes with the next response."""
+        await asyncio.sleep(0)  # what was called just now begins, and may have written something
         while self._calls.running:
             self._calls.stirred.clear()
             ready = self._ready()

@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 
+from anyio import CancelScope
+
+from ..apart import Apart
 from ..frames.items import FunctionCallItem
 from ..outputs import broken_off, failure
 from ..toolcontext import ToolContext
@@ -47,11 +50,12 @@ class Calls:
     """All calls of a step. ``events``: what they told, for who reads; ``news`` is set when there is more.
     ``stirred`` is set when one has begun to answer, or has answered."""
 
-    def __init__(self, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, tools: Mapping[str, Tool], apart: Apart) -> None:
         self.events: deque[RunEvent] = deque()
         self.news = asyncio.Event()
         self.stirred = asyncio.Event()
         self._tools = tools
+        self._apart = apart
         self._calls: dict[str, Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -102,6 +106,12 @@ class Calls:
             if call.output is None:
                 self._cut(call)
 
+    async def over(self) -> None:
+        """Until each has ended, or was left behind; after `cancel`."""
+        if self._tasks:
+            with CancelScope(shield=True):
+                await asyncio.wait(self._tasks)
+
     def beside(self, work: Coroutine[None, None, None]) -> None:
         """Do something of no consequence beside them; it ends with them."""
         task = asyncio.ensure_future(work)
@@ -128,7 +138,7 @@ class Calls:
 
         call.context = ToolContext(call.id, report, wrote)
         try:
-            outcome = await tool.call(call.item.arguments, call.context)
+            outcome = await tool.call(call.item.arguments, call.context, self._apart)
         except BaseException:  # whoever ended it: nobody waits for its answer for ever
             if call.output is None:
                 self._cut(call)

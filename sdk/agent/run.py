@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from .. import keeping
+from ..apart import Apart
 from ..asking import in_brief
 from ..errors import ChatBusy, SDKError
 from ..exchange import Exchange
@@ -54,6 +55,7 @@ class Run:
         claim: Callable[[Run], Awaitable[None]],
         tracers: Tracers,
         hint_seconds: float | None,
+        apart: Apart,
     ) -> None:
         self._exchange = exchange
         self._create = in_brief(create)
@@ -71,7 +73,7 @@ class Run:
         self._waiting: tuple[float, float | None] | None = None  # since when, and what the server was told
         self._begun = self._over = self._given_up = False
         self._done: RunDone | None = None
-        self.calls = Calls(tools)
+        self.calls = Calls(tools, apart)
         self.answers = Answers(exchange, self.calls)
         self.rounds: list[Finished] = []
         self._reply = Reply(exchange, self._create, first, rounds=self.rounds)

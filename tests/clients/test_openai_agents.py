@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import holdfast
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
+from holdfast.sessions.forms import CallForm
 
 ROOT = Path(holdfast.__file__).resolve().parent
 PYTHON = Path(__file__).resolve().parent.parent.parent / ".venv-clients" / "bin" / "python"
@@ -56,3 +58,41 @@ async def test_a_session_whose_reply_was_left_is_not_gone_on_with(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     told = await asyncio.to_thread(client_script, "openai_agents_left.py")
     assert told == {"kept": [0, 0], "sessions": 2, "choice": {"type": "function", "name": "get_weather"}}
+
+
+async def test_an_output_type_is_followed_with_tools_and_without(
+    client_script: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_package():
+        pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
+    (tmp_path / "holdfast").symlink_to(ROOT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
+        told = await asyncio.to_thread(client_script, "openai_agents_typed.py", server.url)
+    is_trip, trip = told["trip"]
+    assert is_trip and trip["city"] in ("Oslo", "Rome") and 1 <= trip["days"] <= 9
+    assert told["nested"] and told["lenient"]
+    assert [type(value) for value in told["wrapped"]] == [bool, bool]
+    assert told["answered"] == [True, True, True]
+    assert told["steps"] == [2, 1, 2] and len(told["ran"]) == 2, "a call and then the answer, or that at once"
+    assert told["sessions"] == [1, 1, 1], "each step goes on in the session that has the steps before"
+    assert json.loads("".join(told["pieces"])) == told["streamed"] and len(told["pieces"]) > 1
+    kind, why = told["refused"]
+    assert kind == "UserError" and "uniqueItems" in why and "strict_json_schema=False" in why
+    for cut in ("cut", "cut_before_a_word", "cut_stream"):
+        kind, why = told[cut]
+        assert kind == "ModelBehaviorError" and "max_output_tokens" in why, cut
+
+
+async def test_an_output_type_and_tools_of_a_model_whose_calls_are_bare_json_are_refused(
+    client_script: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_package():
+        pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
+    (tmp_path / "holdfast").symlink_to(ROOT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = GatewaySettings(port=0, calls=CallForm.LLAMA3_JSON)
+    async with serving(settings, EngineSettings(model="pocket")) as server:
+        kind, why = await asyncio.to_thread(client_script, "openai_agents_typed.py", server.url, "bare")
+    assert kind == "UserError" and "bare JSON" in why
+    assert "strict_json_schema" not in why, "which would not help"

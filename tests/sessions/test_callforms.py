@@ -45,6 +45,16 @@ def hermes(made: list[tuple[str, dict[str, Any]]]) -> str:
     )
 
 
+def hermes_list(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return (
+        f"<tool_call>{json.dumps([{'name': name, 'arguments': given} for name, given in made])}</tool_call>"
+    )
+
+
+def hermes_lines(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return hermes(made).replace("\n</tool_call>\n<tool_call>", "")
+
+
 def llama3(made: list[tuple[str, dict[str, Any]]]) -> str:
     return "; ".join(json.dumps({"name": name, "parameters": given}) for name, given in made)
 
@@ -66,6 +76,8 @@ def pythonic(made: list[tuple[str, dict[str, Any]]]) -> str:
 
 WRITERS: list[tuple[CallForm, Callable[[list[tuple[str, dict[str, Any]]]], str]]] = [
     (CallForm.HERMES, hermes),
+    (CallForm.HERMES, hermes_list),
+    (CallForm.HERMES, hermes_lines),
     (CallForm.LLAMA3_JSON, llama3),
     (CallForm.MISTRAL, mistral),
     (CallForm.MISTRAL, mistral_named),

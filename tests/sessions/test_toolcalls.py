@@ -43,6 +43,12 @@ fragments = st.sampled_from(
         "é",
         '"</tool_call>"',
         '{"a": "</tool_call>"}',
+        '{"arguments": {"b": 1}, "name": "g"}',
+        '{"name": "h"}',
+        "[",
+        "]",
+        ",",
+        "\u00a0",
     ]
 )
 
@@ -50,6 +56,18 @@ fragments = st.sampled_from(
 def written(name: str, given: dict, space: str, *, ascii_only: bool) -> str:
     call = json.dumps({"name": name, "arguments": given}, ensure_ascii=ascii_only)
     return f"<tool_call>{space}{call}{space}</tool_call>"
+
+
+def ordinary(name: str, given: dict) -> str:
+    return json.dumps({"name": name, "arguments": given})
+
+
+def arguments_first(name: str, given: dict) -> str:
+    return json.dumps({"arguments": given, "name": name})
+
+
+def with_more(name: str, given: dict) -> str:
+    return json.dumps({"name": name, "arguments": given, "meta": {"name": "no", "arguments": {"call": 1}}})
 
 
 def parse(pieces: list[str], *, cut: bool = False) -> list[Piece]:
@@ -92,6 +110,32 @@ def test_calls_among_text_are_read(calls: list, last: str, cuts: list[int]) -> N
 
 @settings(max_examples=300, deadline=None)
 @given(
+    st.lists(
+        st.tuples(names, arguments, st.sampled_from([ordinary, arguments_first, with_more])),
+        min_size=2,
+        max_size=4,
+    ),
+    st.booleans(),
+    spaces,
+    plain,
+    st.lists(st.integers(0, 500), max_size=12),
+)
+def test_several_calls_in_one_tag_are_read(
+    calls: list, listed: bool, space: str, last: str, cuts: list[int]
+) -> None:
+    objects = [write(name, value) for name, value, write in calls]
+    body = f"[{space}{f',{space}'.join(objects)}{space}]" if listed else f"{space}\n".join(objects)
+    expected: list[Piece] = []
+    for name, value, _ in calls:
+        expected += [CallOpened(name), CallArguments(json.dumps(value)), CallClosed(True)]
+    expected += [Text(last.lstrip())] * bool(last.lstrip())
+    text = f"<tool_call>{space}{body}{space}</tool_call>{last}"
+    assert parse(split(text, cuts)) == expected
+    assert parse(list(text)) == parse([text]) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(
     st.text(max_size=40).filter(lambda text: "<tool_call>" not in text),
     st.lists(st.integers(0, 50), max_size=6),
 )
@@ -114,6 +158,59 @@ def test_arguments_come_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize(
+    ("opening", "between"), [("", "\n"), ("[", ", "), ("\n[\n", ",\n"), ("", ""), ("", " \n\n")]
+)
+def test_each_call_of_a_tag_is_told_the_moment_its_arguments_close(opening: str, between: str) -> None:
+    parser = CallParser()
+    pieces = [f'<tool_call>{opening}{{"name": "f", "arguments": {{"a": 1', "}", f'}}{between}{{"name": "g"']
+    told = [list(parser.feed(piece)) for piece in [*pieces, ', "arguments": {}', "}"]]
+    assert told == [
+        [CallOpened("f"), CallArguments('{"a": 1')],
+        [CallArguments("}"), CallClosed(True)],
+        [],
+        [CallOpened("g"), CallArguments("{}"), CallClosed(True)],
+        [],
+    ]
+    assert list(parser.feed('{"name": "h"')) == [] == list(parser.feed(', "id": 7'))
+    assert list(parser.feed("}")) == [CallOpened("h"), CallArguments("{}"), CallClosed(True)]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        '}\n{"city": "Rome"}',
+        '}\n{"name": "", "arguments": {}}',
+        '}\n{"name": "g", "argum',
+        '} so {"name": "g", "arguments": {}}',
+        '}]{"name": "g", "arguments": {}}',
+        ', {"name": "g", "arguments": {}}',
+        ', "then": [{"name": "g", "arguments": {}}]}',
+    ],
+)
+def test_what_is_no_call_behind_one_is_left_out(rest: str) -> None:
+    text = (
+        f'<tool_call>{{"name": "f", "arguments": {{}}{rest}</tool_call>\nDone. <tool_call>{ordinary("h", {})}'
+    )
+    expected: list[Piece] = [CallOpened("f"), CallArguments("{}"), CallClosed(True), Text("Done.")]
+    expected += [CallOpened("h"), CallArguments("{}"), CallClosed(True)]
+    assert parse([text]) == parse(list(text)) == expected
+
+
+@pytest.mark.parametrize("between", ['{"city": "Rome"}', '{"arguments": {}, "name": "h"}'])
+def test_a_call_behind_another_object_is_read(between: str) -> None:
+    text = f"<tool_call>{ordinary('f', {})}\n{between}\n{ordinary('g', {'a': 1})}</tool_call>"
+    calls = [piece.name for piece in parse([text]) if isinstance(piece, CallOpened)]
+    assert calls == (["f", "h", "g"] if "name" in between else ["f", "g"])
+    assert parse(list(text)) == parse([text])
+
+
+def test_a_call_that_breaks_takes_those_behind_it_in_its_tag() -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {{nil}}}}\n{ordinary("g", {})}</tool_call>'
+    expected = [CallOpened("f"), CallArguments("{"), CallClosed(False)]
+    assert parse([text]) == parse(list(text)) == expected
+
+
+@pytest.mark.parametrize(
     "body",
     [
         "not json",
@@ -122,6 +219,12 @@ def test_arguments_come_as_they_are_written() -> None:
         '{"name": "", "arguments": {}}',
         '{"name": "f", "arguments": [1]}',
         '{"name": "f", "arguments": "text"}',
+        "[1, 2]",
+        "[]",
+        '[{"name": "f"}, 3]',
+        '[[{"name": "f"}]]',
+        '{"name": "f"} and so on',
+        '{"city": "Rome"}\n{"name": "f", "arguments": {}}',
         '{"name": "' + "n" * 65 + '", "arguments": {}}',
         "[" * 5000,
     ],
