@@ -65,9 +65,7 @@ class Apart:
             with CancelScope(shield=True):
                 await asyncio.wait([task], timeout=TIDY_SECONDS)
         finally:
-            peace.shield = (
-                True  # a scope cancels what catches that again and again, with each turn of the loop
-            )
+            peace.shield = True  # a scope cancels what goes on with each turn of the loop
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._left.discard(task)
