@@ -9,8 +9,9 @@
       └────────────────────────────────────────────┘ end, stop, truncate
 
 The order of turns is `running` followed by `waiting`, each by *place*: a turn's number, less `HEAD_START` for
-each step of its priority. So with equal priorities the older one stands first; with a higher one a turn
-overtakes those that began at most so many turns before it, and nobody is overtaken for ever. A turn is
+each step of its priority, and its number where that is the same. So with equal priorities the older one stands
+first; with a higher one a turn overtakes those that began less than so many turns before it, and nobody is
+overtaken for ever. A turn is
 preempted from the end of running; the first of running keeps its place until it ends.
 """
 
@@ -89,7 +90,7 @@ class Roster:
         """A turn began."""
         self.taken(sequence)
         self._turns += 1
-        sequence.place = self._turns - HEAD_START * sequence.priority
+        sequence.place = (self._turns - HEAD_START * sequence.priority, self._turns)
         self._await(sequence)
 
     def admit(self) -> Sequence:

@@ -106,7 +106,7 @@ class Sequence:
     on the account that the next turn settles, ``disk`` those of them whose records, ``from_disk``, came up from
     disk, for which it waited ``restore_seconds``. ``promise``: its lease. ``used``: when it was used
     last, ``returns``: when it is expected back, by the engine's clock; None: nobody said, or it is back.
-    ``place``: of its turn in the order.
+    ``place``: of its turn in the order, see `roster`.
     ``meets``: computed no further for now, as what follows is on its way up. ``chosen``: tokens that the next
     turn computes though a tier below holds them, as that is cheaper. ``due``: a turn is about to begin.
     """
@@ -137,7 +137,7 @@ class Sequence:
     promise: Promise | None = None
     used: float = 0.0
     returns: float | None = None
-    place: int = 0
+    place: tuple[int, int] = (0, 0)
     meets: int | None = None
     chosen: int = 0
     due: bool = False

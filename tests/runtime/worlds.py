@@ -59,7 +59,7 @@ class Turn:
     prompt: int
     deadline: int
     sampled: int = 0
-    place: int = 0
+    place: tuple[int, int] = (0, 0)
 
 
 @dataclass
@@ -391,8 +391,8 @@ class World:
         """A turn has its place: its number, less the head start of its priority."""
         being, place = self.beings[seq], self._roster[seq].place
         assert being.turn is not None
-        number = place + HEAD_START * being.priority
-        assert number not in self.numbers
+        number = place[0] + HEAD_START * being.priority
+        assert number == place[1] and number not in self.numbers
         self.numbers.add(number)
         being.turn.place = place
         for other in self.turns:  # a suspect goes before those that are older, and nobody beside it
