@@ -3,7 +3,8 @@
 A storm of 64 sessions on a pool of 1.05 times what one of them needs: turns, cuts, forks, leases, forced
 preemption, deaths. Every answer, token, ending and bound is foretold by ``tests/runtime/worlds``, which is why
 it needs a checkout; every move's bytes are compared with those first moved under that key. Exits 1 at the first
-that differs, naming the seed that finds it again. Knows no model.
+that differs, naming its seed; that may pass when run again, as what idle sequences compute beside turns depends
+on how long steps take. Knows no model.
 """
 
 from __future__ import annotations
