@@ -6,14 +6,15 @@ Nobody waits for it yet; but whoever will waits for all that is not done by then
 - Beside turns that decode as much rides along as makes a step at most ``stretch`` times as long. Few tokens can
   cost far more each than many do (on a CPU 8 behind 2,000 others as much as 32), so what rides is measured by
   itself; where not even ``LEAST`` may ride, none do.
-- One such step in ``EVERY`` or a few more catches up, for up to ``SHARE`` of the device's time since the last
-  that did. So input that comes is computed at the pace at which it comes, in chunks that are worth it, and only
-  one of so many token gaps is a long one, no longer than beside a turn's prompt. It is the first step for which
-  something has just come, for ``PATIENCE`` steps: input comes in pieces, and what a long step leaves to the
-  next one waits for that whole time.
+- Where riding with ``EVERY`` steps would not be enough, one in so many or a few more catches up, for up to
+  ``SHARE`` of the device's time since the last that did. So input that comes is computed at the pace at which
+  it comes, in chunks that are worth it, and only one of so many token gaps is a long one, no longer than beside
+  a turn's prompt. It is the first step for which something has just come, for ``PATIENCE`` steps: input comes
+  in pieces, and what a long step leaves to the next one waits for that whole time.
 - Where no turn runs a step still ends soon, for one may begin.
 
-While tokens ride with every step nothing tells what a step takes without; so now and then one goes without.
+While tokens ride with every step nothing tells what a step takes without, and while none do what they cost; so
+now and then one goes without, or `LEAST` do.
 Is told of steps and their seconds; knows no clock, no sequence.
 """
 
@@ -41,7 +42,7 @@ class Courtesy:
     def __init__(self, stretch: float) -> None:
         self._stretch = stretch
         self._decoding = self._token = self._rider = 0.0  # seconds of a step, of one token more
-        self._in_a_row = 0  # steps with riders
+        self._alike = 0  # steps since one was otherwise
         self._since = EVERY  # steps that decoded since one caught up
         self._left = 0  # tokens that waited when the last step was planned, and were not in it
 
@@ -51,11 +52,11 @@ class Courtesy:
         ``waiting``: tokens that they have to compute.
         """
         came, self._left = waiting > self._left, waiting
-        limit = self._limit(chunk, rows, came=came)
+        limit = self._limit(chunk, rows, waiting, came=came)
         self._left -= min(limit, waiting)
         return limit
 
-    def _limit(self, chunk: int, rows: list[PlanRow], *, came: bool) -> int:
+    def _limit(self, chunk: int, rows: list[PlanRow], waiting: int, *, came: bool) -> int:
         if self._stretch <= 1:
             return chunk
         if not all(map(_decodes, rows)):
@@ -65,11 +66,13 @@ class Courtesy:
             return min(chunk, LEAST) if rows else chunk
         if not rows:
             return min(chunk, max(LEAST, int(SOON / token)))
-        if self._since >= (EVERY if came else EVERY + PATIENCE):
+        riders = int((self._stretch - 1) * self._decoding / (self._rider or self._token))
+        riders = riders if riders >= LEAST else 0
+        if self._since >= (EVERY if came else EVERY + PATIENCE) and waiting > EVERY * riders:
             self._since = 0
             seconds = SHARE / (1 - SHARE) * EVERY * self._decoding
             return min(chunk, max(LEAST, int(seconds / token)))
-        return min(chunk, self._riders())
+        return min(chunk, self._riding(riders))
 
     def took(self, plan: Plan, seconds: float) -> None:
         """The step took so long on the device."""
@@ -81,18 +84,18 @@ class Courtesy:
                 self._decoding = _mixed(self._decoding, seconds, WEIGHT)
         elif not decodes or self._decoding:
             added = max(0.0, seconds - (self._decoding if decodes else 0.0)) / prompts
-            if prompts < FEW:
-                self._rider = _mixed(self._rider, added, WEIGHT)
-            else:
+            if prompts >= FEW:
                 self._token = _mixed(self._token, added, TOKEN_WEIGHT * min(1.0, prompts / USUAL))
+            elif decodes:  # a few by themselves have a whole pass on their account
+                self._rider = _mixed(self._rider, added, WEIGHT)
 
-    def _riders(self) -> int:
-        riders = int((self._stretch - 1) * self._decoding / (self._rider or self._token))
-        self._in_a_row += 1
-        if riders < LEAST or self._in_a_row > PROBE_EVERY:
-            self._in_a_row = 0
-            return 0
-        return riders
+    def _riding(self, riders: int) -> int:
+        """So many but in a step that measures."""
+        self._alike += 1
+        if self._alike <= PROBE_EVERY:
+            return riders
+        self._alike = 0
+        return 0 if riders else LEAST
 
 
 def _decodes(row: PlanRow) -> bool:

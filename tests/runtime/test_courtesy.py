@@ -76,7 +76,7 @@ def catching_up(comes: Callable[[int], bool], steps: int = 4 * EVERY) -> dict[in
         waiting += 10 * comes(at)
         limits[at] = courtesy.limit(5000, [decode()], waiting)
         waiting -= limits[at]
-    return {at: limit for at, limit in limits.items() if limit}
+    return {at: limit for at, limit in limits.items() if limit > LEAST}
 
 
 def test_one_step_of_many_catches_up_within_its_share() -> None:
@@ -117,6 +117,29 @@ def test_now_and_then_a_step_goes_without_to_be_measured() -> None:
     courtesy = measured()
     limits = [courtesy.limit(500, [decode()], WAITING) for _ in range(2 * (PROBE_EVERY + 1))]
     assert [at for at, limit in enumerate(limits) if not limit] == [PROBE_EVERY, 2 * PROBE_EVERY + 1]
+
+
+def test_where_what_rides_is_soon_all_no_step_catches_up() -> None:
+    courtesy = measured()
+    for _ in range(4 * EVERY):
+        courtesy.took(Plan(1, (decode(),)), BASE)
+        assert courtesy.limit(500, [decode()], 8 * EVERY) <= 0.5 * BASE / TOKEN
+
+
+def test_a_few_tokens_by_themselves_do_not_tell_what_riding_costs() -> None:
+    courtesy = measured()
+    before = courtesy.limit(500, [decode()], WAITING)
+    for _ in range(60):
+        courtesy.took(Plan(2, (prompt(4),)), BASE + 4 * TOKEN)
+    assert courtesy.limit(500, [decode()], WAITING) == before
+
+
+def test_riding_that_was_dear_once_is_tried_again() -> None:
+    courtesy = measured(rider=20 * TOKEN)
+    for _ in range(60 * PROBE_EVERY):
+        riders = courtesy.limit(500, [decode()], LEAST)
+        courtesy.took(Plan(1, (decode(), prompt(riders)) if riders else (decode(),)), BASE + riders * TOKEN)
+    assert courtesy.limit(500, [decode()], LEAST) >= LEAST
 
 
 def test_input_that_comes_beside_a_reply_is_computed_in_pieces_and_all_of_it() -> None:
@@ -173,4 +196,6 @@ def test_input_is_computed_as_it_comes_and_few_tokens_of_others_wait() -> None:
     assert left * 2 * BASE / 20 <= (2 * EVERY + PATIENCE) * BASE / (1 - SHARE), (
         "no more than came since the last step for it"
     )
-    assert sum(took > 1.25 * BASE for took in seconds) <= len(seconds) / EVERY + 2
+    assert (
+        sum(took > 1.25 * BASE for took in seconds) <= len(seconds) / EVERY + len(seconds) / PROBE_EVERY + 2
+    )
