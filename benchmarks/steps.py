@@ -14,7 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from random import Random
+from traceback import extract_tb
 from typing import Any
 
 from ..runtime.settings import SchedulerSettings
@@ -162,7 +164,9 @@ def run(course: Course, steps: int, seed: int) -> Passed:
         try:
             Storm(course, seed).rage(min(CHUNK, steps - passed.steps), passed)
         except Exception as fault:  # an assertion of the world, a leak, an illegal move of a state
-            passed.mismatch = f"seed {seed}: {type(fault).__name__}: {fault}"
+            place = extract_tb(fault.__traceback__)[-1]
+            where = f"{Path(place.filename).name}:{place.lineno}"
+            passed.mismatch = f"seed {seed}: {type(fault).__name__} at {where}: {fault}"
         seed += 1
     passed.seconds = time.perf_counter() - began
     return passed
