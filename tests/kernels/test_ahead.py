@@ -27,12 +27,15 @@ HOT = {
 
 
 TELLS = """
-import json
+import json, threading
 from holdfast.kernels.choose import tell_compiling
 from holdfast.kernels.gpu.ahead import compile_all
 told = []
 tell_compiling(told.append, lambda: told.append("ended"))
 kernels = [one.kernel for _ in range(2) for _, some in compile_all(90, ["store qwen3-0.6b"]) for one in some]
+another = threading.Thread(target=lambda: list(compile_all(80, ["store qwen3-0.6b"])))
+another.start()
+another.join()
 print(json.dumps([kernels, told]))
 """
 
@@ -63,7 +66,7 @@ def check(table: list[dict[str, Any]], arch: int) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_compiling_is_told_before_and_behind_and_only_once() -> None:
+def test_compiling_is_told_before_and_behind_and_only_once_and_of_no_other_thread() -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(ROOT / "build" / "triton")}
     environment.pop("TRITON_INTERPRET", None)
     ran = subprocess.run(
