@@ -21,21 +21,22 @@ ROOT = Path(holdfast.__file__).resolve().parent
 PYTHON = Path(__file__).resolve().parent.parent.parent / ".venv-clients" / "bin" / "python"
 
 
-def has_package() -> bool:
-    asked = [PYTHON, "-c", "import agents, msgspec"]
-    return PYTHON.exists() and not subprocess.run(asked, capture_output=True).returncode
-
-
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_agent_with_a_tool_runs_on_the_pocket_model(
-    client_script: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not has_package():
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts find this checkout; skipped where the package is not installed."""
+    asked = [PYTHON, "-c", "import agents, msgspec"]
+    if not PYTHON.exists() or subprocess.run(asked, capture_output=True).returncode:
         pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
     (tmp_path / "holdfast").symlink_to(ROOT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+async def test_an_agent_with_a_tool_runs_on_the_pocket_model(
+    client_script: Callable[..., Any],
+) -> None:
     async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
         told = await asyncio.to_thread(client_script, "openai_agents_run.py", server.url)
     first, second, third = told["said"]
@@ -49,24 +50,16 @@ async def test_an_agent_with_a_tool_runs_on_the_pocket_model(
 
 
 async def test_a_session_whose_reply_was_left_is_not_gone_on_with(
-    client_script: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client_script: Callable[..., Any],
 ) -> None:
     """It holds words that the agent was never given. A tool is named to a model by its name alone."""
-    if not has_package():
-        pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
-    (tmp_path / "holdfast").symlink_to(ROOT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     told = await asyncio.to_thread(client_script, "openai_agents_left.py")
     assert told == {"kept": [0, 0], "sessions": 2, "choice": {"type": "function", "name": "get_weather"}}
 
 
 async def test_an_output_type_is_followed_with_tools_and_without(
-    client_script: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client_script: Callable[..., Any],
 ) -> None:
-    if not has_package():
-        pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
-    (tmp_path / "holdfast").symlink_to(ROOT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     async with serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as server:
         told = await asyncio.to_thread(client_script, "openai_agents_typed.py", server.url)
     is_trip, trip = told["trip"]
@@ -85,12 +78,8 @@ async def test_an_output_type_is_followed_with_tools_and_without(
 
 
 async def test_an_output_type_and_tools_of_a_model_whose_calls_are_bare_json_are_refused(
-    client_script: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client_script: Callable[..., Any],
 ) -> None:
-    if not has_package():
-        pytest.skip("no openai-agents in .venv-clients: `make clients` installs it")
-    (tmp_path / "holdfast").symlink_to(ROOT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = GatewaySettings(port=0, calls=CallForm.LLAMA3_JSON)
     async with serving(settings, EngineSettings(model="pocket")) as server:
         kind, why = await asyncio.to_thread(client_script, "openai_agents_typed.py", server.url, "bare")
