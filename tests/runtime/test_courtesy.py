@@ -139,7 +139,8 @@ def test_riding_that_was_dear_once_is_tried_again() -> None:
     for _ in range(60 * PROBE_EVERY):
         riders = courtesy.limit(500, [decode()], LEAST)
         courtesy.took(Plan(1, (decode(), prompt(riders)) if riders else (decode(),)), BASE + riders * TOKEN)
-    assert courtesy.limit(500, [decode()], LEAST) >= LEAST
+    limits = sorted(courtesy.limit(500, [decode()], LEAST) for _ in range(EVERY))
+    assert limits[1] >= LEAST, "all but one that measures"
 
 
 def test_input_that_comes_beside_a_reply_is_computed_in_pieces_and_all_of_it() -> None:
