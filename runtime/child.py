@@ -67,6 +67,10 @@ def _serve(sock: socket.socket, pulse: Pulse, memory: int | None, shelf: int | N
         from .build import load_engine  # torch comes with it: heartbeats go out meanwhile
 
         loaded = load_engine(settings, progress, pulse, memory, shelf)
+        if loaded.hello.kernels == "cpu":
+            from ..kernels.cpu.cores import bind  # here, where this process is the engine's own
+
+            bind()
         gc.collect()
         gc.freeze()  # what loading made stays: no step waits until the collector has walked it again
         return loaded

@@ -40,6 +40,9 @@ WORKERS = 4
 NICENESS = 5
 """Of the threads that compile, where the system has one for each: a step goes first."""
 
+PROCESSORS = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
+"""On which they run: the thread that makes them may be bound to its core by then."""
+
 AT_ONCE = 64
 """Tokens said before that are taken without a thread, where the grammar is known."""
 
@@ -234,6 +237,7 @@ class GuidedReply:
 
 def _step_back() -> None:
     if sys.platform == "linux":
+        os.sched_setaffinity(0, PROCESSORS)
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from holdfast.kernels.cpu.cores import bind
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.link.messages import (
@@ -55,6 +56,7 @@ class Ours:
         engine = load_engine(settings, lambda done, what: None, Pulse()).engine
         assert isinstance(engine, Engine)
         self._engine = engine
+        bind()  # as the engine's own process does
         return {
             "versions": {name: version(name) for name in ("holdfast", "torch")},
             "precision": {"weights": dtype, "kv": dtype},

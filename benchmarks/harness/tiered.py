@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
+from holdfast.kernels.cpu.cores import bind
 from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.shelf.client import DiskTier
 from holdfast.kvstore.shelf.keeper import ShelfKeeper
@@ -75,6 +76,7 @@ class Tiered(Ours):
         # Restoring is what is measured: never computed instead.
         engine.scheduler.shelving.fetching.costs = CostBook(None)
         self._engine = engine
+        bind()  # as the engine's own process does
         self._until_ready()
         return {"precision": {"weights": dtype, "kv": dtype}, "block_bytes": self._tier.memory.block_bytes}
 

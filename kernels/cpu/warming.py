@@ -19,7 +19,7 @@ import torch
 from llvmlite import binding
 
 from ..interface import Attention, HeadNorm
-from . import backend
+from . import backend, cores
 from .compiling import LAYER, cache_folder, join_torch, leave_compiler
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ def _steps(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
     norm = HeadNorm(torch.ones((3, dim), dtype=dtype), 1e-6)
     pieces = np.zeros((1, 2), dtype=np.int64)
     some = torch.zeros(64, dtype=torch.uint8)
+    yield "cores", lambda: cores.computing(1)
     yield "copying", lambda: backend.copy_pieces(some, some.clone(), pieces, 64)
     yield "linear", lambda: backend.linear(x, weight)
     yield "norm", lambda: backend.rms_norm(x, weight[0], 1e-6)

@@ -1,0 +1,84 @@
+"""Computing threads on cores of their own: which cores, and which threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("numba")
+
+from holdfast.kernels.cpu.cores import OPERATORS, places_for
+
+BOUND = """
+import os, threading, torch
+from holdfast.kernels.cpu.compiling import join_torch
+from holdfast.kernels.cpu.cores import bind, computing
+torch.set_num_threads({threads})
+join_torch()
+before = threading.Event(), threading.Event()
+other = threading.Thread(target=before[0].wait)
+other.start()
+print(bind())
+of = {{thread: sorted(os.sched_getaffinity(thread)) for thread in computing({threads})}}
+print(list(of.values()), os.getpid() in of, sorted(os.sched_getaffinity(other.native_id)))
+before[0].set()
+"""
+
+
+def alone(processor: int) -> set[int]:
+    return {processor}
+
+
+def pairs(processor: int) -> set[int]:
+    """Two logical processors to a core, numbered as Linux does: 0 and 4, 1 and 5, ..."""
+    return {processor % 4, processor % 4 + 4}
+
+
+def test_as_many_threads_as_cores_have_one_each() -> None:
+    assert places_for(2, [0, 1], alone) == [{0}, {1}]
+    assert places_for(4, range(8), pairs) == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
+
+
+def test_as_many_threads_as_logical_processors_have_one_each() -> None:
+    assert places_for(8, range(8), pairs) == [{number} for number in range(8)]
+
+
+def test_only_allowed_processors_count() -> None:
+    assert places_for(2, [1, 5, 2], pairs) == [{1, 5}, {2}]
+    assert places_for(1, [5], pairs) == [{5}]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 7, 9])
+def test_any_other_number_of_threads_is_left_alone(threads: int) -> None:
+    assert places_for(threads, range(8), pairs) == []
+
+
+def run(threads: int, **variables: str) -> list[str]:
+    own = {name: value for name, value in os.environ.items() if name not in (*OPERATORS, "OMP_NUM_THREADS")}
+    program = BOUND.format(threads=threads)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**own, **variables}
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+class TestBound:
+    """On this machine's own processors."""
+
+    def test_each_thread_that_computes_stays_on_its_place_and_others_go_where_they_like(self) -> None:
+        allowed = sorted(os.sched_getaffinity(0))
+        places = [sorted(place) for place in places_for(len(allowed), allowed)]
+        bound, threads = run(len(allowed))
+        assert bound == str(len(allowed))
+        assert threads == f"{places} True {allowed}"
+
+    def test_an_operators_word_on_it_stands(self) -> None:
+        count = len(os.sched_getaffinity(0))
+        assert run(count, OMP_PROC_BIND="false")[0] == "0"
+
+    def test_one_thread_is_left_alone(self) -> None:
+        assert run(1)[0] == "0"
