@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import sys
@@ -15,6 +16,9 @@ import sys
 from .lock import StoreHeld
 from .serve import serve
 from .store import StoreFailed, StoreTorn
+
+NICENESS = 10
+"""Of this process: where the cores are few, what it writes shall not hold up a step."""
 
 
 def main() -> int:
@@ -26,6 +30,7 @@ def main() -> int:
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole group: the engine decides
         signal.signal(number, signal.SIG_IGN)
+    os.nice(NICENESS)
     logging.basicConfig(format="holdfast shelf: %(levelname)s: %(message)s")
     try:
         with socket.socket(fileno=given.fd) as sock:

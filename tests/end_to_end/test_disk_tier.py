@@ -12,6 +12,7 @@ from wires import text_of, wire
 
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
+from holdfast.kvstore.shelf.__main__ import NICENESS
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.messages import Limits, Sampling, Work
 from holdfast.runtime.link.process import ChildEngine
@@ -78,6 +79,8 @@ async def test_a_shelf_that_goes_takes_no_turn_with_it(stored, how: signal.Signa
     async with engine as link:
         await statistics(link, "disk_records", 8)
         assert engine._shelf is not None and engine._shelf.pid is not None
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, engine._shelf.pid) == min(19, own + NICENESS)
         os.kill(engine._shelf.pid, how)
         seq = (await link.open([*PROMPT, 7, *said[0]])).seq
         again, _ = await turn(link, seq)
