@@ -1,32 +1,45 @@
 """What goes between device blocks and the host tier, as data: saves and loads of the plan being made.
 
 A block is saved in the first plan after it was asked for, before anything in that plan or a later one can
-write it; so taking a block never waits for a slot, and where there is none the save is dropped. A slot that
+write it; so taking a block never waits for a slot, and where there is none the save is dropped. Only what stays
+above may wait: where copies take the step's own time, and somebody's token is in it, few go with each, for what
+one step computed would hold the next one up. A slot that
 is loaded is held from the plan until its commit, a slot being filled is found only after it. Without a tier
 every verb does nothing. Knows blocks, slots and keys; no sequences, no tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from itertools import starmap, takewhile
+from itertools import islice, starmap, takewhile
 
 from ..kvstore.host import HostTier
 from ..kvstore.shelf.client import DiskTier
 from .plan import BlockLoad, BlockSave, Plan
 
+FEW, PART = 2, 8
+"""Blocks that go with a step that is not to be held up: one in so many of those that wait, but no fewer."""
+
 
 class Moves:
-    """Between a pool of blocks of ``block_tokens`` tokens and ``tier``; ``disk`` is told what is dropped."""
+    """Between a pool of blocks of ``block_tokens`` tokens and ``tier``; ``disk`` is told what is dropped.
 
-    def __init__(self, tier: HostTier | None, block_tokens: int, disk: DiskTier | None = None) -> None:
+    ``beside``: copies run beside the step, at nobody's expense.
+    """
+
+    def __init__(
+        self, tier: HostTier | None, block_tokens: int, disk: DiskTier | None = None, *, beside: bool = False
+    ) -> None:
         self.tier = tier
         self.disk = disk
+        self.block_of: Callable[[bytes], int | None] = lambda key: None  # that holds what the key names
+        self._beside = beside
         self.saved = self.loaded = 0
         self._block_tokens = block_tokens
         self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens
         self._spare: set[bytes] = set()  # of those: only where no other record has to go for them
+        self._staying: set[bytes] = set()  # of those: the block stays above until `given_up`
         self._loads: list[BlockLoad] = []
         self._tenants: dict[int, int] = {}  # by block, of what it held when it was sealed or loaded
 
@@ -45,6 +58,7 @@ class Moves:
             self._wanted[key] = block, tokens or self._block_tokens
             if tokens is None:
                 self._spare.add(key)
+                self._staying.add(key)
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Bring the bytes of slots into leased blocks (slot, block), before the rows of the plan being made."""
@@ -102,6 +116,7 @@ class Moves:
         """
         if self.tier is None:
             return
+        self._staying.discard(key)
         on_disk = self.disk is not None and self.disk.stored(key)
         if not on_disk and not self.tier.sought(key):
             self._wanted[key] = block, self._block_tokens
@@ -124,7 +139,7 @@ class Moves:
 
     def drop(self, key: bytes) -> None:
         """Nobody shall find this again."""
-        self._wanted.pop(key, None)
+        self._forget(key)
         if self.tier is not None:
             self.tier.drop(key)
         if self.disk is not None:
@@ -132,22 +147,45 @@ class Moves:
 
     # --- with the plan ----------------------------------------------------------------------------------
 
-    def emit(self) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
-        """All that waits, for the plan that goes out now; a save without a slot is dropped."""
+    def emit(self, *, felt: bool = False) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
+        """What waits, for the plan that goes out now; a save without a slot is dropped.
+
+        ``felt``: somebody's token is in that plan.
+        """
         if not self.waiting:
             return (), ()
         saves = []
-        for key, (block, tokens) in self._wanted.items():
+        for key, (block, tokens) in self._due(felt=felt).items():
+            del self._wanted[key]
             tenant = self._tenants.get(block, 0)
             spare = key in self._spare
+            self._spare.discard(key)
             slot = None if self.tier is None else self.tier.reserve(key, tokens, tenant, spare=spare)
             if slot is not None:
                 saves.append(BlockSave(block, slot, tokens, spare))
         loads = tuple(self._loads)
-        self._wanted.clear()
-        self._spare.clear()
         self._loads.clear()
         return tuple(saves), loads
+
+    def _due(self, *, felt: bool) -> dict[bytes, tuple[int, int]]:
+        """What is saved now: all whose blocks may be written from now on, and of the others what is in time.
+
+        Forgets those whose blocks, which were to stay, hold something else by now.
+        """
+        for key in [key for key in self._staying if self.block_of(key) != self._wanted[key][0]]:
+            self._forget(key)
+        most = len(self._staying)
+        if felt and not self._beside:
+            most = max(FEW, -(-most // PART))
+        later = set(islice((key for key in self._wanted if key in self._staying), most, None))
+        due = {key: save for key, save in self._wanted.items() if key not in later}
+        self._staying &= later
+        return due
+
+    def _forget(self, key: bytes) -> None:
+        self._wanted.pop(key, None)
+        self._spare.discard(key)
+        self._staying.discard(key)
 
     def finish(self, plan: Plan) -> None:
         """The plan is done, its moves are made."""

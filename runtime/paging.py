@@ -27,7 +27,7 @@ class Paging:
     def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, moves: Moves) -> None:
         self.pool = pool
         self.moves = moves
-        pool.gives_up = moves.given_up
+        pool.gives_up, moves.block_of = moves.given_up, pool.index.block_of
         self.block_tokens = hasher.block_tokens
         self.lookup = Lookup(pool.index, hasher, namespace, moves)
         self._sources: list[tuple[int, int]] = []  # (block, owner): read by copies of the step being planned

@@ -100,7 +100,8 @@ class Planner:
         if not draft.rows and not self._paging.moves.waiting:
             return None
         self._paging.launched(draft.step)
-        plan = Plan(draft.step, tuple(draft.rows), tuple(draft.copies), *self._paging.moves.emit())
+        felt = any(row.sampling is not None for row in draft.rows)
+        plan = Plan(draft.step, tuple(draft.rows), tuple(draft.copies), *self._paging.moves.emit(felt=felt))
         self._counters.steps = draft.step
         self._counters.rows += len(plan.rows)
         self._counters.copies += len(plan.copies)

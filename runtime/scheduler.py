@@ -96,7 +96,7 @@ class Scheduler:
         self.pool = pool
         self.counters = Counters()
         self._roster = Roster()
-        self._moves = Moves(tier, settings.block_tokens, disk)
+        self._moves = Moves(tier, settings.block_tokens, disk, beside=costs is not None and costs.beside)
         self._paging = Paging(pool, hasher, namespace, self._moves)
         pressure = Pressure(settings, self._roster, self._paging, self.counters)
         self._courtesy = Courtesy(settings.idle_stretch)

@@ -1,0 +1,82 @@
+"""Blocks that stay on the device go to the host tier a few at a time, those that leave it at once."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.slots import SlotMemory, make_memory
+from holdfast.runtime.moves import FEW, PART, Moves
+
+MANY = 3 * PART
+KEYS = [bytes([number + 1]) * 16 for number in range(MANY)]
+
+
+class Below:
+    """Moves above an empty tier; ``blocks``: of each key's content, as the pool has it."""
+
+    def __init__(self, *, beside: bool = False) -> None:
+        fd = make_memory(1 << 16)
+        tier = HostTier(SlotMemory(fd, bytes(16), 64))
+        os.close(fd)
+        self.moves = Moves(tier, 4, beside=beside)
+        self.blocks = {key: block for block, key in enumerate(KEYS)}
+        self.moves.block_of = self.blocks.get
+        for key, block in self.blocks.items():
+            self.moves.save(key, block)
+
+    def emitted(self, *, felt: bool) -> list[int]:
+        saves, _ = self.moves.emit(felt=felt)
+        return [save.block for save in saves]
+
+
+def test_with_a_token_somebody_waits_for_go_a_few_and_all_of_them_in_time() -> None:
+    here = Below()
+    steps = []
+    while here.moves.waiting:
+        steps.append(here.emitted(felt=True))
+    assert len(steps[0]) == MANY // PART
+    assert all(FEW <= len(step) <= MANY // PART for step in steps[:-1])
+    assert [block for step in steps for block in step] == list(range(MANY)), "the longest waiting first"
+
+
+def test_where_nobody_waits_all_go() -> None:
+    here = Below()
+    first = here.emitted(felt=True)
+    assert here.emitted(felt=False) == list(range(len(first), MANY))
+    assert not here.moves.waiting
+
+
+def test_copies_beside_the_step_are_not_spread() -> None:
+    assert len(Below(beside=True).emitted(felt=True)) == MANY
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_block_that_leaves_goes_at_once(wanted: bool) -> None:
+    here = Below()
+    leaving = MANY - 1
+    del here.blocks[KEYS[leaving]]  # the pool forgets its name, and says so
+    here.moves.given_up(leaving, KEYS[leaving], wanted)
+    assert leaving in here.emitted(felt=True)
+    while here.moves.waiting:
+        assert leaving not in here.emitted(felt=True)
+
+
+def test_a_tail_goes_at_once() -> None:
+    here = Below()
+    here.moves.save(b"t" * 16, 99, 3)
+    assert 99 in here.emitted(felt=True)
+
+
+def test_a_block_that_holds_something_else_by_now_is_not_saved() -> None:
+    """As of a sequence closed without keeping: nobody says that its blocks are given up."""
+    here = Below()
+    del here.blocks[KEYS[-1]]
+    here.blocks[KEYS[-2]] = 98
+    saved = []
+    while here.moves.waiting:
+        saved += here.emitted(felt=True)
+    assert saved == list(range(MANY - 2))
+    assert not here.moves.pending()
