@@ -20,14 +20,17 @@ Is told of steps and their seconds; knows no clock, no sequence.
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median
+
 from .plan import Plan, PlanRow
 
-WEIGHT, TOKEN_WEIGHT = 0.1, 0.3  # of the newest step in the running estimates: of steps, of tokens
-MOST = 2.0  # times the estimate: as much of a slower step is believed
+LAST = (
+    7  # steps of a kind, whose median is believed: now and then one takes thrice as long for no fault of it
+)
 FEW = 32  # prompt tokens in a step: fewer than these ride
-USUAL = 64  # prompt tokens in a step that tells their cost well
-EVERY, SHARE = 13, 2 / 3
-PATIENCE = 7
+EVERY, SHARE = 11, 2 / 3
+PATIENCE = 3
 PROBE_EVERY = 32
 LEAST = 8
 """Tokens that are worth riding; as many do before anything is measured."""
@@ -41,7 +44,8 @@ class Courtesy:
 
     def __init__(self, stretch: float) -> None:
         self._stretch = stretch
-        self._decoding = self._token = self._rider = 0.0  # seconds of a step, of one token more
+        # Seconds of a step that decodes, of one prompt token of many, of one of a few.
+        self._decoding, self._token, self._rider = _Recent(), _Recent(), _Recent()
         self._alike = 0  # steps since one was otherwise
         self._since = EVERY  # steps that decoded since one caught up
         self._left = 0  # tokens that waited when the last step was planned, and were not in it
@@ -61,16 +65,17 @@ class Courtesy:
             return chunk
         if not all(map(_decodes, rows)):
             return 0
-        token = self._token or self._rider
-        if not token or (rows and not self._decoding):
+        decoding, rider = self._decoding.usual, self._rider.usual or self._token.usual
+        token = self._token.usual or rider
+        if not token or (rows and not decoding):
             return min(chunk, LEAST) if rows else chunk
         if not rows:
             return min(chunk, max(LEAST, int(SOON / token)))
-        riders = int((self._stretch - 1) * self._decoding / (self._rider or self._token))
+        riders = int((self._stretch - 1) * decoding / rider)
         riders = riders if riders >= LEAST else 0
         if self._since >= (EVERY if came else EVERY + PATIENCE) and waiting > EVERY * riders:
             self._since = 0
-            seconds = SHARE / (1 - SHARE) * EVERY * self._decoding
+            seconds = SHARE / (1 - SHARE) * EVERY * decoding
             return min(chunk, max(LEAST, int(seconds / token)))
         return min(chunk, self._riding(riders))
 
@@ -81,13 +86,13 @@ class Courtesy:
         self._since += bool(decodes)
         if not prompts:
             if decodes:
-                self._decoding = _mixed(self._decoding, seconds, WEIGHT)
-        elif not decodes or self._decoding:
-            added = max(0.0, seconds - (self._decoding if decodes else 0.0)) / prompts
+                self._decoding.took(seconds)
+        elif not decodes or self._decoding.usual:
+            added = max(0.0, seconds - (self._decoding.usual if decodes else 0.0)) / prompts
             if prompts >= FEW:
-                self._token = _mixed(self._token, added, TOKEN_WEIGHT * min(1.0, prompts / USUAL))
+                self._token.took(added)
             elif decodes:  # a few by themselves have a whole pass on their account
-                self._rider = _mixed(self._rider, added, WEIGHT)
+                self._rider.took(added)
 
     def _riding(self, riders: int) -> int:
         """So many but in a step that measures."""
@@ -98,9 +103,19 @@ class Courtesy:
         return 0 if riders else LEAST
 
 
+class _Recent:
+    """What steps of one kind took lately."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=LAST)
+        self.usual = 0.0
+        """Their median; 0 before the first."""
+
+    def took(self, seconds: float) -> None:
+        """One more."""
+        self._last.append(seconds)
+        self.usual = median(self._last)
+
+
 def _decodes(row: PlanRow) -> bool:
     return row.count == 1 and row.sampling is not None
-
-
-def _mixed(old: float, new: float, weight: float) -> float:
-    return old + weight * (min(new, MOST * old) - old) if old else new
