@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from holdfast.runtime.link.process import ENVIRONMENT
+
 from ..toys import make_toy, teach
 from .options import CannotMeasure, Options
 
@@ -66,10 +68,9 @@ def commands(names: Iterable[str], options: Options) -> tuple[list[Command], dic
 
 
 def environment(threads: int, *, ours: bool) -> dict[str, str]:
-    """What an engine runs in. A peer does not see our package."""
+    """What an engine runs in: the same for all, but that a peer does not see our package."""
     kept = {name: value for name, value in os.environ.items() if ours or name != "PYTHONPATH"}
-    fixed = {"GOMP_SPINCOUNT": "20000", "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return {**kept, **fixed, "OMP_NUM_THREADS": str(threads)}
+    return {**kept, **ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
 
 
 class Worker:
