@@ -16,10 +16,13 @@ from itertools import islice, starmap, takewhile
 
 from ..kvstore.host import HostTier
 from ..kvstore.shelf.client import DiskTier
-from .plan import BlockLoad, BlockSave, Plan
+from .plan import BlockLoad, BlockSave, Plan, PlanRow
 
 FEW, PART = 2, 8
-"""Blocks that go with a step that is not to be held up: one in so many of those that wait, but no fewer."""
+"""Blocks that go with a step that somebody waits for: one in so many of those that wait, but no fewer."""
+
+ALONE = 8
+"""That go in a plan without rows: what comes meanwhile waits for them."""
 
 
 class Moves:
@@ -147,15 +150,12 @@ class Moves:
 
     # --- with the plan ----------------------------------------------------------------------------------
 
-    def emit(self, *, felt: bool = False) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
-        """What waits, for the plan that goes out now; a save without a slot is dropped.
-
-        ``felt``: somebody's token is in that plan.
-        """
+    def emit(self, rows: Sequence[PlanRow]) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
+        """What waits, for the plan of ``rows`` that goes out now; a save without a slot is dropped."""
         if not self.waiting:
             return (), ()
         saves = []
-        for key, (block, tokens) in self._due(felt=felt).items():
+        for key, (block, tokens) in self._due(rows).items():
             del self._wanted[key]
             tenant = self._tenants.get(block, 0)
             spare = key in self._spare
@@ -167,7 +167,7 @@ class Moves:
         self._loads.clear()
         return tuple(saves), loads
 
-    def _due(self, *, felt: bool) -> dict[bytes, tuple[int, int]]:
+    def _due(self, rows: Sequence[PlanRow]) -> dict[bytes, tuple[int, int]]:
         """What is saved now: all whose blocks may be written from now on, and of the others what is in time.
 
         Forgets those whose blocks, which were to stay, hold something else by now.
@@ -175,7 +175,9 @@ class Moves:
         for key in [key for key in self._staying if self.block_of(key) != self._wanted[key][0]]:
             self._forget(key)
         most = len(self._staying)
-        if felt and not self._beside:
+        if not self._beside and not rows:
+            most = ALONE
+        elif not self._beside and any(row.sampling is not None for row in rows):
             most = max(FEW, -(-most // PART))
         later = set(islice((key for key in self._wanted if key in self._staying), most, None))
         due = {key: save for key, save in self._wanted.items() if key not in later}

@@ -100,8 +100,8 @@ class Planner:
         if not draft.rows and not self._paging.moves.waiting:
             return None
         self._paging.launched(draft.step)
-        felt = any(row.sampling is not None for row in draft.rows)
-        plan = Plan(draft.step, tuple(draft.rows), tuple(draft.copies), *self._paging.moves.emit(felt=felt))
+        moves = self._paging.moves.emit(draft.rows)
+        plan = Plan(draft.step, tuple(draft.rows), tuple(draft.copies), *moves)
         self._counters.steps = draft.step
         self._counters.rows += len(plan.rows)
         self._counters.copies += len(plan.copies)

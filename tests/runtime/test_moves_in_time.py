@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.slots import SlotMemory, make_memory
-from holdfast.runtime.moves import FEW, PART, Moves
+from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.moves import ALONE, FEW, PART, Moves
+from holdfast.runtime.plan import PlanRow
 
-MANY = 3 * PART
+MANY = 3 * max(PART, ALONE)
 KEYS = [bytes([number + 1]) * 16 for number in range(MANY)]
+NOTHING = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
+PROMPT = PlanRow(0, 0, 0, 4, *NOTHING)
+SAMPLES = PlanRow(0, 0, 4, 1, *NOTHING, sampling=Sampling())
 
 
 class Below:
@@ -27,8 +34,8 @@ class Below:
         for key, block in self.blocks.items():
             self.moves.save(key, block)
 
-    def emitted(self, *, felt: bool) -> list[int]:
-        saves, _ = self.moves.emit(felt=felt)
+    def emitted(self, rows: Sequence[PlanRow] = (SAMPLES,)) -> list[int]:
+        saves, _ = self.moves.emit(rows)
         return [save.block for save in saves]
 
 
@@ -36,21 +43,29 @@ def test_with_a_token_somebody_waits_for_go_a_few_and_all_of_them_in_time() -> N
     here = Below()
     steps = []
     while here.moves.waiting:
-        steps.append(here.emitted(felt=True))
+        steps.append(here.emitted())
     assert len(steps[0]) == MANY // PART
     assert all(FEW <= len(step) <= MANY // PART for step in steps[:-1])
     assert [block for step in steps for block in step] == list(range(MANY)), "the longest waiting first"
 
 
-def test_where_nobody_waits_all_go() -> None:
+def test_beside_a_prompt_all_go() -> None:
     here = Below()
-    first = here.emitted(felt=True)
-    assert here.emitted(felt=False) == list(range(len(first), MANY))
+    first = here.emitted()
+    assert here.emitted([PROMPT]) == list(range(len(first), MANY))
     assert not here.moves.waiting
 
 
+def test_a_plan_for_them_alone_is_soon_over() -> None:
+    here = Below()
+    steps = []
+    while here.moves.waiting:
+        steps.append(here.emitted([]))
+    assert [len(step) for step in steps] == [ALONE] * (MANY // ALONE)
+
+
 def test_copies_beside_the_step_are_not_spread() -> None:
-    assert len(Below(beside=True).emitted(felt=True)) == MANY
+    assert len(Below(beside=True).emitted()) == MANY
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -59,15 +74,15 @@ def test_a_block_that_leaves_goes_at_once(wanted: bool) -> None:
     leaving = MANY - 1
     del here.blocks[KEYS[leaving]]  # the pool forgets its name, and says so
     here.moves.given_up(leaving, KEYS[leaving], wanted)
-    assert leaving in here.emitted(felt=True)
+    assert leaving in here.emitted()
     while here.moves.waiting:
-        assert leaving not in here.emitted(felt=True)
+        assert leaving not in here.emitted()
 
 
 def test_a_tail_goes_at_once() -> None:
     here = Below()
     here.moves.save(b"t" * 16, 99, 3)
-    assert 99 in here.emitted(felt=True)
+    assert 99 in here.emitted()
 
 
 def test_a_block_that_holds_something_else_by_now_is_not_saved() -> None:
@@ -77,6 +92,6 @@ def test_a_block_that_holds_something_else_by_now_is_not_saved() -> None:
     here.blocks[KEYS[-2]] = 98
     saved = []
     while here.moves.waiting:
-        saved += here.emitted(felt=True)
+        saved += here.emitted()
     assert saved == list(range(MANY - 2))
     assert not here.moves.pending()
