@@ -29,8 +29,8 @@ LAST = (
     7  # steps of a kind, whose median is believed: now and then one takes thrice as long for no fault of it
 )
 FEW = 32  # prompt tokens in a step: fewer than these ride
-EVERY, SHARE = 11, 2 / 3
-PATIENCE = 3
+EVERY, SHARE = 13, 2 / 3
+PATIENCE = 7
 PROBE_EVERY = 32
 LEAST = 8
 """Tokens that are worth riding; as many do before anything is measured."""

@@ -58,7 +58,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     watermark: share of the blocks a new turn leaves free while others run.
     lease_share: share of the blocks, and of the host tier, that leases may cover in all.
     idle_stretch: times as long as without it a step may take into which prefill of idle sequences (input that
-        still comes, above all) is put beside turns, but for one in eleven; 1 or less for no limit.
+        still comes, above all) is put beside turns, but for one in thirteen; 1 or less for no limit.
     tenants: those that may have less than all.
     secret: keys the block hashes, 16 to 64 bytes; drawn anew at each start when empty.
     debug: owner tags and an audit whenever the engine is idle.
