@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kvstore.processors import roam
 from .bounds import check
 from .errors import GrammarInvalid
 from .grammars import Matcher
@@ -39,9 +40,6 @@ KEPT_BYTES = 8 << 20
 WORKERS = 4
 NICENESS = 5
 """Of the threads that compile, where the system has one for each: a step goes first."""
-
-PROCESSORS = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
-"""On which they run: the thread that makes them may be bound to its core by then."""
 
 AT_ONCE = 64
 """Tokens said before that are taken without a thread, where the grammar is known."""
@@ -236,8 +234,8 @@ class GuidedReply:
 
 
 def _step_back() -> None:
+    roam()
     if sys.platform == "linux":
-        os.sched_setaffinity(0, PROCESSORS)
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 

@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from ..processors import roam
 from .pagecache import in_memory
 from .places import FILE, stride_of
 
@@ -50,7 +51,9 @@ class Shortcut:
         self._stride = stride_of(length)
         self._most_in_run = max(1, RUN_BYTES // length)
         self._between = memoryview(bytearray(self._stride - length))  # what lies there is of no interest
-        self._second = ThreadPoolExecutor(1, "holdfast-shortcut")  # its thread begins with its first work
+        self._second = ThreadPoolExecutor(
+            1, "holdfast-shortcut", roam
+        )  # its thread begins with its first work
 
     def __contains__(self, key: bytes) -> bool:
         """Whether it is known where it lies."""
