@@ -1,19 +1,21 @@
 """Where threads run that compute nothing: wherever this process may.
 
 The engine's thread may be bound to a core of its own (`kernels.cpu.cores`), and a thread that it makes begins
-there, where it would run instead of a step, not beside it. Knows no threads.
+there, where it would run instead of a step, not beside it. Linux; elsewhere nothing is bound.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-
-PROCESSORS = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
-"""As it was when this module was loaded, which an engine does before it binds a thread."""
+from pathlib import Path
 
 
 def roam() -> None:
-    """The calling thread's first act, where another has made it: any of the processors is as good."""
-    if sys.platform == "linux":
-        os.sched_setaffinity(0, PROCESSORS)
+    """The first act of a thread that another has made: run wherever any thread of this process may."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):  # a sandbox forbids it, or a thread has just ended
+        threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+        os.sched_setaffinity(0, set().union(*map(os.sched_getaffinity, threads)))

@@ -51,7 +51,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 class CostBook:
     """``path``: where it is kept, None for nowhere; of another ``machine`` it counts for nothing.
-    ``beside``: the disk works while the device computes.
+    ``beside``: disk and copies work while the device computes.
     """
 
     def __init__(self, path: Path | None, *, machine: str = "", beside: bool = True) -> None:

@@ -25,9 +25,12 @@ from statistics import median
 
 from .plan import Plan, PlanRow
 
-LAST = (
-    7  # steps of a kind, whose median is believed: now and then one takes thrice as long for no fault of it
-)
+LAST = 7
+"""Steps of a kind, whose median is believed: now and then one takes thrice as long."""
+
+LIGHT = 0.01
+"""Of a step, which what rides in it takes at least: less could not be told from nothing."""
+
 FEW = 32  # prompt tokens in a step: fewer than these ride
 EVERY, SHARE = 13, 2 / 3
 PATIENCE = 7
@@ -65,7 +68,8 @@ class Courtesy:
             return chunk
         if not all(map(_decodes, rows)):
             return 0
-        decoding, rider = self._decoding.usual, self._rider.usual or self._token.usual
+        decoding = self._decoding.usual
+        rider = max(self._rider.usual, self._token.usual)  # a few are never cheaper than many
         token = self._token.usual or rider
         if not token or (rows and not decoding):
             return min(chunk, LEAST) if rows else chunk
@@ -88,7 +92,8 @@ class Courtesy:
             if decodes:
                 self._decoding.took(seconds)
         elif not decodes or self._decoding.usual:
-            added = max(0.0, seconds - (self._decoding.usual if decodes else 0.0)) / prompts
+            alone = self._decoding.usual if decodes else 0.0
+            added = max(seconds - alone, LIGHT * seconds) / prompts
             if prompts >= FEW:
                 self._token.took(added)
             elif decodes:  # a few by themselves have a whole pass on their account

@@ -6,6 +6,7 @@ nothing else of the model. https://github.com/guidance-ai/llguidance
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -236,7 +237,8 @@ class GuidedReply:
 def _step_back() -> None:
     roam()
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _source(grammar: Grammar) -> str:

@@ -1,27 +1,26 @@
 """What goes between device blocks and the host tier, as data: saves and loads of the plan being made.
 
-A block is saved in the first plan after it was asked for, before anything in that plan or a later one can
-write it; so taking a block never waits for a slot, and where there is none the save is dropped. Only what stays
-above may wait: where copies take the step's own time, and somebody's token is in it, few go with each, for what
-one step computed would hold the next one up. A slot that
-is loaded is held from the plan until its commit, a slot being filled is found only after it. Without a tier
-every verb does nothing. Knows blocks, slots and keys; no sequences, no tensors.
+A save goes out before anything can write its block: taking a block never waits for a slot, and where there is
+none the save is dropped. What the device gives up goes with the plan being made; what stays there may wait:
+where copies take the step's own time, few go with each that somebody waits for, as what one step computed would
+hold the next one up. A slot that is loaded is held from the plan until its commit, a slot being filled is found
+only after it. Without a tier every verb does nothing. Knows blocks, slots and keys; no sequences, no tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice, starmap, takewhile
+from itertools import starmap, takewhile
 
 from ..kvstore.host import HostTier
 from ..kvstore.shelf.client import DiskTier
 from .plan import BlockLoad, BlockSave, Plan, PlanRow
 
-FEW, PART = 2, 8
-"""Blocks that go with a step that somebody waits for: one in so many of those that wait, but no fewer."""
+FEW, PART, MANY = 2, 8, 16
+"""Blocks that stay and go with a step that somebody waits for: one in eight of those that wait, 2 to 16."""
 
-ALONE = 8
+ALONE = 16
 """That go in a plan without rows: what comes meanwhile waits for them."""
 
 
@@ -40,16 +39,16 @@ class Moves:
         self._beside = beside
         self.saved = self.loaded = 0
         self._block_tokens = block_tokens
-        self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens
+        self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens; they go with the next plan
         self._spare: set[bytes] = set()  # of those: only where no other record has to go for them
-        self._staying: set[bytes] = set()  # of those: the block stays above until `given_up`
+        self._staying: dict[bytes, int] = {}  # key: full block, above until `given_up`; spare, too
         self._loads: list[BlockLoad] = []
         self._tenants: dict[int, int] = {}  # by block, of what it held when it was sealed or loaded
 
     @property
     def waiting(self) -> bool:
         """Whether a plan has something to carry, rows or not."""
-        return bool(self._wanted or self._loads)
+        return bool(self._wanted or self._staying or self._loads)
 
     def save(self, key: bytes, block: int, tokens: int | None = None, tenant: int = 0) -> None:
         """Keep the first ``tokens`` (all by default) of a tenant's block below; its content is committed.
@@ -57,11 +56,12 @@ class Moves:
         A full one stays above meanwhile: below it takes nobody's place, and gives way (see `given_up`).
         """
         self._tenants[block] = tenant
-        if self.tier is not None and not self.tier.sought(key):
-            self._wanted[key] = block, tokens or self._block_tokens
-            if tokens is None:
-                self._spare.add(key)
-                self._staying.add(key)
+        if self.tier is None or self.tier.sought(key):
+            return
+        if tokens is not None:
+            self._wanted[key] = block, tokens
+        elif key not in self._wanted:
+            self._staying[key] = block
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Bring the bytes of slots into leased blocks (slot, block), before the rows of the plan being made."""
@@ -76,8 +76,9 @@ class Moves:
         self._tenants.update(dict.fromkeys(blocks, tenant))
 
     def pending(self) -> set[int]:
-        """Blocks that the next plan saves or loads: nobody else may write them before."""
-        return {block for block, _ in self._wanted.values()} | {load.block for load in self._loads}
+        """Blocks to be saved or loaded: nobody may write them without a plan."""
+        saved = {block for block, _ in self._wanted.values()} | set(self._staying.values())
+        return saved | {load.block for load in self._loads}
 
     def found(self, keys: Iterable[bytes]) -> list[int]:
         """The slots of the longest beginning of ``keys`` that the tier holds; not yet checked or held."""
@@ -108,8 +109,10 @@ class Moves:
 
     def saving(self, key: bytes) -> bool:
         """Whether it is on its way down to the tier."""
-        return key in self._wanted or (
-            self.tier is not None and self.tier.sought(key) and self.tier.slot_of(key) is None
+        return (
+            key in self._wanted
+            or key in self._staying
+            or (self.tier is not None and self.tier.sought(key) and self.tier.slot_of(key) is None)
         )
 
     def given_up(self, block: int, key: bytes, wanted: bool = True) -> None:
@@ -119,7 +122,7 @@ class Moves:
         """
         if self.tier is None:
             return
-        self._staying.discard(key)
+        self._staying.pop(key, None)
         on_disk = self.disk is not None and self.disk.stored(key)
         if not on_disk and not self.tier.sought(key):
             self._wanted[key] = block, self._block_tokens
@@ -142,7 +145,8 @@ class Moves:
 
     def drop(self, key: bytes) -> None:
         """Nobody shall find this again."""
-        self._forget(key)
+        self._wanted.pop(key, None)
+        self._staying.pop(key, None)
         if self.tier is not None:
             self.tier.drop(key)
         if self.disk is not None:
@@ -154,40 +158,35 @@ class Moves:
         """What waits, for the plan of ``rows`` that goes out now; a save without a slot is dropped."""
         if not self.waiting:
             return (), ()
+        due = [(key, *save, key in self._spare) for key, save in self._wanted.items()]
+        due += [(key, block, self._block_tokens, True) for key, block in self._in_time(rows)]
         saves = []
-        for key, (block, tokens) in self._due(rows).items():
-            del self._wanted[key]
+        for key, block, tokens, spare in due:
             tenant = self._tenants.get(block, 0)
-            spare = key in self._spare
-            self._spare.discard(key)
             slot = None if self.tier is None else self.tier.reserve(key, tokens, tenant, spare=spare)
             if slot is not None:
                 saves.append(BlockSave(block, slot, tokens, spare))
         loads = tuple(self._loads)
+        self._wanted.clear()
+        self._spare.clear()
         self._loads.clear()
         return tuple(saves), loads
 
-    def _due(self, rows: Sequence[PlanRow]) -> dict[bytes, tuple[int, int]]:
-        """What is saved now: all whose blocks may be written from now on, and of the others what is in time.
-
-        Forgets those whose blocks, which were to stay, hold something else by now.
+    def _in_time(self, rows: Sequence[PlanRow]) -> Iterator[tuple[bytes, int]]:
+        """Of what stays above that which goes with these, the longest waiting first; what holds something else
+        by now is forgotten.
         """
-        for key in [key for key in self._staying if self.block_of(key) != self._wanted[key][0]]:
-            self._forget(key)
-        most = len(self._staying)
+        left = len(self._staying)
         if not self._beside and not rows:
-            most = ALONE
+            left = ALONE
         elif not self._beside and any(row.sampling is not None for row in rows):
-            most = max(FEW, -(-most // PART))
-        later = set(islice((key for key in self._wanted if key in self._staying), most, None))
-        due = {key: save for key, save in self._wanted.items() if key not in later}
-        self._staying &= later
-        return due
-
-    def _forget(self, key: bytes) -> None:
-        self._wanted.pop(key, None)
-        self._spare.discard(key)
-        self._staying.discard(key)
+            left = min(max(FEW, -(-left // PART)), MANY)
+        while self._staying and left:
+            key = next(iter(self._staying))
+            block = self._staying.pop(key)
+            if self.block_of(key) == block:
+                left -= 1
+                yield key, block
 
     def finish(self, plan: Plan) -> None:
         """The plan is done, its moves are made."""

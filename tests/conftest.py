@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -50,6 +51,24 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("holdfast")
+
+
+@pytest.fixture
+def bound_among() -> Iterator[set[int]]:
+    """The test's thread is bound to one processor, as an engine's may be; all that another thread may use."""
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("needs two processors")
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        yield allowed
+    finally:
+        os.sched_setaffinity(0, allowed)
+        end.set()
+        other.join()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.runtime.link.process import ENVIRONMENT
+from holdfast.runtime.link.process import ENVIRONMENT, USUAL
 
 from ..toys import make_toy, teach
 from .options import CannotMeasure, Options
@@ -70,7 +70,13 @@ def commands(names: Iterable[str], options: Options) -> tuple[list[Command], dic
 def environment(threads: int, *, ours: bool) -> dict[str, str]:
     """What an engine runs in: the same for all, but that a peer does not see our package."""
     kept = {name: value for name, value in os.environ.items() if ours or name != "PYTHONPATH"}
-    return {**kept, **ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
+    return {
+        **USUAL,
+        **kept,
+        **ENVIRONMENT,
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(threads),
+    }
 
 
 class Worker:

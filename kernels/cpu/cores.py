@@ -3,7 +3,9 @@
 A loop is done when its slowest part is. Whenever another process runs for a moment, the kernel puts two
 computing threads on one core, and leaves them there for 10 to 30 ms while a core idles: measured beside a
 server's own gateway, on two cores, one step in twenty took three times as long. Where there are as many threads
-as cores none is better off elsewhere, so each stays. Knows threads and processors, not what is computed. Linux.
+as cores none is better off elsewhere, so each stays. Two of them, no more: of a larger pool GNU's OpenMP ends
+the threads that a loop does not need, and those that it makes for the next would begin, and stay, on the core
+of the one that makes them. Knows threads and processors, not what is computed. Linux.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from .compiling import compiled
 
 OPERATORS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 """Variables by which OpenMP is told where threads run: who sets one has decided."""
+
+POOL = 2
+"""Threads that are bound."""
 
 log = logging.getLogger(__name__)
 _gettid: Any = types.ExternalFunction("gettid", types.int32())
@@ -45,23 +50,29 @@ def computing(count: int) -> list[int]:
 def bind() -> int:
     """Bind the threads that compute for this one, itself among them; how many, 0 where they are left alone.
 
-    They are where an operator has said so (`OPERATORS`), and where threads and cores are not as many: nobody
-    knows then which cores the other ones leave free. A thread that this one makes later begins on its core.
+    They are where an operator has said so (`OPERATORS`), where there are not `POOL` of them, and where cores
+    are more or fewer: nobody knows then which ones others leave free. A thread that this one makes later begins
+    on its core (`kvstore.processors.roam`).
     """
-    count = torch.get_num_threads()
-    if count < 2 or not hasattr(os, "sched_setaffinity") or any(name in os.environ for name in OPERATORS):
+    if not hasattr(os, "sched_setaffinity") or any(name in os.environ for name in OPERATORS):
         return 0
-    places = places_for(count, os.sched_getaffinity(0))
-    threads = computing(count)
-    if not places or len(set(threads)) < count:
+    allowed = os.sched_getaffinity(0)
+    places = places_for(torch.get_num_threads(), allowed)
+    if len(places) != POOL:
         return 0
+    threads = computing(POOL)
+    if os.getpid() % POOL:  # of two engines the threads that do more than compute are not on one core
+        places.reverse()
+    bound: list[int] = []
     try:
         for thread, place in zip(threads, places, strict=True):
             os.sched_setaffinity(thread, place)
+            bound.append(thread)
     except OSError as error:  # a sandbox may forbid it
         log.warning("threads are not bound to cores: %s", error)
-        return 0
-    return count
+        for thread in bound:
+            os.sched_setaffinity(thread, allowed)
+    return len(bound) if len(bound) == POOL else 0
 
 
 def _siblings(processor: int) -> set[int]:

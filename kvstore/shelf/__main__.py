@@ -7,6 +7,7 @@ be had, or was thrown away (one line there).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -30,7 +31,8 @@ def main() -> int:
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole group: the engine decides
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        os.nice(NICENESS)
     logging.basicConfig(format="holdfast shelf: %(levelname)s: %(message)s")
     try:
         with socket.socket(fileno=given.fd) as sock:

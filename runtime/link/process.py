@@ -32,14 +32,12 @@ from .messages import Heartbeat
 from .wire import Wire
 
 PROGRAM = (sys.executable, "-m", "holdfast.runtime.child")
-ENVIRONMENT = {
-    "PYTHONSAFEPATH": "1",
-    "GOMP_SPINCOUNT": "20000",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-}
-"""Of a process that computes. By itself glibc gives the pages of a step's tensors back to the kernel now and
-then, and takes them again one by one: up to 50,000 faults for a prompt of 2,048 tokens, and twice the time.
+ENVIRONMENT = {"PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "20000"}
+"""Of a process that computes."""
+USUAL = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+"""The same, unless an operator has set them. By itself glibc gives the pages of a step's tensors (of less than
+32 MiB, its limit) back to the kernel now and then, and takes them again one by one: up to 50,000 faults for a
+prompt of 2,048 tokens, and twice the time.
 """
 
 log = logging.getLogger(__name__)
@@ -218,7 +216,7 @@ class ChildEngine:
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a library prints there is for the operator, too
-            env={**os.environ, **ENVIRONMENT},
+            env={**USUAL, **os.environ, **ENVIRONMENT},
         )
         if self._shelf is not None:
             self._shelf.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,21 +11,32 @@ import pytest
 
 pytest.importorskip("numba")
 
-from holdfast.kernels.cpu.cores import OPERATORS, places_for
+from holdfast.kernels.cpu.cores import OPERATORS, POOL, places_for
 
 BOUND = """
-import os, threading, torch
+import json, os, threading, torch
+from concurrent.futures import ThreadPoolExecutor
 from holdfast.kernels.cpu.compiling import join_torch
 from holdfast.kernels.cpu.cores import bind, computing
+from holdfast.kvstore.processors import roam
 torch.set_num_threads({threads})
 join_torch()
-before = threading.Event(), threading.Event()
-other = threading.Thread(target=before[0].wait)
+end = threading.Event()
+other = threading.Thread(target=end.wait)
 other.start()
+setting, refused = os.sched_setaffinity, []
+def forbidding(thread, place):
+    if thread != os.getpid() and not refused:
+        refused.append(thread)
+        raise PermissionError(1, "no")
+    setting(thread, place)
+if "FORBIDDEN" in os.environ:
+    os.sched_setaffinity = forbidding
 print(bind())
-of = {{thread: sorted(os.sched_getaffinity(thread)) for thread in computing({threads})}}
-print(list(of.values()), os.getpid() in of, sorted(os.sched_getaffinity(other.native_id)))
-before[0].set()
+print(json.dumps([sorted(os.sched_getaffinity(thread)) for thread in computing({threads})]))
+later = ThreadPoolExecutor(1, initializer=roam).submit(os.sched_getaffinity, 0).result()
+print(json.dumps([sorted(os.sched_getaffinity(other.native_id)), sorted(later)]))
+end.set()
 """
 
 
@@ -65,20 +77,25 @@ def run(threads: int, **variables: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) != POOL, reason="needs two processors")
 class TestBound:
     """On this machine's own processors."""
 
     def test_each_thread_that_computes_stays_on_its_place_and_others_go_where_they_like(self) -> None:
         allowed = sorted(os.sched_getaffinity(0))
-        places = [sorted(place) for place in places_for(len(allowed), allowed)]
-        bound, threads = run(len(allowed))
-        assert bound == str(len(allowed))
-        assert threads == f"{places} True {allowed}"
+        bound, places, others = run(POOL)
+        assert bound == str(POOL)
+        assert sorted(json.loads(places)) == [[processor] for processor in allowed]
+        assert json.loads(others) == [allowed, allowed], "one made before, and one made after"
 
     def test_an_operators_word_on_it_stands(self) -> None:
-        count = len(os.sched_getaffinity(0))
-        assert run(count, OMP_PROC_BIND="false")[0] == "0"
+        assert run(POOL, OMP_PROC_BIND="false")[0] == "0"
 
-    def test_one_thread_is_left_alone(self) -> None:
-        assert run(1)[0] == "0"
+    @pytest.mark.parametrize("threads", [1, POOL + 1])
+    def test_another_number_of_threads_is_left_alone(self, threads: int) -> None:
+        assert run(threads)[0] == "0"
+
+    def test_a_system_that_forbids_it_leaves_all_as_it_was(self) -> None:
+        allowed = sorted(os.sched_getaffinity(0))
+        bound, places, _ = run(POOL, FORBIDDEN="second")
+        assert bound == "0" and json.loads(places) == [allowed, allowed]

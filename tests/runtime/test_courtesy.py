@@ -93,7 +93,7 @@ def test_what_catches_up_begins_with_what_has_just_come_or_when_nothing_does() -
         3 * (EVERY + 2),
     ]
     patient = EVERY + PATIENCE
-    assert list(catching_up(lambda at: at == 1))[:2] == [patient, 2 * patient]
+    assert list(catching_up(lambda at: at == 1)) == [patient, 2 * patient]
 
 
 def test_beside_a_prompt_of_a_turn_none_goes() -> None:
@@ -122,6 +122,15 @@ def test_steps_that_take_thrice_as_long_now_and_then_change_nothing() -> None:
         courtesy.took(Plan(1, (decode(),)), held_up * BASE)
         courtesy.took(Plan(2, (decode(), prompt(LEAST))), BASE + LEAST * TOKEN)
     assert courtesy.limit(500, [decode()], 8 * EVERY) == before
+
+
+def test_what_costs_less_than_can_be_measured_rides_and_is_no_division_by_nothing() -> None:
+    courtesy = Courtesy(1.5)
+    for _ in range(20):
+        courtesy.took(Plan(1, (decode(),)), BASE)
+        courtesy.took(Plan(2, (decode(), prompt(LEAST))), 0.9 * BASE)
+        courtesy.took(Plan(3, (decode(), prompt(64))), 0.9 * BASE)
+    assert courtesy.limit(500, [decode()], 8 * EVERY) >= 8 * EVERY
 
 
 def test_now_and_then_a_step_goes_without_to_be_measured() -> None:

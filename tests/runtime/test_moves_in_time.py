@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 
 from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.keys import BlockHasher
+from holdfast.kvstore.pool import BlockPool
 from holdfast.kvstore.slots import SlotMemory, make_memory
-from holdfast.runtime.link.messages import Sampling
-from holdfast.runtime.moves import ALONE, FEW, PART, Moves
+from holdfast.runtime.costs import CostBook
+from holdfast.runtime.link.messages import Generate, Limits, Open, Sampling
+from holdfast.runtime.moves import ALONE, FEW, MANY, PART, Moves
 from holdfast.runtime.plan import PlanRow
+from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.settings import SchedulerSettings
 
-MANY = 3 * max(PART, ALONE)
-KEYS = [bytes([number + 1]) * 16 for number in range(MANY)]
+WAITING = 2 * PART * MANY
+KEYS = [number.to_bytes(16, "big") for number in range(1, WAITING + 1)]
 NOTHING = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
 PROMPT = PlanRow(0, 0, 0, 4, *NOTHING)
 SAMPLES = PlanRow(0, 0, 4, 1, *NOTHING, sampling=Sampling())
@@ -44,15 +49,15 @@ def test_with_a_token_somebody_waits_for_go_a_few_and_all_of_them_in_time() -> N
     steps = []
     while here.moves.waiting:
         steps.append(here.emitted())
-    assert len(steps[0]) == MANY // PART
-    assert all(FEW <= len(step) <= MANY // PART for step in steps[:-1])
-    assert [block for step in steps for block in step] == list(range(MANY)), "the longest waiting first"
+    assert len(steps[0]) == MANY
+    assert all(FEW <= len(step) <= MANY for step in steps[:-1])
+    assert [block for step in steps for block in step] == list(range(WAITING)), "the longest waiting first"
 
 
 def test_beside_a_prompt_all_go() -> None:
     here = Below()
     first = here.emitted()
-    assert here.emitted([PROMPT]) == list(range(len(first), MANY))
+    assert here.emitted([PROMPT]) == list(range(len(first), WAITING))
     assert not here.moves.waiting
 
 
@@ -61,17 +66,17 @@ def test_a_plan_for_them_alone_is_soon_over() -> None:
     steps = []
     while here.moves.waiting:
         steps.append(here.emitted([]))
-    assert [len(step) for step in steps] == [ALONE] * (MANY // ALONE)
+    assert [len(step) for step in steps] == [ALONE] * (WAITING // ALONE)
 
 
 def test_copies_beside_the_step_are_not_spread() -> None:
-    assert len(Below(beside=True).emitted()) == MANY
+    assert len(Below(beside=True).emitted()) == WAITING
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_block_that_leaves_goes_at_once(wanted: bool) -> None:
     here = Below()
-    leaving = MANY - 1
+    leaving = WAITING - 1
     del here.blocks[KEYS[leaving]]  # the pool forgets its name, and says so
     here.moves.given_up(leaving, KEYS[leaving], wanted)
     assert leaving in here.emitted()
@@ -86,12 +91,31 @@ def test_a_tail_goes_at_once() -> None:
 
 
 def test_a_block_that_holds_something_else_by_now_is_not_saved() -> None:
-    """As of a sequence closed without keeping: nobody says that its blocks are given up."""
+    """As of blocks whose content nobody knows any more: they lose their names, and nobody says so here."""
     here = Below()
     del here.blocks[KEYS[-1]]
     here.blocks[KEYS[-2]] = 98
     saved = []
     while here.moves.waiting:
         saved += here.emitted()
-    assert saved == list(range(MANY - 2))
+    assert saved == list(range(WAITING - 2))
     assert not here.moves.pending()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_token_of_the_step_behind_a_prompt_waits_for_few_of_its_blocks(*, beside: bool) -> None:
+    fd = make_memory(1 << 20)
+    tier = HostTier(SlotMemory(fd, bytes(16), 64))
+    os.close(fd)
+    settings = SchedulerSettings(blocks=WAITING, vocab_size=64, max_context=512, max_step_tokens=256)
+    costs = CostBook(None, beside=beside)
+    scheduler = Scheduler(settings, BlockPool(WAITING), BlockHasher(bytes(32), 16), tier=tier, costs=costs)
+    scheduler.apply(Open(0, 1, b"", [1] * 161))
+    scheduler.apply(Generate(0, 1, Sampling(), Limits(100)))
+    saves = []
+    for _ in range(12):
+        plan = scheduler.plan()
+        assert plan is not None
+        saves.append(len(plan.saves))
+        scheduler.commit(plan, [2 for _ in plan.rows])
+    assert saves[:6] == ([0, 10, 0, 0, 0, 0] if beside else [0, *[FEW] * 5])
