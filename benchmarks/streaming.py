@@ -76,10 +76,16 @@ async def _all(url: str, words: Words, rounds: int, sizes: Sizes) -> dict[str, A
         capacity = await listening.capacity(rounds)
         heard = {length: Heard() for length in sizes.lengths}
         for _ in range(rounds):
-            for length, found in heard.items():
-                await listening.alone(length, sizes.share * capacity, found)
-                await listening.beside(length, sizes.share * capacity, found)
-        swept = {load: await listening.load(load, capacity) for load in sizes.loads}
+            for length, one in heard.items():
+                await listening.alone(length, sizes.share * capacity, one)
+                await listening.beside(length, sizes.share * capacity, one)
+        swept: dict[float, dict[str, list[Spoken]]] = {
+            load: {way: [] for way in WAYS} for load in sizes.loads
+        }
+        for _ in range(rounds):
+            for load, found in swept.items():
+                for way, spoken in (await listening.load(load, capacity)).items():
+                    found[way] += spoken
         cuts = await listening.cancelled(CUTS * rounds)
     return {
         "prefill_tokens_per_second": capacity,

@@ -54,8 +54,8 @@ settings.load_profile("holdfast")
 
 
 @pytest.fixture
-def bound_among() -> Iterator[set[int]]:
-    """The test's thread is bound to one processor, as an engine's may be; all that another thread may use."""
+def bound_beside() -> Iterator[set[int]]:
+    """The test's thread is bound to one processor, as an engine's may be; the others."""
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         pytest.skip("needs two processors")
@@ -64,7 +64,7 @@ def bound_among() -> Iterator[set[int]]:
     other.start()
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        yield allowed
+        yield allowed - {min(allowed)}
     finally:
         os.sched_setaffinity(0, allowed)
         end.set()

@@ -51,9 +51,9 @@ FEW = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomi
 NOTHING = np.zeros(0, dtype=np.int32)
 
 
-def test_compiling_keeps_off_the_core_that_the_engines_thread_is_bound_to(bound_among: set[int]) -> None:
+def test_compiling_keeps_off_the_core_that_the_engines_thread_is_bound_to(bound_beside: set[int]) -> None:
     compiler = Guidance(find_model("pocket") / "tokenizer.json", END, (0,))
-    assert compiler._workers.submit(os.sched_getaffinity, 0).result(60) == bound_among
+    assert compiler._workers.submit(os.sched_getaffinity, 0).result(60) == bound_beside
 
 
 class Talker:

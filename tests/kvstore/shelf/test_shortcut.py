@@ -122,8 +122,8 @@ def test_whether_a_page_is_in_memory_is_asked_of_the_kernel(tmp_path: Path) -> N
 
 
 def test_the_second_thread_is_not_on_the_core_that_the_engines_thread_is_bound_to(
-    folder: Path, bound_among: set[int]
+    folder: Path, bound_beside: set[int]
 ) -> None:
     near = Shortcut(folder, len(DATA))
-    assert near._second.submit(os.sched_getaffinity, 0).result(60) == bound_among
+    assert near._second.submit(os.sched_getaffinity, 0).result(60) == bound_beside
     near.close()
