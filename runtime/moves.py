@@ -20,7 +20,7 @@ from .plan import BlockLoad, BlockSave, Plan, PlanRow
 FEW, PART, MANY = 2, 8, 16
 """Blocks that stay and go with a step that somebody waits for: one in eight of those that wait, 2 to 16."""
 
-ALONE = 16
+ALONE = 8
 """That go in a plan without rows: what comes meanwhile waits for them."""
 
 
