@@ -1,4 +1,4 @@
-"""Where threads run that compute nothing: wherever this process may, but on one core.
+"""Where threads run that compute nothing: wherever this process may, but not on a core that is one thread's.
 
 The engine's thread may be bound to a core of its own (`kernels.cpu.cores`), and a thread that it makes begins
 there, where it would run instead of a step, not beside it. Linux; elsewhere nothing is bound.

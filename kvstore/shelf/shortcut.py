@@ -51,9 +51,8 @@ class Shortcut:
         self._stride = stride_of(length)
         self._most_in_run = max(1, RUN_BYTES // length)
         self._between = memoryview(bytearray(self._stride - length))  # what lies there is of no interest
-        self._second = ThreadPoolExecutor(
-            1, "holdfast-shortcut", roam
-        )  # its thread begins with its first work
+        # Its thread begins with its first work.
+        self._second = ThreadPoolExecutor(1, "holdfast-shortcut", roam)
 
     def __contains__(self, key: bytes) -> bool:
         """Whether it is known where it lies."""
