@@ -11,7 +11,8 @@ Nobody waits for it yet; but whoever will waits for all that is not done by then
   it comes, in chunks that are worth it, and only one of so many token gaps is a long one, no longer than beside
   a turn's prompt. It is the first step for which something has just come, for ``PATIENCE`` steps: input comes
   in pieces, and what a long step leaves to the next one waits for that whole time.
-- Where no turn runs a step still ends soon, for one may begin.
+- Where no turn runs a step still ends soon, for one may begin; not as soon where all who could begin one have
+  something to be computed in it: longer chunks are cheaper by the token, and these wait for all of it anyway.
 
 While tokens ride with every step nothing tells what a step takes without, and while none do what they cost; so
 now and then one goes without, or `LEAST` do.
@@ -38,8 +39,8 @@ PROBE_EVERY = 32
 LEAST = 8
 """Tokens that are worth riding; as many do before anything is measured."""
 
-SOON = 0.05
-"""Seconds of a step in which no turn has a row."""
+SOON, SOON_ENOUGH = 0.05, 0.2
+"""Seconds of a step in which no turn has a row; where nobody else is there, either."""
 
 
 class Courtesy:
@@ -53,17 +54,17 @@ class Courtesy:
         self._since = EVERY  # steps that decoded since one caught up
         self._left = 0  # tokens that waited when the last step was planned, and were not in it
 
-    def limit(self, chunk: int, rows: list[PlanRow], waiting: int) -> int:
+    def limit(self, chunk: int, rows: list[PlanRow], waiting: int, *, others: bool = True) -> int:
         """Of ``chunk`` tokens those that idle sequences may have beside ``rows``, which are of turns.
 
-        ``waiting``: tokens that they have to compute.
+        ``waiting``: tokens that they have to compute. ``others``: some sequences have none.
         """
         came, self._left = waiting > self._left, waiting
-        limit = self._limit(chunk, rows, waiting, came=came)
+        limit = self._limit(chunk, rows, waiting, SOON if others else SOON_ENOUGH, came=came)
         self._left -= min(limit, waiting)
         return limit
 
-    def _limit(self, chunk: int, rows: list[PlanRow], waiting: int, *, came: bool) -> int:
+    def _limit(self, chunk: int, rows: list[PlanRow], waiting: int, soon: float, *, came: bool) -> int:
         if self._stretch <= 1:
             return chunk
         if not all(map(_decodes, rows)):
@@ -74,7 +75,7 @@ class Courtesy:
         if not token or (rows and not decoding):
             return min(chunk, LEAST) if rows else chunk
         if not rows:
-            return min(chunk, max(LEAST, int(SOON / token)))
+            return min(chunk, max(LEAST, int(soon / token)))
         riders = int((self._stretch - 1) * decoding / rider)
         riders = riders if riders >= LEAST else 0
         if self._since >= (EVERY if came else EVERY + PATIENCE) and waiting > EVERY * riders:

@@ -12,7 +12,7 @@ RuntimeFault
 │   ├── SequenceUnknown
 │   ├── SequenceExists
 │   ├── SequenceBusy          extend or generate while the sequence generates
-│   ├── EpochStale            the caller's epoch is not the sequence's
+│   ├── EpochStale            the caller's epoch, or length, is not the sequence's
 │   ├── LengthInvalid         a length or token id out of range
 │   ├── ContextExceeded       more tokens than the model's context holds
 │   ├── SamplingInvalid       sampling values or limits out of bounds
@@ -113,7 +113,7 @@ class SequenceBusy(VerbRefused):
 
 
 class EpochStale(VerbRefused):
-    """The caller's epoch is not the sequence's: what it knows of it is out of date."""
+    """The caller's epoch, or length, is not the sequence's: what it knows of it is out of date."""
 
     code = "epoch_stale"
 

@@ -161,7 +161,8 @@ class Planner:
         others = [sequence for sequence in waiting if not sequence.due]
         if others:
             tokens = sum(sequence.to_do for sequence in others)
-            draft.chunk = self._courtesy.limit(draft.chunk, draft.rows, tokens)
+            more = len(self._roster.sequences) > len(waiting)
+            draft.chunk = self._courtesy.limit(draft.chunk, draft.rows, tokens, others=more)
             self._add_all(draft, others)
 
     def _add_all(self, draft: _Draft, sequences: list[Sequence]) -> None:

@@ -83,7 +83,7 @@ class Verbs:
 
     def extend(self, verb: Extend) -> State:
         """Append tokens to an idle sequence; all but the last are computed before a turn, if it fits."""
-        sequence = self._idle(verb.seq)
+        sequence = self._idle(verb.seq, verb.expect_length)
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         self._check_context(sequence.total + len(tokens))
         sequence.extend(tokens)
@@ -107,7 +107,10 @@ class Verbs:
         What its grammar has it begin with is told in a row, and not in the state.
         """
         opening = verb.opening
-        there = self._idle(verb.seq).total if opening is None else self._check_opening(verb.seq, opening)
+        if opening is None:
+            there = self._idle(verb.seq, verb.expect_length).total
+        else:
+            there = self._check_opening(verb.seq, opening)
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         turn = self._checked_turn(verb, there + len(tokens))
         sequence = self._roster[verb.seq] if opening is None else self._begun(verb.seq, opening)
@@ -216,10 +219,13 @@ class Verbs:
 
     # --- checks -----------------------------------------------------------------------------------------
 
-    def _idle(self, seq: int) -> Sequence:
+    def _idle(self, seq: int, length: int | None = None) -> Sequence:
+        """The sequence, which has no turn, and ``length`` tokens if one is given."""
         sequence = self._roster[seq]
         if sequence.turn is not None:
             raise SequenceBusy(f"sequence {seq} is generating")
+        if length is not None and length != sequence.total:
+            raise EpochStale(f"sequence {seq} has {sequence.total} tokens, not {length}")
         return sequence
 
     def _check_opening(self, seq: int, opening: Opening) -> int:

@@ -45,10 +45,13 @@ class Anticipation:
         self._done: Growing | None = None
         self._task: asyncio.Task[None] | None = None
         self._rest: asyncio.Task[None] | None = None
-        self._next = 0.0  # when text is to be prefilled again, by the event loop's clock
+        self._came = 0.0  # when the first of what is not prefilled did, by the event loop's clock
+        self._last = 0.0  # when some was prefilled
 
     def expect(self, item: Growing | None) -> None:
         """This much of the next item has come; None: it was taken back, or is one now."""
+        if self._wanted is None or self._wanted is self._done:
+            self._came = _now()
         self._wanted = item
         self.resume()
 
@@ -84,18 +87,29 @@ class Anticipation:
         return self._wanted is not self._done and self._wanted is not None and not self._branch.history.busy
 
     async def _follow(self) -> None:
-        clock, apart = asyncio.get_running_loop().time, self._branch.settings.debounce_seconds
         try:
             while self._due:
-                await asyncio.sleep(max(BURST_SECONDS, self._next - clock()))
+                await self._pause()
                 wanted = self._wanted
                 if self._due and wanted is not None:
-                    self._next = clock() + apart
+                    self._last = _now()
                     with suppress(VerbRefused, EngineGone, TemplateFailed):
                         await self._prefill(wanted)
                     self._done = wanted
         finally:
             self._task = None
+
+    async def _pause(self) -> None:
+        """Until what has come is to be prefilled. The more parts wait already for a step to end, as they do
+        where steps are long, the later comes the next one; or else when that step is over.
+        """
+        sequence, apart = self._branch.sequence, self._branch.settings.debounce_seconds
+        begin = max(self._came + BURST_SECONDS, self._last + apart)
+        await asyncio.sleep(max(0.0, begin - _now()))
+        if sequence.unanswered:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._last + apart * (1 + sequence.unanswered)):
+                    await sequence.answered()
 
     async def _prefill(self, item: Growing) -> None:
         history = self._branch.history
@@ -122,3 +136,7 @@ class Anticipation:
         if script.characters() < self._branch.settings.aside_characters:
             return renderer.settled(script)
         return await asyncio.to_thread(renderer.settled, script)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -12,10 +12,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..runtime.errors import EngineDied, EngineGone, SequenceBusy, SequenceUnknown, VerbRefused
+from ..runtime.errors import (
+    EngineDied,
+    EngineGone,
+    EpochStale,
+    SequenceBusy,
+    SequenceUnknown,
+    VerbRefused,
+)
 from ..runtime.link.client import EngineLink
 from ..runtime.link.generation import Generation
-from ..runtime.link.messages import Limits, Moved, Opening, Receipt, Sampling, State
+from ..runtime.link.messages import Limits, Moved, Opening, Receipt, Reply, Sampling, State
 from .ids import NONE, Ids, common_prefix
 from .suspicion import Suspicion
 
@@ -72,6 +79,9 @@ class LiveSequence:
         self.found = 0
         """Tokens that had KV before any of the last generation's prompt was computed, in it or ahead of it."""
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
+        self._unanswered = 0  # of those that no later one waits for: see `_hand`
+        self._quiet = asyncio.Event()  # there are none of them
+        self._quiet.set()
         self._generating = False
         self._unread = 1
         self._alone = False  # opened so that it shares no step
@@ -92,8 +102,17 @@ class LiveSequence:
 
     @property
     def handed(self) -> Ids:
-        """What the engine was given, as far as it has answered; what is on its way to it does not count."""
+        """What the engine was given; a turn that is on its way to it does not count."""
         return NONE if self.lost else self._held
+
+    @property
+    def unanswered(self) -> int:
+        """Verbs with tokens of no turn that are on their way to the engine, or wait there for a step to end."""
+        return self._unanswered
+
+    async def answered(self) -> None:
+        """Wait until there are none."""
+        await self._quiet.wait()
 
     def child(self) -> LiveSequence:
         """Another sequence that begins as a fork of this one."""
@@ -317,19 +336,42 @@ class LiveSequence:
 
     async def _mend(self, state: State, ids: Ids, *, whole: bool, due: bool) -> State:
         shared = common_prefix(self._held, ids)
-        self._certain = False
         if shared < len(self._held):
-            state = await self._link.truncate(state.seq, shared, state.epoch)
+            self._certain = False
+            state = self._settle(await self._link.truncate(state.seq, shared, state.epoch), ids[:shared])
         if whole and shared < len(ids):
-            state = await self._link.extend(state.seq, ids[shared:].tolist(), due)
-            shared = len(ids)
-        return self._settle(state, ids[:shared])
+            self._hand(state.seq, ids, due)
+        return state
+
+    def _hand(self, seq: int, ids: Ids, due: bool) -> None:
+        """Append what is new, and wait for no reply: it comes when the step in flight is over, and a verb that
+        waited for it would be a step late. Every verb says what it takes for granted: should this one be
+        refused, that one is, too.
+        """
+        there = len(self._held)
+        reply = self._link.hand(seq, ids[there:].tolist(), there, due)
+        self._held = ids
+        self._unanswered += 1
+        self._quiet.clear()
+        reply.add_done_callback(lambda reply: self._answered(seq, reply))
+
+    def _answered(self, seq: int, reply: asyncio.Future[Reply]) -> None:
+        self._unanswered -= 1
+        if not self._unanswered:
+            self._quiet.set()
+        refused = reply.cancelled() or reply.exception() is not None
+        if self._state is None or self._state.seq != seq:
+            return
+        if refused:
+            self._certain = False
+        elif not self._generating:
+            self._state = reply.result().state or self._state
 
     async def _resumed(self, turn: _Turn, seq: int) -> Generation:
         """The turn, on a sequence that holds the beginning of it."""
         try:
             return await self._generated(turn, seq)
-        except (SequenceBusy, SequenceUnknown):  # it is not as we thought: begin again
+        except (EpochStale, SequenceBusy, SequenceUnknown):  # it is not as we thought: begin again
             if self.lost:
                 raise
             await self.close()
@@ -353,8 +395,10 @@ class LiveSequence:
 
     async def _generated(self, turn: _Turn, seq: int) -> Generation:
         self._certain, self._generating = False, True
-        new = turn.ids[len(self._held) :].tolist()
-        return self._runs(turn, await self._link.generate(seq, *turn.asked(), new))
+        there = len(self._held)
+        return self._runs(
+            turn, await self._link.generate(seq, *turn.asked(), turn.ids[there:].tolist(), there)
+        )
 
     def _runs(self, turn: _Turn, generation: Generation) -> Generation:
         self._certain, self._generating, self._unread = False, True, 1

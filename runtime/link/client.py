@@ -134,6 +134,17 @@ class EngineLink:
         wire = self._there(seq)
         return _state(await wire.call(Extend(wire.next_request(), seq, list(tokens), due)))
 
+    def hand(
+        self, seq: int, tokens: Sequence[int], expect_length: int, due: bool = False
+    ) -> asyncio.Future[Reply]:
+        """`extend`, on its way when this returns: verbs behind it need not wait for its reply.
+
+        Refused if the sequence has not ``expect_length`` tokens, so that a verb which takes for granted what
+        was refused is refused, too. The reply has the state. Raises what `extend` does before it is sent.
+        """
+        wire = self._there(seq)
+        return wire.ask(Extend(wire.next_request(), seq, list(tokens), due, expect_length))
+
     async def truncate(self, seq: int, length: int, expect_epoch: int) -> State:
         """Keep the first ``length`` tokens, ending what runs; refused where the epoch is another."""
         wire = self._there(seq)
@@ -146,11 +157,22 @@ class EngineLink:
         limits: Limits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
+        expect_length: int | None = None,
     ) -> Generation:
         """Append ``tokens`` and sample what follows. ``generated_from``: how many of the last tokens were
-        generated before this call.
+        generated before this call. ``expect_length``: as of `hand`.
         """
-        return await self._generated(self._there(seq), seq, sampling, limits, generated_from, tokens)
+        wire = self._there(seq)
+        verb = Generate(
+            wire.next_request(),
+            seq,
+            sampling,
+            limits,
+            generated_from,
+            list(tokens),
+            expect_length=expect_length,
+        )
+        return await self._generated(wire, verb)
 
     async def begin(
         self,
@@ -164,21 +186,12 @@ class EngineLink:
         sequence is in the generation's state.
         """
         wire = self._there(opening.parent)
-        return await self._generated(wire, self._new_id(), sampling, limits, generated_from, tokens, opening)
-
-    async def _generated(
-        self,
-        wire: Wire,
-        seq: int,
-        sampling: Sampling,
-        limits: Limits,
-        generated_from: int,
-        tokens: Sequence[int],
-        opening: Opening | None = None,
-    ) -> Generation:
-        generation = Generation(self.stop)
-        request = wire.next_request()
+        request, seq = wire.next_request(), self._new_id()
         verb = Generate(request, seq, sampling, limits, generated_from, list(tokens), opening)
+        return await self._generated(wire, verb)
+
+    async def _generated(self, wire: Wire, verb: Generate) -> Generation:
+        generation = Generation(self.stop)
         await wire.call(verb, generation)
         return generation
 

@@ -112,11 +112,15 @@ class Open(Verb, frozen=True, tag="open"):
 
 
 class Extend(Verb, frozen=True, tag="extend"):
-    """Append tokens. Refused while the sequence generates. ``due``: a turn on them is about to begin."""
+    """Append tokens. Refused while the sequence generates. ``due``: a turn on them is about to begin.
+
+    ``expect_length``: refused if the sequence has another: a verb before this one was.
+    """
 
     seq: int
     tokens: list[int]
     due: bool = False
+    expect_length: int | None = None
 
 
 class Truncate(Verb, frozen=True, tag="truncate"):
@@ -142,6 +146,7 @@ class Generate(Verb, frozen=True, tag="generate"):
     """Append ``tokens``, then sample until a limit. Of all ``generated_from`` were generated before.
 
     ``opening``: the sequence begins with this verb, so that no step comes between its prompt and its turn.
+    ``expect_length``: as of `Extend`; of a sequence that is there.
     """
 
     seq: int
@@ -150,6 +155,7 @@ class Generate(Verb, frozen=True, tag="generate"):
     generated_from: int = 0
     tokens: list[int] = []
     opening: Opening | None = None
+    expect_length: int | None = None
 
 
 class Stop(Verb, frozen=True, tag="stop"):

@@ -106,6 +106,15 @@ class Wire(asyncio.Protocol):
             self._undo(call)
             raise
 
+    def ask(self, verb: AnyVerb) -> asyncio.Future[Reply]:
+        """Send a verb; its reply when it comes, or what `call` would raise. Raises ``EngineGone``.
+
+        For verbs that are nothing to undo.
+        """
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._send(_Call(verb, reply))
+        return reply
+
     def post(self, verb: AnyVerb) -> None:
         """Send a verb whose reply nobody waits for."""
         self._send(_Call(verb))

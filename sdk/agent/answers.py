@@ -23,7 +23,7 @@ from ..frames.client import ClientEvent, ItemCreate, TextAppend, TextClear, Text
 from ..turn import output_of
 from .calls import Call, Calls
 
-FRAME_SECONDS, FRAME_SHARE = 0.02, 1 / 8
+FRAME_SECONDS, FRAME_SHARE = 0.02, 1 / 16
 """Pieces that come within this time, or this share of the time since the first, go in one frame: little of an
 output is left to send at its end, and a long one takes few frames, each of which costs a rendering there."""
 LAST_SECONDS = 1.0

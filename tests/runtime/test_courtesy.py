@@ -9,7 +9,17 @@ import pytest
 
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.runtime.courtesy import EVERY, FEW, LEAST, PATIENCE, PROBE_EVERY, SHARE, SOON, Courtesy
+from holdfast.runtime.courtesy import (
+    EVERY,
+    FEW,
+    LEAST,
+    PATIENCE,
+    PROBE_EVERY,
+    SHARE,
+    SOON,
+    SOON_ENOUGH,
+    Courtesy,
+)
 from holdfast.runtime.link.messages import Extend, Generate, Limits, Open, Sampling
 from holdfast.runtime.plan import Plan, PlanRow
 from holdfast.runtime.scheduler import Scheduler
@@ -54,6 +64,12 @@ def test_where_no_turn_runs_a_step_ends_soon() -> None:
     assert measured().limit(500, [], WAITING) == pytest.approx(SOON / TOKEN, abs=1)
     assert measured().limit(7, [], WAITING) == 7
     assert Courtesy(1.5).limit(500, [], WAITING) == 500, "before anything is measured"
+
+
+def test_where_nobody_else_is_there_it_may_take_longer() -> None:
+    limit = measured().limit(500, [], WAITING, others=False)
+    assert limit == pytest.approx(SOON_ENOUGH / TOKEN, abs=1)
+    assert measured().limit(500, [decode()], WAITING, others=False) < limit
 
 
 def test_beside_decodes_a_step_takes_its_stretch_and_no_more() -> None:
@@ -220,3 +236,21 @@ def test_input_is_computed_as_it_comes_and_few_tokens_of_others_wait() -> None:
     assert (
         sum(took > 1.25 * BASE for took in seconds) <= len(seconds) / EVERY + len(seconds) / PROBE_EVERY + 2
     )
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_step_without_turns_ends_sooner_where_one_could_begin(others: bool) -> None:
+    settings = SchedulerSettings(blocks=512, vocab_size=64, max_context=4096, idle_stretch=1.25)
+    scheduler = Scheduler(settings, BlockPool(512), BlockHasher(bytes(32), 16))
+    if others:
+        scheduler.apply(Open(0, 1, b"", [1]))
+    scheduler.apply(Open(0, 9, b"", [9]))
+    counts = []
+    for _ in range(2):
+        scheduler.apply(Extend(0, 9, [7] * 400))
+        plan = scheduler.plan()
+        assert plan is not None
+        counts.append(plan.tokens)
+        scheduler.took(plan, TOKEN * plan.tokens)
+        scheduler.commit(plan, [None] * len(plan.rows))
+    assert counts == [400, pytest.approx((SOON if others else SOON_ENOUGH) / TOKEN, abs=1)]

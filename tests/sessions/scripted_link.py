@@ -18,6 +18,7 @@ from holdfast.runtime.errors import (
     LengthInvalid,
     SequenceBusy,
     SequenceUnknown,
+    VerbRefused,
 )
 from holdfast.runtime.link.blackbox import Death
 from holdfast.runtime.link.generation import Generation
@@ -29,6 +30,7 @@ from holdfast.runtime.link.messages import (
     Moved,
     Opening,
     Receipt,
+    Reply,
     Row,
     Sampling,
     State,
@@ -79,7 +81,8 @@ class Pulled(Generation):
 class ScriptedLink:
     """Stands in for ``EngineLink``.
 
-    ``logprobs``: rows have them, a number made of the token. ``cut_off`` verbs never answer, and no rows
+    ``logprobs``: rows have them, a number made of the token. ``slow``: extensions are answered after some time,
+    those in ``unanswered`` by whoever wants. ``cut_off`` verbs never answer, and no rows
     come unless ``flowing``; ``stuck`` is set when somebody waits. ``chosen``: tokens that each turn computes
     though they are kept.
     """
@@ -97,6 +100,8 @@ class ScriptedLink:
     held: dict[int, Held] = field(default_factory=dict)
     log: list[tuple] = field(default_factory=list)
     cut_off: set[str] = field(default_factory=set)
+    unanswered: list[asyncio.Future[Reply]] = field(default_factory=list)
+    slow: bool = False
     flowing: bool = True
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
     deaths: list[Death] = field(default_factory=list)
@@ -118,6 +123,9 @@ class ScriptedLink:
             if held.generation is not None:
                 held.generation.fail(EngineDied("killed"))
         self.held.clear()
+        for reply in self.unanswered:
+            reply.set_exception(EngineDied("killed"))
+        self.unanswered.clear()
 
     def restart(self) -> None:
         self.alive = True
@@ -152,6 +160,31 @@ class ScriptedLink:
         held.tokens += tokens
         return self._state(seq)
 
+    def hand(
+        self, seq: int, tokens: Sequence[int], expect_length: int, due: bool = False
+    ) -> asyncio.Future[Reply]:
+        if not self.alive:
+            raise EngineDied("the engine is gone")
+        self.log.append(("extend", seq, list(tokens), *(["due"] * due)))
+        assert tokens, "an extension has tokens"
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        if "extend" in self.cut_off:
+            self.stuck.set()
+            self.unanswered.append(reply)
+            return reply
+        refusal: VerbRefused | None = None
+        try:
+            self._idle(seq, expect_length).tokens.extend(tokens)
+        except VerbRefused as error:
+            refusal = error
+        state = self._state(seq) if refusal is None else None
+        answer = lambda: reply.set_exception(refusal) if refusal else reply.set_result(Reply(0, state))
+        if self.slow:
+            asyncio.get_running_loop().call_later(0.01, answer)
+        else:
+            answer()
+        return reply
+
     async def truncate(self, seq: int, length: int, expect_epoch: int) -> State:
         await self._verb("truncate", seq, length)
         held = self._known(seq)
@@ -172,7 +205,9 @@ class ScriptedLink:
         limits: Limits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
+        expect_length: int | None = None,
     ) -> Generation:
+        self._idle(seq, expect_length)
         if tokens:  # logged as an extension, for what crosses the link
             await self.extend(seq, list(tokens))
         await self._verb("generate", seq, limits, *([generated_from] if generated_from else []))
@@ -314,10 +349,12 @@ class ScriptedLink:
             raise SequenceUnknown(f"no sequence {seq}")
         return self.held[seq]
 
-    def _idle(self, seq: int) -> Held:
+    def _idle(self, seq: int, length: int | None = None) -> Held:
         held = self._known(seq)
         if held.generation is not None:
             raise SequenceBusy(f"sequence {seq} generates")
+        if length is not None and length != len(held.tokens):
+            raise EpochStale(f"{len(held.tokens)} tokens, not {length}")
         return held
 
     def _end(self, seq: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scripted_link import ScriptedLink
 from session_stage import run
 
-from holdfast.runtime.errors import EngineDied
+from holdfast.runtime.errors import EngineDied, SequenceUnknown
 from holdfast.runtime.link.blackbox import Death
 from holdfast.runtime.link.messages import Limits, Sampling
 from holdfast.sessions.ids import Ids, ids_of
@@ -93,16 +93,79 @@ async def test_a_verb_cut_off_in_the_middle_leaves_nothing_to_trust() -> None:
     link = counting()
     sequence = LiveSequence(link)
     await brought(sequence, span(1, 9))
-    link.cut_off.add("extend")
-    task = asyncio.create_task(brought(sequence, span(1, 12)))
+    link.cut_off.add("truncate")
+    task = asyncio.create_task(brought(sequence, span(1, 5)))
     await link.stuck.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     link.cut_off.clear()
     link.log.clear()
-    await brought(sequence, span(1, 12))
+    await brought(sequence, span(1, 5))
     assert [name for name, _ in verbs(link)] == ["close", "open"]
+
+
+@run
+async def test_nothing_waits_until_the_engine_has_answered_that_it_has_more_tokens() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await brought(sequence, span(1, 5))
+    link.slow = True
+    await brought(sequence, span(1, 7))
+    await brought(sequence, span(1, 9))
+    assert sequence.unanswered == 2 and len(sequence.handed) == 8
+    generation = await sequence.begin(span(1, 12), Sampling(), Limits(1))
+    assert [row.tokens async for row in generation] == [[12]]
+    assert verbs(link) == [("open", 4), ("extend", 2), ("extend", 2), ("extend", 3), ("generate", Limits(1))]
+    await sequence.answered()
+    assert sequence.unanswered == 0
+
+
+@run
+async def test_what_takes_a_refused_verb_for_granted_is_refused_too_and_all_begins_anew() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await brought(sequence, span(1, 5))
+    (held,) = link.held.values()
+    held.tokens.append(77)  # nobody knows of it
+    link.slow = True
+    await brought(sequence, span(1, 7))
+    await brought(sequence, span(1, 9))
+    generation = await sequence.begin(span(1, 12), Sampling(), Limits(1))
+    assert [row.tokens async for row in generation] == [[12]]
+    assert [name for name, _ in verbs(link)] == ["open", "extend", "extend", "close", "begin"]
+    assert [held.tokens for held in link.held.values()] == [[*range(1, 13)]]
+
+
+@run
+async def test_a_refusal_that_is_learnt_late_leaves_nothing_to_trust() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await brought(sequence, span(1, 5))
+    (held,) = link.held.values()
+    held.tokens.append(77)
+    await brought(sequence, span(1, 7))
+    await sequence.answered()
+    await brought(sequence, span(1, 9))
+    assert [name for name, _ in verbs(link)] == ["open", "extend", "close", "open"]
+    assert [held.tokens for held in link.held.values()] == [[*range(1, 9)]]
+
+
+@run
+async def test_an_answer_of_a_sequence_that_was_let_go_says_nothing_of_the_next() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await brought(sequence, span(1, 5))
+    link.cut_off.add("extend")
+    await brought(sequence, span(1, 7))
+    link.cut_off.clear()
+    await sequence.close()
+    await brought(sequence, span(1, 3))
+    link.unanswered[0].set_exception(SequenceUnknown("gone"))
+    await sequence.answered()
+    link.log.clear()
+    await brought(sequence, span(1, 4))
+    assert verbs(link) == [("extend", 1)]
 
 
 @run
