@@ -16,7 +16,7 @@ import msgspec
 from .history import Draft, Script, Segment, turns_of
 from .ids import NONE, Ids, ids_of
 from .items import FunctionCallOutput, Growing, Item
-from .settled import Settled
+from .settled import Grown, Settled
 from .template import ChatTemplate
 from .tokenizer import ChatTokenizer
 from .tree import Paths, Reply, TurnNode
@@ -35,6 +35,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, now)
         self._settled = settled
+        self._grown = Grown(settled)
         self._paths = Paths()
 
     def draft(self, script: Script) -> Draft:
@@ -65,8 +66,8 @@ class Renderer:
         if sum(isinstance(segment, Reply) for segment in before) != _turns_on(script.base):
             return NONE
         text = self._before_end(script, before, last)
-        ids = self._settled.ids(text, leads=script.base is None)
-        return self._joined(script.base, ids).tokens() if ids else NONE
+        ids = self._grown.ids(text, leads=script.base is None)
+        return self._joined(script.base, (), ids, script).tokens() if len(ids) else NONE
 
     def _before_end(self, script: Script, before: list[Segment], last: Growing) -> str:
         """The text after the last reply, up to where ``last`` still grows; empty where that is not known.
@@ -91,18 +92,18 @@ class Renderer:
         way to the template's (it is the pending token: no KV is lost); a reply that was cut is closed by
         the template.
         """
-        joined = self._joined(parent, self._tokenizer.encode(piece, leads=parent is None))
-        path = self._paths.tokens(parent) if parent is not None and parent is script.base else None
-        return Draft(parent, inputs, joined.keep, joined.prompt, script.miss, path)
+        ids = ids_of(self._tokenizer.encode(piece, leads=parent is None))
+        return self._joined(parent, inputs, ids, script)
 
-    def _joined(self, parent: TurnNode | None, ids: list[int]) -> Draft:
+    def _joined(self, parent: TurnNode | None, inputs: tuple[Item, ...], ids: Ids, script: Script) -> Draft:
         keep = 0 if parent is None else parent.length
         if parent is not None and parent.reply.ended:
-            if ids and ids[0] == parent.reply.ids[-1]:
+            if len(ids) and ids[0] == parent.reply.ids[-1]:
                 ids = ids[1:]
             else:
                 keep -= 1
-        return Draft(parent, (), keep, ids_of(ids))
+        path = self._paths.tokens(parent) if parent is not None and parent is script.base else None
+        return Draft(parent, inputs, keep, ids, script.miss, path)
 
 
 def _text_of(item: Growing) -> str:

@@ -15,8 +15,12 @@ Knows nothing of templates or sessions.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 
-from .tokenizer import ChatTokenizer
+import numpy as np
+
+from .ids import NONE, Ids, frozen, ids_of
+from .tokenizer import ChatTokenizer, Words
 
 HELD_WORDS = 2
 """How many words at the end later text may still change."""
@@ -27,6 +31,16 @@ SPACE_PIECE = "▁"
 _WORD_BEGINS = re.compile(r"(?<=\S) (?=\S)")
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Settled ids of a text; ``tokens`` of them are those of its first ``characters``, and what stands behind
+    these can be tokenized by itself."""
+
+    ids: list[int] = field(default_factory=list)
+    tokens: int = 0
+    characters: int = 0
+
+
 class Settled:
     """The rule for one tokenizer."""
 
@@ -35,6 +49,7 @@ class Settled:
         backend = tokenizer.backend
         probe = backend.encode("one two three", add_special_tokens=False).word_ids
         self._words = len(set(probe)) > 1
+        self._rewrites = backend.normalizer is not None
         inner = re.compile(f"[^{SPACE_PIECE}]{SPACE_PIECE}")
         vocabulary = backend.get_vocab(with_added_tokens=False)
         self._single = backend.normalizer is None and max(map(len, vocabulary), default=0) == 1
@@ -43,15 +58,16 @@ class Settled:
         self._beginnings = frozenset(token[:end] for token in added for end in range(1, len(token)))
         self._longest = max(map(len, added), default=0)
 
-    def ids(self, text: str, *, leads: bool) -> list[int]:
-        """Leading ids of rendered text that is still being written at its end.
+    def beginning(self, text: str, *, leads: bool) -> Beginning:
+        """What is settled of rendered text that is still being written at its end.
 
-        They begin `ChatTokenizer.encode` of the text and whatever comes behind it. ``leads`` as there.
+        Its ids begin `ChatTokenizer.encode` of the text and whatever comes behind it. ``leads`` as there.
         """
         end = len(self.standing(text))
         fixed = self._tokenizer.last_control(text[:end])
         head = self._tokenizer.encode(text[:fixed], leads=leads) if fixed else []
-        return head + self._words_of(text[fixed:end], leads=leads and not fixed)
+        words = self._words_of(text[fixed:end], leads=leads and not fixed)
+        return Beginning(head + words.ids, len(head) + words.tokens, fixed + words.characters)
 
     def standing(self, text: str) -> str:
         """The text without its end that could yet be stripped, or become a control token."""
@@ -65,20 +81,58 @@ class Settled:
                 return length
         return 0
 
-    def _words_of(self, text: str, *, leads: bool) -> list[int]:
+    def _words_of(self, text: str, *, leads: bool) -> Beginning:
         if not text:
-            return []
+            return Beginning()
         if self._single:
-            return self._tokenizer.encode(text, leads=leads)
+            return self._up_to(text, len(text), leads=leads)
         if not self._words:
             spaces = [found.start() for found in _WORD_BEGINS.finditer(text)] if self._spaces_settle else []
-            return self._tokenizer.encode(text[: spaces[-1]], leads=leads) if spaces else []
-        ids, words = self._tokenizer.words(text, leads=leads)
-        last = words[-1] if words else None
+            return self._up_to(text, spaces[-1], leads=leads) if spaces else Beginning()
+        cut = self._tokenizer.words(text, leads=leads)
+        last = cut.words[-1] if cut.words else None
         if last is None:
-            return []
-        known = [at for at, word in enumerate(words) if word is None or word <= last - HELD_WORDS]
+            return Beginning()
+        known = [at for at, word in enumerate(cut.words) if word is None or word <= last - HELD_WORDS]
         settled = 0
         while settled < len(known) and known[settled] == settled:
             settled += 1
-        return ids[:settled]
+        seam = _seam(text, cut, settled)
+        end = cut.ends[seam - 1] if seam else 0
+        if self._rewrites and self._tokenizer.words(text[:end], leads=leads).ids != cut.ids[:seam]:
+            seam = end = 0  # of letters that were joined only the first counts as theirs
+        return Beginning(cut.ids[:settled], seam, end)
+
+    def _up_to(self, text: str, end: int, *, leads: bool) -> Beginning:
+        ids = self._tokenizer.encode(text[:end], leads=leads)
+        return Beginning(ids, len(ids), end)
+
+
+class Grown:
+    """A text that grows, and what is settled of it; of more of the same only the end is tokenized."""
+
+    def __init__(self, rule: Settled) -> None:
+        self._rule = rule
+        self._text = ""
+        self._leads = False
+        self._ids = NONE
+
+    def ids(self, text: str, *, leads: bool) -> Ids:
+        """The ids of `Settled.beginning`."""
+        if leads != self._leads or not text.startswith(self._text):
+            self._text, self._leads, self._ids = "", leads, NONE
+        there = len(self._text)
+        more = self._rule.beginning(text[there:], leads=leads and not there)
+        whole = frozen(np.concatenate([self._ids, ids_of(more.ids)]))
+        self._text, self._ids = text[: there + more.characters], whole[: len(self._ids) + more.tokens]
+        return whole
+
+
+def _seam(text: str, cut: Words, settled: int) -> int:
+    """How many of the settled tokens end at the end of a word that is no white space: what tokenizers make of
+    what stands behind does not depend on what stands before."""
+    for at in range(settled, 0, -1):
+        word, end = cut.words[at - 1], cut.ends[at - 1]
+        if word is not None and word != cut.words[at] and text[end - 1 : end].strip():
+            return at
+    return 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ LONG = 8192
 """Characters of a text that must not keep other threads from running: 2 ms of tokenizing, or more."""
 TEMPLATE = "chat_template.jinja"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A text in tokens, ``[tokens]`` each: their ids, their words (pre-tokens), where they end in the text."""
+
+    ids: list[int]
+    words: list[int | None]
+    ends: list[int]
 
 
 class ChatTokenizer:
@@ -112,15 +122,16 @@ class ChatTokenizer:
             end = found.end()
         return end
 
-    def words(self, text: str, *, leads: bool) -> tuple[list[int], list[int | None]]:
-        """Ids of rendered text without control tokens, and which word (pre-token) each belongs to."""
+    def words(self, text: str, *, leads: bool) -> Words:
+        """Rendered text without control tokens, word by word."""
         if leads or not self._leading:
             whole = self._encoded(text)
-            return list(whole.ids), list(whole.word_ids)
+            return Words(list(whole.ids), list(whole.word_ids), [end for _, end in whole.offsets])
         newline = self._newline
-        whole = self._encoded("\n" + text)
-        if list(whole.ids[: len(newline)]) == newline:
-            return list(whole.ids[len(newline) :]), list(whole.word_ids[len(newline) :])
+        before, whole = len(newline), self._encoded("\n" + text)
+        if list(whole.ids[:before]) == newline:
+            ends = [end - 1 for _, end in whole.offsets[before:]]
+            return Words(list(whole.ids[before:]), list(whole.word_ids[before:]), ends)
         return self.words(text, leads=True)
 
     def text_of(self, token: int) -> str:

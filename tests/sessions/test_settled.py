@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from holdfast.sessions.settled import Settled
+from holdfast.sessions.settled import Grown, Settled
 from holdfast.sessions.tokenizer import ChatTokenizer
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -109,15 +109,48 @@ def test_settled_tokens_begin_those_of_the_whole_text(kind: str, written: list[s
     text = "".join(written)
     head, tail = "<|im_start|>user\n", "<|im_end|>\n"
     whole = chat.encode(head + chat.mark(text) + tail, leads=True)
-    early = Settled(chat).ids(head + chat.mark(text[:cut]), leads=True)
+    early = Settled(chat).beginning(head + chat.mark(text[:cut]), leads=True).ids
     assert whole[: len(early)] == early
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(written=pieces, cuts=st.lists(st.integers(0, 60), min_size=2, max_size=8))
+def test_the_same_is_settled_of_a_text_that_grows(kind: str, written: list[str], cuts: list[int]) -> None:
+    chat = tokenizer(kind)
+    text = "".join(written)
+    head, tail = "<|im_start|>user\n", "<|im_end|>\n"
+    whole = chat.encode(head + chat.mark(text) + tail, leads=True)
+    rule = Settled(chat)
+    grown = Grown(rule)
+    for cut in sorted(cuts):
+        early = grown.ids(head + chat.mark(text[:cut]), leads=True).tolist()
+        assert whole[: len(early)] == early
+        assert len(early) >= len(rule.beginning(head + chat.mark(text[:cut]), leads=True).ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_text_that_grows_only_its_end_is_tokenized(kind: str) -> None:
+    chat = tokenizer(kind)
+    rule, seen = Settled(chat), []
+    beginning = rule.beginning
+    rule.beginning = lambda text, *, leads: seen.append(len(text)) or beginning(text, leads=leads)
+    grown = Grown(rule)
+    text = "<|im_start|>user\n"
+    for word in " ".join(CORPUS).split()[:80]:
+        text += f" {word}"
+        ids = grown.ids(text, leads=True).tolist()
+        assert ids == chat.encode(text, leads=True)[: len(ids)]
+    assert len(text) > 300 and max(seen) < 80
+    other = grown.ids("<|im_start|>system\n" + text, leads=True).tolist()
+    assert other == chat.encode("<|im_start|>system\n" + text, leads=True)[: len(other)]
+    assert other != ids[: len(other)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_but_the_last_words_are_settled(kind: str) -> None:
     chat = tokenizer(kind)
     said = "The weather in Paris is sunny and warm, and I am fine"
-    early = Settled(chat).ids("<|im_start|>user\n" + said, leads=True)
+    early = Settled(chat).beginning("<|im_start|>user\n" + said, leads=True).ids
     whole = chat.encode("<|im_start|>user\n" + said, leads=True)
     text = chat.backend.decode(early, skip_special_tokens=False).replace("▁", " ")
     text = " ".join(text.split())
@@ -128,11 +161,11 @@ def test_all_but_the_last_words_are_settled(kind: str) -> None:
 def test_what_could_become_a_control_token_waits() -> None:
     chat = tokenizer("gpt2")
     settled = Settled(chat)
-    held = settled.ids("so one two three four <|im_", leads=True)
+    held = settled.beginning("so one two three four <|im_", leads=True).ids
     assert held == chat.encode("so one two three four", leads=True)[: len(held)]
     assert len(held) < len(chat.encode("so one two three four", leads=True))
 
 
 def test_a_family_of_these_tests_settles_too() -> None:
     chat = ours("qwen3")
-    assert Settled(chat).ids("<|im_start|>user\none two three four five", leads=True)
+    assert Settled(chat).beginning("<|im_start|>user\none two three four five", leads=True).ids

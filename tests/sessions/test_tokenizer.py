@@ -146,6 +146,6 @@ def test_long_text_leaves_other_threads_room_and_has_the_same_tokens(name: str) 
     text = "It's 21 degrees; what now?\n " * (2 * LONG // 25)
     for leads in (True, False):
         assert patient.encode(text, leads=leads) == plain.backend.encode(text, add_special_tokens=False).ids
-        assert patient.words(text, leads=leads)[0] == patient.encode(text, leads=leads)
-        assert Settled(patient).ids(text, leads=leads)
+        assert patient.words(text, leads=leads).ids == patient.encode(text, leads=leads)
+        assert Settled(patient).beginning(text, leads=leads).ids
     assert 0 < watched.longest < LONG + 2
