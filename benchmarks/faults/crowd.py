@@ -17,14 +17,18 @@ from holdfast.sdk import Chat, Client, SDKError
 WEDGED_SECONDS = 300.0
 """Nothing came for so long: lost on a machine of any speed."""
 STORY = "Tell me the story of the fox."
+FACTS = "My name is Marisol, and my locker code is 4821. I like walks by the sea, old books and rain."
+LETTERS, LETTERS_SECONDS = 5, 0.01
+"""Of what is typed: so many come at once, and then a pause."""
 
 
 @dataclass(frozen=True)
 class Talk:
-    """One session: its turns, and how its replies are drawn."""
+    """One session: its turns, and how its replies are drawn. ``typed``: what is said is sent while it comes."""
 
     lines: tuple[str, ...]
     fields: dict[str, Any] = field(default_factory=dict)
+    typed: bool = False
 
 
 TALKS = (
@@ -32,6 +36,8 @@ TALKS = (
     Talk((STORY, "What is my locker code?"), {"temperature": 1, "seed": 11, "max_output_tokens": 90}),
     Talk(("My locker code is 4821.", STORY, "What is my locker code?")),
     Talk((STORY, "Why?"), {"temperature": 0.8, "seed": 5, "max_output_tokens": 120}),
+    Talk((f"{FACTS} {STORY}", f"{FACTS} Why?", "What is my name?"), {"max_output_tokens": 60}, typed=True),
+    Talk((FACTS, STORY), {"temperature": 0.8, "seed": 7, "max_output_tokens": 90}, typed=True),
 )
 """Greedy and seeded ones, with something to remember. Not hotter: where hundreds of tokens are about as
 likely, a draw can fall between two of them by the rounding of logits that were computed again."""
@@ -92,7 +98,9 @@ async def listen(client: Client, talk: Talk, stirs: Callable[[], None] = lambda:
             for line in talk.lines:
                 heard.append(Heard())
                 last = time.monotonic()
-                async for piece in chat.say(line):
+                if talk.typed:
+                    await _type(chat, line)
+                async for piece in chat.say(None if talk.typed else line):
                     heard[-1].text += piece
                     heard[-1].gap = max(heard[-1].gap, time.monotonic() - last)
                     last = time.monotonic()
@@ -100,6 +108,13 @@ async def listen(client: Client, talk: Talk, stirs: Callable[[], None] = lambda:
     except SDKError as error:
         (heard or [Heard()])[-1].error = error.code
     return heard
+
+
+async def _type(chat: Chat, line: str) -> None:
+    async with chat.input() as text:
+        for at in range(0, len(line), LETTERS):
+            await text.append(line[at : at + LETTERS])
+            await asyncio.sleep(LETTERS_SECONDS)
 
 
 class Crowd:
