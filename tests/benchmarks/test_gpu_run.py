@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.benchmarks.gpu import engine, run, wheels
+from holdfast.benchmarks.gpu import attention, engine, run, wheels
 from holdfast.benchmarks.gpu.limits import limited
 from holdfast.benchmarks.harness import servers
 from holdfast.benchmarks.harness.servers import run_seconds
@@ -78,6 +78,23 @@ def test_a_limit_ends_what_waits_for_a_process() -> None:
 def test_what_is_done_in_time_is_left_alone() -> None:
     with limited(3600.0):
         pass
+
+
+@pytest.mark.parametrize(("part", "failure"), [("correct", "wrong: this, that"), ("decode", "")])
+def test_a_part_that_computes_wrong_has_failed_and_one_that_is_slow_has_not(
+    part: str, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [{"name": name, "met": met} for name, met in (("this", False), ("some", True), ("that", False))]
+    monkeypatch.setitem(run.PARTS, part, "attention.made_up")
+    monkeypatch.setattr(attention, "made_up", lambda bench: lines, raising=False)
+    assert run.measured(part, None, 60.0) == (lines, failure)
+
+
+def test_a_part_ends_when_the_time_of_all_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(run.PARTS, "decode", "attention.made_up")
+    monkeypatch.setattr(attention, "made_up", lambda bench: time.sleep(60), raising=False)
+    assert run.measured("decode", None, 0.05) == ([], "TimeoutError: not done within 0.05 s")
+    assert run.measured("decode", None, 0.0) == ([], "out of time: make gpu PART=decode")
 
 
 def test_missing_wheels_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
