@@ -15,9 +15,14 @@ from numba import prange, types
 from .compiling import compiled, inlined
 from .elements import Pointer, exp, fetch, memory, narrow, offset, pointer, tanh
 from .products import dots, weigh
+from .tiles import greatest
+from .vectors import LANES
 
 SPAN = 256
 """Positions of one piece."""
+
+ENOUGH = 4
+"""Spans for each part, so that no part has much more to do than another."""
 
 _LOWEST = np.float32(-1e30)
 
@@ -31,8 +36,10 @@ def _soften(scores: Any, scale: float, soft_cap: float) -> Any:
         cap = np.float32(soft_cap)
         for i in range(scores.size):
             scores[i] = cap * tanh(scores[i] / cap)
-    most, total = _LOWEST, np.float32(0)
-    for i in range(scores.size):
+    most, total, vectors = _LOWEST, np.float32(0), scores.size // LANES
+    if vectors:
+        most = max(most, greatest(memory(scores), vectors))
+    for i in range(vectors * LANES, scores.size):
         most = max(most, scores[i])
     for i in range(scores.size):
         scores[i] = exp(scores[i] - most)
@@ -80,13 +87,30 @@ def _fetch_keys(arena: Pointer, span: Any, at: int, shape: Any) -> None:
 
 
 @inlined
-def _span(piece: int, singles: Any, spans: int, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
+def heads_together(rows: int, spans: int, kv_heads: int, parts: int) -> int:
+    """How many heads of a span one part attends to, one after the other: they stand side by side in memory."""
+    return kv_heads if rows * spans >= ENOUGH * parts else 1
+
+
+@inlined
+def piece_of(number: int, part: int, parts: int, rows: int, spans: int, kv_heads: int) -> Any:
+    """The part's piece of that number: which of ``rows`` (as many where there is none), its head, its span."""
+    together = heads_together(rows, spans, kv_heads, parts)
+    group, within = part + number // together * parts, number % together
+    groups = kv_heads // together
+    row = min(rows, group // (spans * groups))
+    return row, group // spans % groups * together + within, group % spans
+
+
+@inlined
+def _span(piece: Any, singles: Any, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
           shape: Any, window: int) -> Any:  # fmt: skip
     """A piece's positions ``[low, high)``, none where ``low >= high``; block table; where its head begins."""
-    _, kv_heads, dim, slots, _ = shape
-    if piece >= singles.size * kv_heads * spans:
+    _, _, dim, slots, _ = shape
+    at, head, span = piece
+    if at >= singles.size:
         return 0, 0, tables, layer_at
-    span, head, row = piece % spans, piece // spans % kv_heads, singles[piece // (spans * kv_heads)]
+    row = singles[at]
     low = max(span * SPAN, contexts[row] - window if window else 0)
     high = min((span + 1) * SPAN, contexts[row])
     return low, high, offset(tables, row * widest), layer_at + head * slots * dim
@@ -96,15 +120,19 @@ def _span(piece: int, singles: Any, spans: int, contexts: Pointer, tables: Point
 def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, arena: Pointer, starts: Pointer,
             contexts: Pointer, tables: Pointer, widest: int, layer_at: int, shape: Any, scale: float,
             window: int, soft_cap: float, found: Any) -> None:  # fmt: skip
-    """Every ``parts``-th piece: (row, KV head, span)."""
+    """The part's pieces: (row, KV head, span)."""
     share, kv_heads, dim, slots, _ = shape
     scores = np.empty((share, SPAN + 2 * slots), np.float32)
-    own = _span(part, singles, spans, contexts, tables, widest, layer_at, shape, window)
+    number, rows = 0, singles.size
+    piece = piece_of(number, part, parts, rows, spans, kv_heads)
+    own = _span(piece, singles, contexts, tables, widest, layer_at, shape, window)
     for block in range(SPAN // slots + 2):
         _fetch_keys(arena, own, block, shape)
-    for piece in range(part, singles.size * kv_heads * spans, parts):
-        following = _span(piece + parts, singles, spans, contexts, tables, widest, layer_at, shape, window)
-        span, head, at = piece % spans, piece // spans % kv_heads, piece // (spans * kv_heads)
+    while piece[0] < rows:
+        at, head, span = piece
+        number += 1
+        piece = piece_of(number, part, parts, rows, spans, kv_heads)
+        following = _span(piece, singles, contexts, tables, widest, layer_at, shape, window)
         into = found[at, head, span]
         if own[0] < own[1]:
             queries = offset(query, (starts[singles[at]] * kv_heads + head) * share * dim)

@@ -16,8 +16,11 @@ from .vectors import (
     I64,
     LANES,
     WIDE,
+    WORDS,
+    constant,
     fused,
     fused_pairs,
+    greater,
     lines,
     load,
     loop,
@@ -114,6 +117,28 @@ def weigh_tile(rows: int, vectors: int) -> Any:
         return types.void(shares, shares_line, values, values_line, count, into, into_line), codegen
 
     return tile
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def greatest(typing: Any, numbers: Any, vectors: Any) -> Any:
+    """Of so many vectors of fp32 ``numbers``, at least one; what is not a number does not count."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place, count = args
+
+        def body(step: Any, found: list[Any]) -> list[Any]:
+            at = builder.gep(place, [builder.mul(step, I64(LANES))])
+            return [greater(builder, load(builder, types.float32, at), found[0])]
+
+        (most,) = loop(builder, count, [constant(float("-inf"))], body)
+        step = LANES // 2
+        while step:
+            moved = [(lane + step) % LANES for lane in range(LANES)]
+            other = builder.shuffle_vector(most, most, ir.Constant(WORDS, moved))
+            most, step = greater(builder, other, most), step // 2
+        return builder.extract_element(most, ir.IntType(32)(0))
+
+    return types.float32(numbers, types.int64), codegen
 
 
 def _widened(builder: Any, kind: Any, a: list[Any], b: list[Any], sums: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from cpu_stage import DTYPES, LAYER, LAYERS, SHAPES, TOLERANCE, Stage, numbers
 
 from holdfast.kernels import reference
 from holdfast.kernels.cpu import backend, widening
+from holdfast.kernels.cpu.decoding import heads_together, piece_of
 from holdfast.kernels.interface import Attention, HeadNorm
 
 BACKENDS = {"reference": reference, "cpu": backend}
@@ -54,6 +55,27 @@ def test_both_backends_pass_the_same_stage(mix: str, name: str) -> None:
     torch.testing.assert_close(
         stage.attended(BACKENDS[name], how).double(), stage.expected(how), rtol=0, atol=4e-6
     )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("spans", [1, 2, 9])
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("parts", [1, 2, 3, 16])
+def test_every_piece_is_one_part_s_and_parts_have_about_as_many(
+    rows: int, spans: int, heads: int, parts: int
+) -> None:
+    counts, seen = [], []
+    for part in range(parts):
+        number = 0
+        while (piece := piece_of(number, part, parts, rows, spans, heads))[0] < rows:
+            seen.append(piece)
+            number += 1
+        counts.append(number)
+    assert sorted(seen) == [
+        (row, head, span) for row in range(rows) for head in range(heads) for span in range(spans)
+    ]
+    assert max(counts) - min(counts) <= heads_together(rows, spans, heads, parts)
+    assert max(counts) <= 1.25 * len(seen) / parts + 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
