@@ -71,9 +71,9 @@ class ChatTokenizer:
         self._firsts = frozenset(content[0] for content in controls if content)
         marked = f"{OPEN_MARK}({_any_of(known.content for known in added.values())}){CLOSE_MARK}"
         self._marked = re.compile(f"{marked}|[{OPEN_MARK}{CLOSE_MARK}]")
-        self._control = re.compile(
-            f"[{OPEN_MARK}{CLOSE_MARK}]|{_any_of(known.content for known in added.values())}"
-        )
+        greedy = _any_of(known.content for known in added.values() if known.rstrip)
+        others = _any_of(known.content for known in added.values() if not known.rstrip)
+        self._control = re.compile(f"[{OPEN_MARK}{CLOSE_MARK}]|(?:{greedy})\\s*|{others}")
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -116,7 +116,8 @@ class ChatTokenizer:
         return ids
 
     def last_control(self, text: str) -> int:
-        """Where the last control token or mark of rendered text ends; 0 where there is none."""
+        """Where the last control token or mark of rendered text ends, with the white space that it takes; 0
+        where there is none."""
         end = 0
         for found in self._control.finditer(text):
             end = found.end()
