@@ -66,7 +66,7 @@ class Settled:
         end = len(self.standing(text))
         fixed = self._tokenizer.last_control(text[:end])
         head = self._tokenizer.encode(text[:fixed], leads=leads) if fixed else []
-        words = self._words_of(text[fixed:end], leads=leads and not fixed)
+        words = self._words_of(text[fixed:end], leads=self._tokenizer.leads(text[:fixed]) if fixed else leads)
         if not words.tokens:  # a control token may take white space that comes behind it
             return Beginning(head + words.ids)
         return Beginning(head + words.ids, len(head) + words.tokens, fixed + words.characters)

@@ -62,6 +62,11 @@ class ChatTokenizer:
         self.specials = frozenset(token for token, known in added.items() if known.special)
         """Ids of the special tokens, which delivered text leaves out."""
         self.special_ids = {known.content: token for token, known in added.items() if known.special}
+        control, probe = next(iter(self.special_ids), ""), PROBES[0]
+        self._anew = self._leading and self._parse(control + probe) == [
+            *self._parse(control),
+            *self._parse(probe),
+        ]
         controls = [
             known.content
             for known in added.values()
@@ -122,6 +127,11 @@ class ChatTokenizer:
         for found in self._control.finditer(text):
             end = found.end()
         return end
+
+    def leads(self, before: str) -> bool:
+        """Whether what follows on the control token or mark that ``before`` ends with is written like the
+        beginning of a prompt."""
+        return self._anew and before[-1] not in (OPEN_MARK, CLOSE_MARK)
 
     def words(self, text: str, *, leads: bool) -> Words:
         """Rendered text without control tokens, word by word."""

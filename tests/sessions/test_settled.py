@@ -72,6 +72,9 @@ def odd(kind: str) -> ChatTokenizer:
         ])  # fmt: skip
     elif kind == "strips":
         backend.normalizer = normalizers.Strip()
+    elif kind == "begins anew":  # as Llama 2's does behind each control token
+        backend = Tokenizer.from_str(tokenizer("sentencepiece").backend.to_str())
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
         backend.add_tokens([AddedToken("<x>", rstrip=True)])
     return ChatTokenizer(backend, FAMILIES["chatml"].template)
@@ -149,6 +152,7 @@ def test_the_same_is_settled_of_a_text_that_grows(kind: str, written: list[str],
     [
         ("cuts within characters", "１２'ll)ーч and ９８ more"),
         ("strips", "one two three four five six"),
+        ("begins anew", "<|im_start|>user\none two three four five six"),
         ("takes white space", "so one <x> \n two three four five"),
     ],
 )
