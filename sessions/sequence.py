@@ -321,12 +321,18 @@ class LiveSequence:
             self.suspicion.weigh(death, state.seq, self._alone)
 
     async def close(self, *, keep_kv: bool = True) -> None:
-        """Let go of the engine's sequence, if there is one; it may be gone already."""
+        """Let go of the engine's sequence, if there is one; it may be gone already.
+
+        Of an engine that is gone it stays known, until another is there: did that one die of it?
+        """
         state, lost = self._state, self.lost
         self._state, self._held, self._certain, self._generating = None, NONE, True, False
         if state is not None and not lost:
-            with suppress(VerbRefused, EngineGone):
-                await self._link.close(state.seq, keep_kv)
+            try:
+                with suppress(VerbRefused):
+                    await self._link.close(state.seq, keep_kv)
+            except EngineGone:
+                self._state, self._certain = self._state or state, False
 
     @property
     def _open(self) -> State:
@@ -394,7 +400,7 @@ class LiveSequence:
         return self._runs(turn, await self._link.begin(opening, *turn.asked(), new))
 
     async def _generated(self, turn: _Turn, seq: int) -> Generation:
-        self._certain, self._generating = False, True
+        self._certain = False
         there = len(self._held)
         return self._runs(
             turn, await self._link.generate(seq, *turn.asked(), turn.ids[there:].tolist(), there)

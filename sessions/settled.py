@@ -66,7 +66,9 @@ class Settled:
         end = len(self.standing(text))
         fixed = self._tokenizer.last_control(text[:end])
         head = self._tokenizer.encode(text[:fixed], leads=leads) if fixed else []
-        words = self._words_of(text[fixed:end], leads=leads and not fixed)
+        words = self._words_of(text[fixed:end], leads=self._tokenizer.leads(text[:fixed]) if fixed else leads)
+        if not words.tokens:  # a control token may take white space that comes behind it
+            return Beginning(head + words.ids)
         return Beginning(head + words.ids, len(head) + words.tokens, fixed + words.characters)
 
     def standing(self, text: str) -> str:
@@ -99,9 +101,20 @@ class Settled:
             settled += 1
         seam = _seam(text, cut, settled)
         end = cut.ends[seam - 1] if seam else 0
-        if self._rewrites and self._tokenizer.words(text[:end], leads=leads).ids != cut.ids[:seam]:
-            seam = end = 0  # of letters that were joined only the first counts as theirs
+        if seam and not self._parts(text, cut, seam, end, leads=leads):
+            seam = end = 0
         return Beginning(cut.ids[:settled], seam, end)
+
+    def _parts(self, text: str, cut: Words, seam: int, end: int, *, leads: bool) -> bool:
+        """Whether both parts of the text have by themselves the tokens that they have in it.
+
+        Some tokenizers take white space off each end, or cut words within a character; and of letters that a
+        normalizer joins only the first counts as theirs.
+        """
+        words = self._tokenizer.words
+        if words(text[end:], leads=False).ids != cut.ids[seam:]:
+            return False
+        return not self._rewrites or words(text[:end], leads=leads).ids == cut.ids[:seam]
 
     def _up_to(self, text: str, end: int, *, leads: bool) -> Beginning:
         ids = self._tokenizer.encode(text[:end], leads=leads)

@@ -62,6 +62,11 @@ class ChatTokenizer:
         self.specials = frozenset(token for token, known in added.items() if known.special)
         """Ids of the special tokens, which delivered text leaves out."""
         self.special_ids = {known.content: token for token, known in added.items() if known.special}
+        control, probe = next(iter(self.special_ids), ""), PROBES[0]
+        self._anew = self._leading and self._parse(control + probe) == [
+            *self._parse(control),
+            *self._parse(probe),
+        ]
         controls = [
             known.content
             for known in added.values()
@@ -71,9 +76,9 @@ class ChatTokenizer:
         self._firsts = frozenset(content[0] for content in controls if content)
         marked = f"{OPEN_MARK}({_any_of(known.content for known in added.values())}){CLOSE_MARK}"
         self._marked = re.compile(f"{marked}|[{OPEN_MARK}{CLOSE_MARK}]")
-        self._control = re.compile(
-            f"[{OPEN_MARK}{CLOSE_MARK}]|{_any_of(known.content for known in added.values())}"
-        )
+        greedy = _any_of(known.content for known in added.values() if known.rstrip)
+        others = _any_of(known.content for known in added.values() if not known.rstrip)
+        self._control = re.compile(f"[{OPEN_MARK}{CLOSE_MARK}]|(?:{greedy})\\s*|{others}")
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -116,11 +121,17 @@ class ChatTokenizer:
         return ids
 
     def last_control(self, text: str) -> int:
-        """Where the last control token or mark of rendered text ends; 0 where there is none."""
+        """Where the last control token or mark of rendered text ends, with the white space that it takes; 0
+        where there is none."""
         end = 0
         for found in self._control.finditer(text):
             end = found.end()
         return end
+
+    def leads(self, before: str) -> bool:
+        """Whether what follows on the control token or mark that ``before`` ends with is written like the
+        beginning of a prompt."""
+        return self._anew and before[-1] not in (OPEN_MARK, CLOSE_MARK)
 
     def words(self, text: str, *, leads: bool) -> Words:
         """Rendered text without control tokens, word by word."""

@@ -207,7 +207,8 @@ class ScriptedLink:
         tokens: Sequence[int] = (),
         expect_length: int | None = None,
     ) -> Generation:
-        self._idle(seq, expect_length)
+        if self.alive:
+            self._idle(seq, expect_length)
         if tokens:  # logged as an extension, for what crosses the link
             await self.extend(seq, list(tokens))
         await self._verb("generate", seq, limits, *([generated_from] if generated_from else []))

@@ -169,6 +169,25 @@ async def test_an_answer_of_a_sequence_that_was_let_go_says_nothing_of_the_next(
 
 
 @run
+async def test_a_turn_cut_off_as_it_begins_tells_no_child_what_its_parent_holds() -> None:
+    """The engine may have the turn's tokens by now, which end otherwise than those the child is to have."""
+    link = counting()
+    sequence = LiveSequence(link)
+    await brought(sequence, span(1, 9))
+    link.cut_off.add("generate")
+    task = asyncio.create_task(begun(sequence, ids_of([*range(1, 8), 50, 51])))
+    await link.stuck.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    link.cut_off.clear()
+    child = sequence.child()
+    await sequence.fork([child], span(1, 9))
+    await begun(child, span(1, 10))
+    assert [*link.held.values()][-1].tokens == [*range(1, 10)]
+
+
+@run
 async def test_a_child_forks_where_a_block_is_shared() -> None:
     link = counting()
     sequence = LiveSequence(link)
@@ -278,6 +297,26 @@ async def test_text_on_its_way_is_not_tried_again_on_the_next_engine() -> None:
     assert verbs(link) == []
     await begun(sequence, span(1, 12))
     assert link.log[0][0] == "begin", "a turn does, under the poison rule"
+
+
+@run
+async def test_text_that_comes_while_there_is_no_engine_does_not_hide_what_that_died_over() -> None:
+    link = counting()
+    sequence = LiveSequence(link)
+    await brought(sequence, span(1, 9))
+    link.cut_off.add("extend")
+    await brought(sequence, span(1, 10))
+    (held,) = link.held
+    link.die()
+    link.deaths[-1] = replace(link.deaths[-1], step=frozenset({held}))
+    await sequence.answered()
+    for end in (11, 12):
+        with pytest.raises(EngineDied):
+            await brought(sequence, span(1, end))
+    link.restart()
+    link.log.clear()
+    await brought(sequence, span(1, 13))
+    assert verbs(link) == []
 
 
 @run

@@ -61,6 +61,25 @@ def tokenizer(kind: str) -> ChatTokenizer:
     return ChatTokenizer(backend, FAMILIES["chatml"].template)
 
 
+@cache
+def odd(kind: str) -> ChatTokenizer:
+    """One that makes other tokens of a part of a text than of all of it."""
+    backend = Tokenizer.from_str(tokenizer("gpt2").backend.to_str())
+    if kind == "cuts within characters":  # as Falcon's does
+        backend.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Digits(individual_digits=False),
+        ])  # fmt: skip
+    elif kind == "strips":
+        backend.normalizer = normalizers.Strip()
+    elif kind == "begins anew":  # as Llama 2's does behind each control token
+        backend = Tokenizer.from_str(tokenizer("sentencepiece").backend.to_str())
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        backend.add_tokens([AddedToken("<x>", rstrip=True)])
+    return ChatTokenizer(backend, FAMILIES["chatml"].template)
+
+
 SNIPPETS = [
     *(
         "'s",
@@ -126,6 +145,26 @@ def test_the_same_is_settled_of_a_text_that_grows(kind: str, written: list[str],
         early = grown.ids(head + chat.mark(text[:cut]), leads=True).tolist()
         assert whole[: len(early)] == early
         assert len(early) >= len(rule.beginning(head + chat.mark(text[:cut]), leads=True).ids)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("cuts within characters", "１２'ll)ーч and ９８ more"),
+        ("strips", "one two three four five six"),
+        ("begins anew", "<|im_start|>user\none two three four five six"),
+        ("takes white space", "so one <x> \n two three four five"),
+    ],
+)
+def test_a_text_is_parted_only_where_each_part_has_its_own_tokens(kind: str, text: str) -> None:
+    chat = odd(kind)
+    whole = chat.encode(text, leads=True)
+    grown, most = Grown(Settled(chat)), 0
+    for cut in range(len(text) + 1):
+        early = grown.ids(text[:cut], leads=True).tolist()
+        assert whole[: len(early)] == early
+        most = max(most, len(early))
+    assert most > len(whole) / 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,7 +25,7 @@ from holdfast.runtime.errors import EngineDied, EpochStale, SequenceUnknown
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.codec import frame, verb_reader
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import AnyVerb, Finish, Hello, Limits, Sampling
+from holdfast.runtime.link.messages import AnyVerb, Finish, Hello, Limits, Reply, Sampling
 from holdfast.runtime.link.wire import Wire
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import Shadow, fake_engine
@@ -209,6 +209,32 @@ class LinkMachine(RuleBasedStateMachine):
 
         self.give(talk, verb())
 
+    @rule(data=st.data(), tokens=prompts, off=st.sampled_from([0, 0, -1, 1]))
+    def hand(self, data: st.DataObject, tokens: list[int], off: int) -> None:
+        """Nothing waits for the reply; what takes another length for granted changes nothing."""
+        talk = self.choose(data, settled=True)
+        if talk is None or len(talk.shadow.tokens) + len(tokens) > CONTEXT:
+            return
+        expected = len(talk.shadow.tokens) + off
+        if not off:
+            talk.shadow.extend(tokens)
+        length = None if off else len(talk.shadow.tokens)
+
+        async def sent() -> None:
+            reply = self.link.hand(talk.seq, tokens, expected)
+            self.tasks.append(asyncio.ensure_future(self.answered(talk, reply, length)))
+
+        self.do(sent())
+
+    async def answered(self, talk: Talk, reply: asyncio.Future[Reply], length: int | None) -> None:
+        try:
+            state = (await reply).state
+            assert state is not None and state.length == length
+        except EpochStale:
+            assert length is None
+        except EngineDied:
+            talk.gone = True
+
     @rule(data=st.data(), sampling=samplings, most=st.integers(1, 30))
     def generate(self, data: st.DataObject, sampling: Sampling, most: int) -> None:
         talk = self.choose(data, settled=True)
@@ -217,7 +243,8 @@ class LinkMachine(RuleBasedStateMachine):
         talk.sampling, talk.ending = sampling, False
 
         async def verb() -> None:
-            generation = await self.link.generate(talk.seq, sampling, Limits(most))
+            there = len(talk.shadow.tokens)
+            generation = await self.link.generate(talk.seq, sampling, Limits(most), expect_length=there)
             assert generation.state.length == len(talk.shadow.tokens)
             assert generation.state.epoch > talk.epoch
             talk.epoch = generation.state.epoch
@@ -342,6 +369,7 @@ class LinkMachine(RuleBasedStateMachine):
             await settle()
             assert all(talk.verb is None or talk.verb.done() for talk in old)
             assert all(talk.reader is None or talk.reader.done() for talk in old)
+            assert all(task.done() for task in self.tasks)
             await self.start()
             for talk in old:
                 with pytest.raises(SequenceUnknown):
