@@ -43,6 +43,7 @@ class Renderer:
 
         Turns after ``script.base`` are rendered anew, each keeping its reply's ids.
         """
+        self._grown = Grown(self._settled)  # what grew is whole now, and takes no more room
         pieces = self._template.pieces(script.preamble, script.segments)
         kept = _turns_on(script.base)
         turns = list(turns_of(script.segments))
