@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from ..runtime.errors import (
     EngineDied,
@@ -79,9 +80,7 @@ class LiveSequence:
         self.found = 0
         """Tokens that had KV before any of the last generation's prompt was computed, in it or ahead of it."""
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
-        self._unanswered = 0  # of those that no later one waits for: see `_hand`
-        self._quiet = asyncio.Event()  # there are none of them
-        self._quiet.set()
+        self._replies: set[asyncio.Future[Reply]] = set()  # that no verb waits for: see `_hand`
         self._generating = False
         self._unread = 1
         self._alone = False  # opened so that it shares no step
@@ -108,11 +107,12 @@ class LiveSequence:
     @property
     def unanswered(self) -> int:
         """Verbs with tokens of no turn that are on their way to the engine, or wait there for a step to end."""
-        return self._unanswered
+        return len(self._replies)
 
     async def answered(self) -> None:
-        """Wait until there are none."""
-        await self._quiet.wait()
+        """Wait until those are answered that are on their way now."""
+        if self._replies:
+            await asyncio.wait(self._replies)
 
     def child(self) -> LiveSequence:
         """Another sequence that begins as a fork of this one."""
@@ -355,16 +355,13 @@ class LiveSequence:
         refused, that one is, too.
         """
         there = len(self._held)
-        reply = self._link.hand(seq, ids[there:].tolist(), there, due)
+        reply = self._link.extend(seq, ids[there:].tolist(), due, there)
         self._held = ids
-        self._unanswered += 1
-        self._quiet.clear()
-        reply.add_done_callback(lambda reply: self._answered(seq, reply))
+        self._replies.add(reply)
+        reply.add_done_callback(partial(self._answered, seq))
 
     def _answered(self, seq: int, reply: asyncio.Future[Reply]) -> None:
-        self._unanswered -= 1
-        if not self._unanswered:
-            self._quiet.set()
+        self._replies.discard(reply)
         refused = reply.cancelled() or reply.exception() is not None
         if self._state is None or self._state.seq != seq:
             return

@@ -129,18 +129,14 @@ class EngineLink:
         seq = self._new_id()
         return _state(await wire.call(Open(wire.next_request(), seq, salt, list(tokens), alone)))
 
-    async def extend(self, seq: int, tokens: Sequence[int], due: bool = False) -> State:
-        """Append tokens; refused while the sequence generates. ``due``: they are computed like a turn's."""
-        wire = self._there(seq)
-        return _state(await wire.call(Extend(wire.next_request(), seq, list(tokens), due)))
-
-    def hand(
-        self, seq: int, tokens: Sequence[int], expect_length: int, due: bool = False
+    def extend(
+        self, seq: int, tokens: Sequence[int], due: bool = False, expect_length: int | None = None
     ) -> asyncio.Future[Reply]:
-        """`extend`, on its way when this returns: verbs behind it need not wait for its reply.
+        """Append tokens; refused while the sequence generates. ``due``: they are computed like a turn's.
 
-        Refused if the sequence has not ``expect_length`` tokens, so that a verb which takes for granted what
-        was refused is refused, too. The reply has the state. Raises what `extend` does before it is sent.
+        On its way when this returns: verbs behind it need not wait for the reply, which has the state. Refused
+        if the sequence has not ``expect_length`` tokens, so that a verb which takes for granted what was
+        refused is refused, too. Raises at once what keeps it from being sent.
         """
         wire = self._there(seq)
         return wire.ask(Extend(wire.next_request(), seq, list(tokens), due, expect_length))
@@ -160,7 +156,7 @@ class EngineLink:
         expect_length: int | None = None,
     ) -> Generation:
         """Append ``tokens`` and sample what follows. ``generated_from``: how many of the last tokens were
-        generated before this call. ``expect_length``: as of `hand`.
+        generated before this call. ``expect_length``: as of `extend`.
         """
         wire = self._there(seq)
         verb = Generate(

@@ -153,15 +153,8 @@ class ScriptedLink:
         await self._verb("open", salt, list(tokens), *(["alone"] * alone))
         return self._state(self._new(Held(list(tokens))))
 
-    async def extend(self, seq: int, tokens: Sequence[int], due: bool = False) -> State:
-        await self._verb("extend", seq, list(tokens), *(["due"] * due))
-        held = self._idle(seq)
-        assert tokens, "an extension has tokens"
-        held.tokens += tokens
-        return self._state(seq)
-
-    def hand(
-        self, seq: int, tokens: Sequence[int], expect_length: int, due: bool = False
+    def extend(
+        self, seq: int, tokens: Sequence[int], due: bool = False, expect_length: int | None = None
     ) -> asyncio.Future[Reply]:
         if not self.alive:
             raise EngineDied("the engine is gone")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.codec import FrameReader, frame, verb_reader
-from holdfast.runtime.link.messages import AnyReport, AnyVerb
+from holdfast.runtime.link.messages import AnyReport, AnyVerb, State
 from holdfast.runtime.link.wire import Wire
 
 
@@ -57,3 +58,10 @@ async def settle() -> None:
     """Let every task run until it waits for something that is not here."""
     for _ in range(12):
         await asyncio.sleep(0)
+
+
+async def extended(link: EngineLink, seq: int, tokens: list[int]) -> State:
+    """What an extension left, once its reply has come."""
+    state = (await link.extend(seq, tokens)).state
+    assert state is not None
+    return state

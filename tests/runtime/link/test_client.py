@@ -12,7 +12,7 @@ from holdfast.runtime.link import wire as wire_module
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.messages import Heartbeat, Open, Phase, Reply, State
 from holdfast.runtime.link.wire import FIRST_HEARTBEAT
-from holdfast.tests.runtime.link.memory import Bench, settle
+from holdfast.tests.runtime.link.memory import Bench, extended, settle
 from holdfast.tests.runtime.link.scripted import HELLO
 
 pytestmark = pytest.mark.anyio
@@ -101,10 +101,10 @@ async def test_the_next_engine_knows_no_sequence_of_the_last() -> None:
     old = await opened(link, first)
     first.wire.connection_lost(None)
     with pytest.raises(EngineDied):
-        await link.extend(old, [1])
+        await extended(link, old, [1])
     second = loaded(link)
     assert link.incarnation == 2
-    for call in (link.extend(old, [1]), link.stop(old), link.close(old), link.fork(old, 1)):
+    for call in (extended(link, old, [1]), link.stop(old), link.close(old), link.fork(old, 1)):
         with pytest.raises(SequenceUnknown):
             await call
     assert not second.sent()

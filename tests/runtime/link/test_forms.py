@@ -25,6 +25,7 @@ from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.link.pulse import Pulse
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.runtime.link.memory import extended
 
 pytestmark = pytest.mark.anyio
 
@@ -110,7 +111,7 @@ async def test_a_turn_that_is_stopped_is_as_long_as_what_was_given(
     generation = await link.generate(seq, GREEDY, Limits(4000))  # still runs when it is stopped
     given = (await anext(generation)).tokens
     with pytest.raises(SequenceBusy):
-        await link.extend(seq, [1])
+        await extended(link, seq, [1])
     state = await link.stop(seq)
     given += [token async for row in generation for token in row.tokens]
     assert state.length == len(PROMPT) + len(given)
@@ -142,8 +143,8 @@ async def test_refusals_come_as_their_classes_and_change_nothing(link: EngineLin
     refused: list[tuple[type[RuntimeFault], object]] = [
         (LengthInvalid, link.open([1, 256])),
         (LengthInvalid, link.open([2**64])),
-        (LengthInvalid, link.extend(seq, [70_000] * (MAX_FRAME_BYTES // 5 + 1))),
-        (ContextExceeded, link.extend(seq, [1] * CONTEXT)),
+        (LengthInvalid, extended(link, seq, [70_000] * (MAX_FRAME_BYTES // 5 + 1))),
+        (ContextExceeded, extended(link, seq, [1] * CONTEXT)),
         (EpochStale, link.truncate(seq, 1, state.epoch + 1)),
         (SamplingInvalid, link.generate(seq, Sampling(temperature=-1.0), Limits(1))),
         (SamplingInvalid, link.generate(seq, GREEDY, Limits(0))),

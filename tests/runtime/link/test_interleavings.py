@@ -29,7 +29,7 @@ from holdfast.runtime.link.messages import AnyVerb, Finish, Hello, Limits, Reply
 from holdfast.runtime.link.wire import Wire
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import Shadow, fake_engine
-from holdfast.tests.runtime.link.memory import MemoryTransport, settle
+from holdfast.tests.runtime.link.memory import MemoryTransport, extended, settle
 
 CONTEXT = 40
 EXAMPLES = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
@@ -204,7 +204,7 @@ class LinkMachine(RuleBasedStateMachine):
         talk.shadow.extend(tokens)  # it has been sent: it takes effect, whoever waits
 
         async def verb() -> None:
-            state = await self.link.extend(talk.seq, tokens)
+            state = await extended(self.link, talk.seq, tokens)
             assert state.length == len(talk.shadow.tokens)
 
         self.give(talk, verb())
@@ -221,7 +221,7 @@ class LinkMachine(RuleBasedStateMachine):
         length = None if off else len(talk.shadow.tokens)
 
         async def sent() -> None:
-            reply = self.link.hand(talk.seq, tokens, expected)
+            reply = self.link.extend(talk.seq, tokens, expect_length=expected)
             self.tasks.append(asyncio.ensure_future(self.answered(talk, reply, length)))
 
         self.do(sent())

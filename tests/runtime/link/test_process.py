@@ -18,6 +18,7 @@ from holdfast.runtime.errors import EngineDied, ModelUnreadable, PoolTooSmall, S
 from holdfast.runtime.link.messages import Heartbeat, Limits, Phase, Sampling
 from holdfast.runtime.link.process import Backoff, ChildEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.runtime.link.memory import extended
 
 pytestmark = pytest.mark.anyio
 
@@ -62,13 +63,13 @@ async def test_a_killed_engine_ends_what_runs_and_another_goes_on_behind_the_sam
             async for _ in generation:
                 pass
         with pytest.raises(EngineDied):
-            await link.extend(state.seq, [1])
+            await extended(link, state.seq, [1])
 
         await link.wait_ready()
         assert link.incarnation == 2 and link.ready
         assert form.pid not in (None, first_pid)
         with pytest.raises(SequenceUnknown):
-            await link.extend(state.seq, [1])
+            await extended(link, state.seq, [1])
         again = await link.open(list(range(30)))
         assert again.seq != state.seq
         assert [row.tokens async for row in await link.generate(again.seq, Sampling(), Limits(10))] == said

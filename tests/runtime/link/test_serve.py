@@ -15,6 +15,7 @@ from holdfast.runtime.link.pulse import Pulse
 from holdfast.runtime.link.serve import Loaded, Progress
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.tests.runtime.link.memory import extended
 from holdfast.tests.runtime.link.scripted import HELLO, Scripted, flowing
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +55,7 @@ async def test_a_turn_from_open_to_close() -> None:
         rows = [row async for row in generation]
         assert [row.tokens for row in rows] == [[3], [4], [5], [6]]
         assert rows[-1].finish is Finish.LENGTH and generation.last is rows[-1]
-        assert (await link.extend(state.seq, [9, 9])).length == 9
+        assert (await extended(link, state.seq, [9, 9])).length == 9
         await link.close(state.seq)
         assert not engine.held
     assert engine.steps == 4
@@ -67,7 +68,7 @@ async def test_verbs_wait_for_the_step_in_flight_and_keep_their_order() -> None:
         generation = await link.generate(seq, GREEDY, Limits(100))
         stopping = asyncio.create_task(link.stop(seq))
         refused = asyncio.create_task(link.truncate(seq, 0, expect_epoch=99))
-        extended = asyncio.create_task(link.extend(seq, [7]))
+        extension = asyncio.create_task(extended(link, seq, [7]))
         await asyncio.sleep(0)
         engine.gate.set()
         state = await stopping
@@ -75,7 +76,7 @@ async def test_verbs_wait_for_the_step_in_flight_and_keep_their_order() -> None:
         assert state.length == 1 + len(rows) == rows[-1].length
         with pytest.raises(Exception, match="epoch"):
             await refused
-        assert (await extended).length == state.length + 1
+        assert (await extension).length == state.length + 1
 
 
 async def test_a_refusal_changes_nothing_and_raises_its_class() -> None:
@@ -85,7 +86,7 @@ async def test_a_refusal_changes_nothing_and_raises_its_class() -> None:
         generation = await link.generate(seq, GREEDY, Limits(1 << 19))
         engine.gate.set()
         with pytest.raises(SequenceBusy):
-            await link.extend(seq, [1])
+            await extended(link, seq, [1])
         state = await link.stop(seq)
         assert sum([len(row.tokens) async for row in generation]) == state.length - 1
 
@@ -97,7 +98,7 @@ async def test_leaving_a_generation_stops_it() -> None:
         async with await link.generate(seq, GREEDY, Limits(1 << 19)) as generation:
             await anext(generation)
         assert engine.held[seq].until is None
-        assert (await link.extend(seq, [1])).epoch == 2
+        assert (await extended(link, seq, [1])).epoch == 2
 
 
 async def test_statistics_are_of_both_ends() -> None:
