@@ -1,4 +1,5 @@
-"""Products of small matrices whose sums stay in vector registers: LLVM IR, written where loops compile badly.
+"""Products of small matrices whose sums stay in vector registers, and the greatest of a line: LLVM IR, written
+where loops compile badly.
 
 Takes memory as it stands: pointers to elements and the distance between lines. Knows no layout and no model.
 """

@@ -7,6 +7,7 @@ import asyncio
 from scripted_link import ScriptedLink
 from session_stage import ask, one_shot, prompts, read, reciting, run, session_on
 
+from holdfast.runtime.link.messages import Reply
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
@@ -67,6 +68,29 @@ async def test_text_after_a_pause_is_handed_over_at_once_and_what_follows_is_col
     assert await handed(link, 2) == [("open",), ("extend",)]
     await asyncio.sleep(LONG_ENOUGH)
     assert len(link.log) == 2
+
+
+@run
+async def test_text_goes_on_while_the_engine_answers_nothing_and_waits_for_no_step_that_is_over() -> None:
+    link, apart, now = reciting("Nothing."), LONG_ENOUGH / 4, asyncio.get_running_loop().time
+    session = session_on(link, settings=SessionSettings(debounce_seconds=apart))
+    session.expect(Message(id="item_1", role="user", text=TEXT[:20]))
+    assert await handed(link, 1) == [("open",)]
+    link.cut_off.add("extend")
+    async with asyncio.timeout(4 * LONG_ENOUGH):
+        for count, end in ((2, 30), (3, 40)):
+            before = now()
+            session.expect(Message(id="item_1", role="user", text=TEXT[:end]))
+            await handed(link, count)
+    assert len(link.unanswered) == 2, "the second did not wait for the first"
+    session.expect(Message(id="item_1", role="user", text=TEXT[:50]))
+    await asyncio.sleep(1.5 * apart)
+    assert len(link.log) == 3 or now() - before >= 3 * apart, "the third is kept back while two wait"
+    for reply in link.unanswered:
+        reply.set_result(Reply(0))
+    async with asyncio.timeout(LONG_ENOUGH):
+        await handed(link, 4)
+    session.expect(None)
 
 
 async def called(link: ScriptedLink) -> tuple[Session, FunctionCallOutput]:
