@@ -22,6 +22,9 @@ from .shares import FairOrder
 from .slots import SlotMemory, SlotState
 from .tiers import Record, TierStatistics
 
+AHEAD_BYTES = 64 << 20
+"""Of free slots whose pages are there: taking pages may cost ten times what filling them does."""
+
 
 class HostTier:
     """Records in ``memory``. ``owner``: written into the slots that are being filled or read.
@@ -54,6 +57,8 @@ class HostTier:
         self._stamp = 0  # rises with each use
         self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
         self._free = self._adopt()
+        self._untouched = len(self._free)  # of the free ones, at the beginning: those used last
+        self._ahead = AHEAD_BYTES // memory.stride
         self.adopted = len(self._slot_of)
 
     def __len__(self) -> int:
@@ -185,6 +190,7 @@ class HostTier:
             self._refused += 1
             return None
         slot = self._free.pop()
+        self._untouched = min(self._untouched, len(self._free))
         self.memory.move(slot, SlotState.FILLING, self._owner)
         self.memory.describe(slot, key, tokens)
         self.memory.set_tenant(slot, tenant)
@@ -221,6 +227,14 @@ class HostTier:
         self._here[self._key_of[slot]] = slot
         self.memory.move(slot, SlotState.READY)
         self._rank([slot])
+
+    def prepare(self) -> bool:
+        """In an idle moment: touch a slot's memory that is filled before long; False: there is enough of it."""
+        if not self._untouched or len(self._free) - self._untouched >= self._ahead:
+            return False
+        self._untouched -= 1
+        self.memory.touch(self._free[self._untouched])
+        return True
 
     def abandon(self, slot: int) -> None:
         """It will not be filled."""

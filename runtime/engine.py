@@ -26,6 +26,9 @@ MOST_LOST_STEPS = 16
 LEAVE_SECONDS = 1.5
 """For KV on its way to disk when the engine ends."""
 
+PREPARE_SECONDS = 0.0005
+"""Between two preparations: whoever brings a verb has the interpreter meanwhile."""
+
 AUDIT_EVERY = 64
 """Idle moments between two audits, unless in debug."""
 
@@ -62,6 +65,7 @@ class Engine:
         self.log = StepLog(scheduler.counters)
         self._in_flight: deque[tuple[Plan, Handle, Timing]] = deque()
         self._idle = True
+        self._prepares = False
         self._lost_steps = 0
         self._audit_in = 1
         self._leaks = 0
@@ -116,7 +120,9 @@ class Engine:
         told = self.scheduler.rows()
         if self._idle:
             self.log.rest()
-            self._audit()
+            self._prepares = self.scheduler.prepare()
+            if self._debug or not self._prepares:
+                self._audit()
             return Step(self.scheduler.counters.steps, told) if told else None
         plan, handle, timing = self._in_flight.popleft()
         self.log.waits(timing)
@@ -135,7 +141,7 @@ class Engine:
 
     def due(self) -> float | None:
         """Seconds after which `step` has something to do though no verb came; None: never."""
-        return self.scheduler.due(self._clock())
+        return PREPARE_SECONDS if self._prepares else self.scheduler.due(self._clock())
 
     def leave(self) -> None:
         """Nobody is there any more: what the host tier holds goes to disk, within ``LEAVE_SECONDS``."""

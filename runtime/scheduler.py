@@ -171,6 +171,11 @@ class Scheduler:
         """See who has what he waits for; ``idle``: there was nothing to plan."""
         self._errands.tick(now, idle=idle)
 
+    def prepare(self) -> bool:
+        """In an idle moment: do ahead what a later step would wait for; False: there is nothing left of it."""
+        tier = self._moves.tier
+        return tier is not None and tier.prepare()
+
     def rows(self) -> list[Row]:
         """Of turns that went on or ended without a step, since this was asked last."""
         return self._constraints.rows()

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from xxhash import xxh3_64_intdigest
 
+from holdfast.kvstore import host
 from holdfast.kvstore.errors import LeakFound, RecordDamaged, RecordMissing
 from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.slots import SlotMemory, SlotState, make_memory
@@ -115,6 +116,10 @@ class HostMachine(RuleBasedStateMachine):
     @rule(keys=st.lists(KEYS, unique=True))
     def touch(self, keys) -> None:
         self.tier.touch(keys)
+
+    @rule()
+    def prepare(self) -> None:
+        self.tier.prepare()
 
     @rule(number=st.integers(0, 999))
     def flip(self, number) -> None:
@@ -353,3 +358,25 @@ def test_what_is_stored_below_keeps_its_place_and_is_passed_over_meanwhile() -> 
     tier.let_go(slot)
     assert tier.oldest(1) == [first], "reading it for the disk was no use of it"
     tier.audit()
+
+
+def test_slots_that_are_filled_next_have_their_pages_ahead_of_it(monkeypatch) -> None:
+    monkeypatch.setattr(host, "AHEAD_BYTES", 3 * 4096)
+    fd = make_memory(2 * 4096 + 9 * (4096 + 64))
+    tier, begun = HostTier(SlotMemory(fd, bytes(16), 4096)), os.fstat(fd).st_blocks
+    taken = lambda: (os.fstat(fd).st_blocks - begun) * 512 // 4096
+    while tier.prepare():
+        pass
+    assert taken() == 3, "as many as were asked for and no more"
+    keys = [bytes([number + 1]) * 16 for number in range(8)]
+    for key in keys[:3]:
+        assert tier.put(Record(key, 4, memoryview(key * 256)))
+    assert taken() == 3, "these are the ones that were filled"
+    assert tier.prepare() and taken() == 4 and tier.prepare() and tier.prepare() and not tier.prepare()
+    for key in keys[3:]:
+        assert tier.put(Record(key, 4, memoryview(key * 256)))
+    assert all(bytes(tier.get(key).payload) == key * 256 for key in keys)
+    tier.drop(keys[0])
+    assert not tier.prepare() or taken() == 9, "what was filled once is never touched again"
+    assert all(bytes(tier.get(key).payload) == key * 256 for key in keys[1:])
+    os.close(fd)

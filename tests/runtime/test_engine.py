@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from holdfast.kvstore.errors import LeakFound
-from holdfast.runtime.engine import MOST_LOST_STEPS, Engine
+from holdfast.runtime.engine import MOST_LOST_STEPS, PREPARE_SECONDS, Engine
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.messages import Finish, Generate, Limits, Open, Reply, Sampling, Statistics
 from holdfast.runtime.plan import Handle, Plan
-from holdfast.tests.runtime.fakes import fake_engine
+from holdfast.tests.runtime.fakes import fake_engine, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, world
 
 STORY = list(range(30, 78))
@@ -111,6 +111,13 @@ def test_an_engine_knows_when_it_is_idle() -> None:
     assert not engine.idle
     assert engine.step() is not None
     assert engine.step() is None and engine.idle
+
+
+def test_an_idle_engine_prepares_what_it_will_fill_and_then_rests() -> None:
+    engine, _ = fake_engine(world().settings, memory=fake_memory(6, 4))
+    for _ in range(6):
+        assert engine.step() is None and engine.idle and engine.due() == PREPARE_SECONDS
+    assert engine.step() is None and engine.due() is None
 
 
 @pytest.mark.parametrize("debug", [True, False])

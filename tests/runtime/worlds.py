@@ -138,6 +138,8 @@ class World:
             late_bombs=frozenset({LATE_BOMB}),
         )
         self.scheduler = self.engine.scheduler
+        while self.scheduler.prepare():
+            pass
         preempt = self._roster.preempt
         vars(self._roster)["preempt"] = lambda: (self._check_victims(), preempt())[1]
         paging = self.scheduler._paging
