@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from math import ceil
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -22,8 +23,9 @@ from .shares import FairOrder
 from .slots import SlotMemory, SlotState
 from .tiers import Record, TierStatistics
 
-AHEAD_BYTES = 64 << 20
-"""Of free slots whose pages are there: taking pages may cost ten times what filling them does."""
+AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
+"""Of the memory, and at most: free slots that have pages. To take these may cost ten times what filling them does:
+a virtual machine gives those it frees back to its host."""
 
 
 class HostTier:
@@ -58,7 +60,7 @@ class HostTier:
         self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
         self._free = self._adopt()
         self._untouched = len(self._free)  # of the free ones, at the beginning: those used last
-        self._ahead = AHEAD_BYTES // memory.stride
+        self._ahead = min(ceil(AHEAD_SHARE * memory.slots), AHEAD_BYTES // memory.stride)
         self.adopted = len(self._slot_of)
 
     def __len__(self) -> int:

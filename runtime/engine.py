@@ -26,7 +26,7 @@ MOST_LOST_STEPS = 16
 LEAVE_SECONDS = 1.5
 """For KV on its way to disk when the engine ends."""
 
-PREPARE_SECONDS = 0.0005
+PREPARE_SECONDS = 0.0001
 """Between two preparations: whoever brings a verb has the interpreter meanwhile."""
 
 AUDIT_EVERY = 64

@@ -26,7 +26,7 @@ from .errors import SettingsInvalid
 from .settings import SECRET_BYTES, EngineSettings
 from .sizing import check_budget, machine_bytes
 
-SHARE = 0.125  # of all memory; pages are taken as KV comes
+SHARE = 0.125  # of all memory; pages are taken a little before KV comes
 MOST_BYTES = 64 << 30
 DISK_SHARE = 0.25  # of what is free; the journal and others need the rest
 MOST_DISK_BYTES = 64 << 30

@@ -361,7 +361,7 @@ def test_what_is_stored_below_keeps_its_place_and_is_passed_over_meanwhile() -> 
 
 
 def test_slots_that_are_filled_next_have_their_pages_ahead_of_it(monkeypatch) -> None:
-    monkeypatch.setattr(host, "AHEAD_BYTES", 3 * 4096)
+    monkeypatch.setattr(host, "AHEAD_SHARE", 1 / 3)
     fd = make_memory(2 * 4096 + 9 * (4096 + 64))
     tier, begun = HostTier(SlotMemory(fd, bytes(16), 4096)), os.fstat(fd).st_blocks
     taken = lambda: (os.fstat(fd).st_blocks - begun) * 512 // 4096

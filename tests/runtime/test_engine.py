@@ -114,8 +114,8 @@ def test_an_engine_knows_when_it_is_idle() -> None:
 
 
 def test_an_idle_engine_prepares_what_it_will_fill_and_then_rests() -> None:
-    engine, _ = fake_engine(world().settings, memory=fake_memory(6, 4))
-    for _ in range(6):
+    engine, _ = fake_engine(world().settings, memory=fake_memory(20, 4))
+    for _ in range(3):  # one in eight
         assert engine.step() is None and engine.idle and engine.due() == PREPARE_SECONDS
     assert engine.step() is None and engine.due() is None
 

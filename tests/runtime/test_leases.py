@@ -154,7 +154,7 @@ def test_who_is_late_is_likely_to_be_so_for_as_long_again() -> None:
 def test_who_is_back_is_expected_no_longer() -> None:
     here = idle(7, seqs=3, blocks=6, max_context=24, slots=8)
     here.lease(0, ttl=0, returns_in=20.0)
-    assert here.engine.due() is not None
+    assert here.due() is not None
     here.extend(0, [])
     here.evict(0)
     here.time += 20.0
@@ -164,7 +164,7 @@ def test_who_is_back_is_expected_no_longer() -> None:
     here.reply(1, 1)
     here.open(3, story(3, 7))
     here.reply(3, 1)
-    assert resident(here)[1] == 8 and here.engine.due() is None
+    assert resident(here)[1] == 8 and here.due() is None
 
 
 def test_what_is_said_often_is_not_kept_for_ever() -> None:
@@ -173,7 +173,7 @@ def test_what_is_said_often_is_not_kept_for_ever() -> None:
         here.time += 0.01
         here.lease(0, ttl=0, returns_in=3600.0)
     assert len(here.scheduler._leases._expected) <= SPARE + 2
-    due = here.engine.due()
+    due = here.due()
     assert due is not None and due > 3590
 
 
@@ -200,7 +200,7 @@ def test_who_may_be_back_any_moment_is_not_brought_up_for_that() -> None:
     here.lease(0, ttl=0, returns_in=0.0)
     here.time += 1.0
     here.run()
-    assert here.state(0).computed == 0 and here.engine.due() is None
+    assert here.state(0).computed == 0 and here.due() is None
     here.lease(0, ttl=60.0, returns_in=0.0)
     here.run()
     assert here.state(0).computed == 15, "a lease is a promise"
@@ -230,13 +230,13 @@ def test_it_ends_with_its_time_and_with_its_sequence() -> None:
     here = idle()
     here.lease(0, 3, ttl=60.0)
     here.lease(1, ttl=30.0)
-    due = here.engine.due()
+    due = here.due()
     assert due is not None and 29 < due <= 30 - LEAD_SECONDS
     here.close(1)
     here.time += 60.0
     here.step()
     figures = here.scheduler.statistics()
-    assert not (figures["leases"] or figures["leased_blocks"]) and here.engine.due() is None
+    assert not (figures["leases"] or figures["leased_blocks"]) and here.due() is None
     here.open(3, story(3, 40))
     here.reply(3, 1)
     assert here.state(0).computed == 0, "it is one of many again"

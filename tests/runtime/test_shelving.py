@@ -193,7 +193,7 @@ def test_an_idle_sequence_goes_to_disk_by_itself_and_a_closed_one_at_once() -> N
     here.open(0, PROMPT)
     here.reply(0, 6)
     here.run()
-    due = here.engine.due()
+    due = here.due()
     assert due is not None and 0 < due <= IDLE_SECONDS and not len(here.disk)
     here.disk.time += IDLE_SECONDS
     down(here)

@@ -138,8 +138,6 @@ class World:
             late_bombs=frozenset({LATE_BOMB}),
         )
         self.scheduler = self.engine.scheduler
-        while self.scheduler.prepare():
-            pass
         preempt = self._roster.preempt
         vars(self._roster)["preempt"] = lambda: (self._check_victims(), preempt())[1]
         paging = self.scheduler._paging
@@ -362,6 +360,10 @@ class World:
             assert turn is not None and self.steps < turn.deadline, "a turn runs beyond its bound"
         self._reorder()
         return step
+
+    def due(self) -> float | None:
+        """Seconds until something has to be done; preparing for what may come does not count."""
+        return self.scheduler.due(self.time if self.disk is None else self.disk.time)
 
     def run(self, steps: int = 1_000_000) -> None:
         """Steps until idle, at most ``steps``."""
