@@ -24,8 +24,8 @@ from .slots import SlotMemory, SlotState
 from .tiers import Record, TierStatistics
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
-"""Of the memory, and at most: free slots that have pages. To take these may cost ten times what filling them does:
-a virtual machine gives those it frees back to its host."""
+"""Of the memory, and at most: free slots that have pages. To take these may cost ten times what it costs to
+fill them: a virtual machine gives those it frees back to its host."""
 
 
 class HostTier:
