@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,18 +55,18 @@ def others(folder: Path) -> int:
 def stat(kv: Path) -> Iterator[Account]:
     """How much there is of each namespace. Raises `StoreHeld`, `StoreFailed`."""
     for folder in spaces(kv):
-        store = _opened(folder)
-        yield _account(folder, store)
-        store.close()
+        with closing(_opened(folder)) as store:
+            account = _account(folder, store)
+        yield account
 
 
 def verify(kv: Path) -> Iterator[Account]:
     """Read and check every byte; what is damaged is dropped. Raises `StoreHeld`, `StoreFailed`."""
     for folder in spaces(kv):
-        store = _opened(folder)
-        damaged = sum(1 for _ in store.damaged())
-        yield _account(folder, store, damaged)
-        store.close()
+        with closing(_opened(folder)) as store:
+            damaged = sum(1 for _ in store.damaged())
+            account = _account(folder, store, damaged)
+        yield account
 
 
 def gc(kv: Path) -> Iterator[Account]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from holdfast.kvstore.shelf.places import FILE
 from holdfast.kvstore.shelf.store import Given, RecordStore
 from holdfast.kvstore.shelf.upkeep import write_about
 from holdfast.runtime.errors import SettingsInvalid
@@ -41,3 +42,15 @@ def test_what_cannot_be_known_is_said_and_nothing_dropped(tmp_path: Path, act: s
     assert " 1 records" in first
     (folder / "about.json").write_text(about)
     assert list(tend("clear", tmp_path)) == ["1 kinds of records removed"]
+
+
+def test_a_folder_of_nothing_but_damage_is_tidied_away(tmp_path: Path) -> None:
+    folder = records(tmp_path)
+    file = folder / FILE
+    whole = bytearray(file.read_bytes())
+    at = whole.index(bytes(SIZE))
+    whole[at + 7] ^= 1
+    file.write_bytes(whole)
+    first, *_ = tend("gc", tmp_path)
+    assert " 0 records" in first and "1 damaged and dropped" in first
+    assert not folder.exists()
