@@ -223,6 +223,7 @@ class Response:
             message = f"The prompt has {len(prompt)} tokens; the model's context holds {hello.max_context}"
             raise PromptTooLong(message, param=None if self._request.input is None else "input")
         self._prompt_tokens = len(prompt)
+        await branch.sequence.at_rest()
         self._new_tokens = len(said.prompt) + self._pending(said)
         self._restarted = branch.sequence.lost
         end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +19,7 @@ import numpy as np
 from ..runtime import errors as runtime
 from ..runtime.errors import EngineGone, EngineOverloaded, RuntimeFault, fault_of
 from ..runtime.link.generation import Generation
-from ..runtime.link.messages import Finish, Limits, Row, TokenLogprob, Work
+from ..runtime.link.messages import Finish, Limits, Row, State, TokenLogprob, Work
 from .errors import (
     EngineFull,
     EngineUnavailable,
@@ -79,6 +78,7 @@ class Run:
         self._said, self._logprobs = said, logprobs
         self._retold = not len(said)
         self._generation: Generation | None = None
+        self._stopping: asyncio.Future[State] | None = None
         self._resident = 0
         self._recovery_seconds = recovery_seconds
         self._lost: Work | None = None  # what engines that died had done for the reply
@@ -109,9 +109,9 @@ class Run:
         if not self._cancelled:
             self._cut_for = reason
         self._leaving.set()
-        if self._generation is not None and self.ending is None:
-            with suppress(RuntimeFault):  # nothing more is read: the engine keeps what was, in the same verb
-                await self._generation.aclose(len(self._prompt) + len(self.reader.ids))
+        if self._generation is not None and self.ending is None and self._stopping is None:
+            # nothing more is read: the engine keeps what was, in the same verb
+            self._stopping = self._generation.leave(len(self._prompt) + len(self.reader.ids))
 
     @property
     def _cancelled(self) -> bool:
@@ -130,7 +130,7 @@ class Run:
         return events if self.ending is None else events + self.reader.finish(cut=not over)
 
     async def _start(self) -> None:
-        said = len(self.reader.ids)
+        said, self._stopping = len(self.reader.ids), None
         self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
         self._resident = self._sequence.found
 
@@ -188,8 +188,7 @@ class Run:
     ) -> list[ReplyEvent]:
         """End the generation where the reader stands: the engine keeps what was read, no more."""
         if self._generation is not None:
-            with suppress(EngineGone):  # then the next turn finds the sequence lost; this one has all it said
-                await self._sequence.stop(self._all(), self._generation.stopped)
+            await self._sequence.stop(self._all(), self._stopping)
         self._end(status, reason, work)
         return self.reader.finish(cut=status is not ReplyStatus.COMPLETED)
 
@@ -199,8 +198,7 @@ class Run:
         Not so where the request was the fault.
         """
         if isinstance(error, _REQUESTED):
-            with suppress(RuntimeFault):
-                await self._sequence.stop(self._all())
+            await self._sequence.stop(self._all())
         else:
             await self._sequence.close(keep_kv=False)
         self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)

@@ -82,6 +82,7 @@ class LiveSequence:
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
         self._replies: set[asyncio.Future[Reply]] = set()  # that no verb waits for: see `_hand`
         self._generating = False
+        self._stopping: asyncio.Task[None] | None = None  # holds the place of a verb until the engine answers
         self._unread = 1
         self._alone = False  # opened so that it shares no step
         self._lease: _Wish | None = None
@@ -287,19 +288,34 @@ class LiveSequence:
         if self._lease is not None and self._lease.until <= time.monotonic():
             self._lease = None
 
-    async def stop(self, ids: Ids, stopped: State | None = None) -> None:
+    async def stop(self, ids: Ids, stopping: asyncio.Future[State] | None = None) -> None:
         """End the generation and keep exactly ``ids``, a beginning of what it made.
 
-        ``stopped``: the engine's answer, where it was told to already.
+        The engine answers when the step in flight is over, and nobody waits for it here: verbs that come later
+        do. ``stopping``: its answer, where it was told to already.
         """
-        if stopped is None or self.lost:
-            stopped = await self._link.stop(self._open.seq, len(ids))
-        state = stopped
-        if state.length > len(ids):
-            state = await self._link.truncate(state.seq, len(ids), state.epoch)
-        said = state.length - len(self._held)  # of these a grammar may have had several follow without a step
-        self._unread = max(1, min(said, state.length - state.computed))
-        self._settle(state, ids[: state.length])
+        await self._verbs.acquire()
+        prompt, self._held = len(self._held), ids
+        self._stopping = asyncio.create_task(self._stopped(ids, prompt, stopping))
+
+    async def at_rest(self) -> None:
+        """Wait until a generation that was stopped has ended."""
+        if self._stopping is not None:
+            await asyncio.wait([self._stopping])
+
+    async def _stopped(self, ids: Ids, prompt: int, stopping: asyncio.Future[State] | None) -> None:
+        try:
+            state = await (stopping or self._link.stop(self._open.seq, len(ids)))
+            if state.length > len(ids):
+                state = await self._link.truncate(state.seq, len(ids), state.epoch)
+        except (VerbRefused, EngineGone):  # the next turn finds the sequence lost, or begins it again
+            self._generating = False
+        else:
+            said = state.length - prompt  # of these a grammar may have had several follow without a step
+            self._unread = max(1, min(said, state.length - state.computed))
+            self._settle(state, ids[: state.length])
+        finally:
+            self._verbs.release()
 
     def finished(self, ids: Ids, pending: int) -> None:
         """The generation ended by itself; ``ids`` is all the sequence holds, ``pending`` of them without KV."""
@@ -325,6 +341,7 @@ class LiveSequence:
 
         Of an engine that is gone it stays known, until another is there: did that one die of it?
         """
+        await self.at_rest()
         state, lost = self._state, self.lost
         self._state, self._held, self._certain, self._generating = None, NONE, True, False
         if state is not None and not lost:

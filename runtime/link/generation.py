@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import TracebackType
 
 import anyio
@@ -26,7 +27,7 @@ class Generation:
     ``EngineDied`` is raised. For one reader; leaving ``async with``, or ``aclose``, stops what still runs.
     """
 
-    def __init__(self, stop: Callable[[int, int | None], Awaitable[object]]) -> None:
+    def __init__(self, stop: Callable[[int, int | None], Coroutine[None, None, State]]) -> None:
         self.state: State
         self.last: Row | None = None
         self.stopped: State | None = None
@@ -72,16 +73,23 @@ class Generation:
     ) -> None:
         await self.aclose()
 
-    async def aclose(self, keep: int | None = None) -> None:
-        """Stop it if it runs. The stop is sent at once: it holds even where the wait for its reply is cut.
+    async def aclose(self) -> None:
+        """Stop it if it runs. The stop is sent at once: it holds even where the wait for its reply is cut."""
+        if not self._over:
+            with suppress(EngineGone):
+                await self._stop(self.state.seq, None)
+
+    def leave(self, keep: int) -> asyncio.Future[State] | None:
+        """Stop it if it runs, and end here without the engine's answer, which may be a step away: that is
+        returned. None: it was over.
 
         ``keep``: so many tokens of the sequence stay at most.
         """
-        if not self._over:
-            try:
-                await self._stop(self.state.seq, keep)
-            except EngineGone:
-                return
+        if self._over:
+            return None
+        stopping = asyncio.ensure_future(self._stop(self.state.seq, keep))
+        self.end(None)
+        return stopping
 
     # --- for the wire ---------------------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ class ScriptedLink:
     """Stands in for ``EngineLink``.
 
     ``logprobs``: rows have them, a number made of the token. ``slow``: extensions are answered after some time,
-    those in ``unanswered`` by whoever wants. ``cut_off`` verbs never answer, and no rows
+    those in ``unanswered`` by whoever wants. ``cut_off`` verbs do not answer before ``freed``, and no rows
     come unless ``flowing``; ``stuck`` is set when somebody waits. ``chosen``: tokens that each turn computes
     though they are kept.
     """
@@ -104,6 +104,7 @@ class ScriptedLink:
     slow: bool = False
     flowing: bool = True
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
     deaths: list[Death] = field(default_factory=list)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     _last: int = 0
@@ -336,7 +337,7 @@ class ScriptedLink:
         self.log.append(entry)
         if entry[0] in self.cut_off:
             self.stuck.set()
-            await asyncio.Event().wait()
+            await self.freed.wait()
 
     def _known(self, seq: int) -> Held:
         if seq not in self.held:

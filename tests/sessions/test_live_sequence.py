@@ -69,6 +69,7 @@ async def test_what_a_stop_leaves_is_told_by_the_engine() -> None:
     first = await anext(generation)
     link.log.clear()
     await sequence.stop(ids_of([1, 2, 3, 4, *first.tokens]))
+    await sequence.at_rest()
     assert [name for name, *_ in link.log] == ["stop"], "what nobody read goes with the same verb"
     assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4, 5]]
     link.log.clear()
@@ -234,11 +235,13 @@ async def test_what_a_stop_leaves_without_kv_is_pending_but_no_prompt() -> None:
     (held,) = link.held.values()
     held.computed = 5  # of the three that were read two are a grammar's, which had them follow without a step
     await sequence.stop(span(1, 8))
+    await sequence.at_rest()
     assert [sequence.pending(keep) for keep in (7, 6, 5)] == [2, 1, 0]
     generation = await sequence.begin(span(1, 12), Sampling(), Limits(20))
     await anext(generation)
     held.computed = 2  # cut while its prompt was computed
     await sequence.stop(span(1, 13))
+    await sequence.at_rest()
     assert sequence.pending(12) == 1
 
 

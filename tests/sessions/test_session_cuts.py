@@ -43,6 +43,7 @@ async def test_a_stop_string_cuts_the_text_and_keeps_the_token_that_completes_it
     assert kept == toks(said)[: len(kept)]
     assert "ee fo" in ours(NAME).backend.decode(kept)
     assert "ee fo" not in ours(NAME).backend.decode(kept[:-1])
+    await session._sequence.at_rest()
     assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
     await ask(session, "More")
     assert prompts(link)[1][: len(prompts(link)[0]) + len(kept)] == prompts(link)[0] + kept
@@ -103,6 +104,7 @@ async def test_cancel_keeps_what_was_said_and_its_kv(ahead: int) -> None:
     assert kept == toks(said)[: len(kept)]
     assert text_of(events) == done.items[0].text == ours(NAME).backend.decode(kept)
     assert not done.items[0].complete
+    await session._sequence.at_rest()
     assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
     link.sent()
     done = await ask(session, "Go on")
@@ -158,10 +160,37 @@ async def test_a_reader_that_leaves_cancels() -> None:
     assert not session.history.busy
     assert "one two".startswith(session.history.items()[-1].text)
     kept = session.history.tree.head.reply.ids.tolist()
+    await session._sequence.at_rest()
     assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
 
 
-@pytest.mark.parametrize("verb", ["begin", "generate", "stop", "row"])
+@run
+async def test_a_cut_is_told_at_once_and_the_turn_behind_it_waits_for_the_engine() -> None:
+    link = reciting("one two three four", "ok")
+    session = session_on(link)
+    say(session, "Count")
+    response = session.respond(TurnRequest.checked())
+    for _ in range(4):
+        await anext(response)
+    link.cut_off.add("stop")
+    assert await session.cancel()
+    done = [event async for event in response][-1]
+    assert done.status is ReplyStatus.CANCELLED and not session.history.busy
+    await link.stuck.wait()
+    link.sent()
+    following = asyncio.create_task(ask(session, "Go on"))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(following), 0.05)
+    assert not link.sent(), "what it holds is not known before that"
+    link.cut_off.clear()
+    link.freed.set()
+    done = await following
+    assert (done.status, done.items[0].text) == (ReplyStatus.COMPLETED, "ok")
+    kept = prompts(link)[0] + session.history.tree.head.parent.reply.ids.tolist()
+    assert prompts(link)[1][: len(kept)] == kept and done.usage.miss_reason is None
+
+
+@pytest.mark.parametrize("verb", ["begin", "generate", "row"])
 @run
 async def test_a_reader_cancelled_at_any_await_leaves_a_session_that_works(verb: str) -> None:
     link = reciting(*["ready"] * (verb == "generate"), "one two three", "one two three", "ok", "ok")

@@ -196,6 +196,7 @@ class VerbsMachine(RuleBasedStateMachine):
                 await response.cancel()
             if isinstance(event, ReplyDone):
                 done = event
+        await session._sequence.at_rest()
         if self.count(shadow, done, end):
             self.agree(session, shadow, engine=end is None)
 
