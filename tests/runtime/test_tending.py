@@ -60,6 +60,14 @@ def test_what_cannot_be_known_is_said_and_nothing_dropped(tmp_path: Path, act: s
     assert list(tend("clear", tmp_path)) == ["1 kinds of records removed"]
 
 
+def test_a_file_of_another_format_is_begun_anew(tmp_path: Path) -> None:
+    file = records(tmp_path) / FILE
+    whole = bytearray(file.read_bytes())
+    whole[20] ^= 8  # the version, after a page's header and the magic
+    file.write_bytes(whole)
+    assert [line.partition(": ")[2][:9] for line in tend("stat", tmp_path)] == ["0 records"]
+
+
 def test_a_folder_of_nothing_but_damage_is_tidied_away(tmp_path: Path) -> None:
     folder = records(tmp_path)
     file = folder / FILE
