@@ -24,7 +24,7 @@ from .agent.tracing import Tracer, Tracers
 from .apart import Apart
 from .asking import create_of
 from .configuring import Configuration
-from .errors import ChatBusy
+from .errors import ChatBusy, ConnectionLost, SessionLost
 from .exchange import Exchange
 from .frames.client import (
     ClientEvent,
@@ -36,6 +36,7 @@ from .frames.server import (
     ServerEvent,
     SessionCreated,
     SessionLeased,
+    SessionResumed,
     SessionSettled,
     SessionStaged,
 )
@@ -106,12 +107,17 @@ class Chat:
     ) -> Chat:
         """The chat that `handle` opens; `SessionLost`, `ConnectionFailed`."""
         back.handle = handle
-        transport, resumed = await back.connect()
-        exchange = Exchange(transport, back, running=resumed.running)
-        exchange.buffer.stale = True
-        chat = cls(exchange, resumed.session, max_tool_rounds=max_tool_rounds)
+        chat = cls._come_back(*await back.connect(), back, max_tool_rounds)
         chat._tools = tools_of(tools)
         return chat
+
+    @classmethod
+    def _come_back(
+        cls, transport: Transport, resumed: SessionResumed, back: Return, max_tool_rounds: int
+    ) -> Chat:
+        exchange = Exchange(transport, back, running=resumed.running)
+        exchange.buffer.stale = True
+        return cls(exchange, resumed.session, max_tool_rounds=max_tool_rounds)
 
     @property
     def handle(self) -> str | None:
@@ -266,11 +272,10 @@ class Chat:
         assert isinstance(forked, SessionForked)
         chats: list[Chat] = []
         for fork in forked.sessions:
-            if shared:
-                chat = await self._beside(fork, back.another())
-            else:
-                rounds = self._max_tool_rounds
-                chat = await Chat.resume(back.another(), fork.handle, max_tool_rounds=rounds)
+            way = back.another()
+            way.handle = fork.handle
+            reached = (await self._beside(fork, way) if shared else None) or await way.persist()
+            chat = self._come_back(*reached, way, self._max_tool_rounds)
             chat._tools = self._tools
             self._children.append(chat)
             chats.append(chat)
@@ -392,13 +397,15 @@ class Chat:
     ) -> None:
         await self.aclose()
 
-    async def _beside(self, fork: Fork, back: Return) -> Chat:
-        """The chat of a fork on this one's connection."""
-        line = await self._exchange.share(self.session.id or "").attach(fork.id, fork.handle)
-        back.handle = fork.handle
-        resumed = await back.greeted(line)
-        exchange = Exchange(line, back, running=resumed.running)
-        return Chat(exchange, resumed.session, max_tool_rounds=self._max_tool_rounds)
+    async def _beside(self, fork: Fork, back: Return) -> tuple[Transport, SessionResumed] | None:
+        """A fork on this chat's connection; None where that is lost meanwhile."""
+        try:
+            line = await self._exchange.share(self.session.id or "").attach(fork.id, fork.handle)
+            return line, await back.greeted(line)
+        except SessionLost:
+            raise
+        except ConnectionLost:
+            return None
 
     # --- one turn at a time ---
 

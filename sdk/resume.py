@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
+import anyio
 import msgspec
 
 from .errors import ConnectionFailed, ConnectionLost, ProtocolBroken, SessionLost
@@ -112,6 +113,20 @@ class Return:
             await transport.aclose()
             raise
 
+    async def persist(self) -> tuple[Transport, SessionResumed]:
+        """As `connect`, tried again for as long as `patience` has it."""
+        give_up = deadline(self.patience)
+        for pause in self.patience.pauses():
+            try:
+                return await self.connect()
+            except SessionLost:
+                raise
+            except (ConnectionFailed, ConnectionLost):
+                if time.monotonic() > give_up:
+                    raise
+            await anyio.sleep(pause)
+        raise AssertionError("pauses have no end")
+
     def _check(self, resumed: SessionResumed) -> None:
         """Raises ``SessionLost`` where the server lacks what is not kept to be sent again: more than
         `MAX_UNSURE` events were on their way."""
@@ -136,6 +151,7 @@ class Return:
         if not isinstance(event, SessionResumed):
             raise ProtocolBroken("The server did not answer session.resume")
         self.handle = event.handle
+        self.last_event = self.last_event or event.event_id  # what follows may be lost with the connection
         return event
 
     def again(self, resumed: SessionResumed, awaited: Mapping[str, bytes | None]) -> list[bytes]:
