@@ -75,6 +75,7 @@ class Chat:
         self._tools: dict[str, Tool] = {}
         self._current: weakref.ref[_Reading] | None = None
         self._answers: Answers | None = None  # of the last run's tools
+        self._tracers = Tracers(())  # of the last run
         self._apart = Apart()  # tools that would not end
         self._leased = False
         self._claiming = anyio.Lock()
@@ -182,7 +183,7 @@ class Chat:
             await self._claim(run, self._exchange.quiet)
             if not self._configuration.offers(self.session, table):
                 self.session = await self._configuration.change({}, table)
-            self._tools, self._answers = table, run.answers
+            self._tools, self._answers, self._tracers = table, run.answers, tracers
 
         hints = None if self._leased else hint_seconds
         limits = limits or RunLimits()
@@ -384,6 +385,7 @@ class Chat:
         if self._answers is not None:
             await self._answers.aclose()
         await self._apart.aclose()
+        await self._tracers.aclose()
         for child in children:
             await child.aclose()
         begun, reading = self._current is not None, self._reader()
@@ -443,3 +445,4 @@ class Chat:
         answers, self._answers = self._answers, None
         if answers is not None:  # of a run that was left: the conversation owes no answers
             await answers.settle()
+        await self._tracers.aclose()
