@@ -301,6 +301,8 @@ class Chat:
         What others share with it stays theirs. Raises `ServerError`.
         """
         await self._idle()
+        if branch is self:
+            branch = self.session.id or ""  # which is refused
         if isinstance(branch, Chat):
             others = [child for child in self._children if child is not branch]
             self._children, branch._children = others + branch._children, []  # its forks live on
