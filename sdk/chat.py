@@ -231,7 +231,7 @@ class Chat:
         place = place_in(said, end)
         if place is None:  # not a word came
             await self.cancel()
-            await self._exchange.quiet()
+            await self._exchange.ended()
             return ""
         await self._exchange.truncate(*place, witness)
         return "".join(said.values())[:end]

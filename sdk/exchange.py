@@ -289,6 +289,14 @@ class Exchange:
         while self.busy:
             await self.receive()
 
+    async def ended(self) -> None:
+        """Wait until nothing runs, whoever reads."""
+        while self.busy:
+            if self._read:
+                await self._turned.wait()
+            else:
+                await self.receive()
+
     async def make_way(self) -> None:
         """Cancel what runs, for a turn that is sent next: the server serves it when that has ended.
 
