@@ -231,7 +231,10 @@ class Chat:
         place = place_in(said, end)
         if place is None:  # not a word came
             await self.cancel()
-            await self._exchange.ended()
+            await self._exchange.ended(witness)
+            said_late = None if reply is None else place_in(reply.said, 0)
+            if said_late is not None:
+                await self._exchange.truncate(*said_late, witness)
             return ""
         await self._exchange.truncate(*place, witness)
         return "".join(said.values())[:end]

@@ -11,7 +11,7 @@ import pytest
 from scripted import Script, add, chatting, given_up, response, weather
 
 from holdfast.sdk import ChatBusy, FrameError, RunDone, TraceFile
-from holdfast.sdk.frames import client, server
+from holdfast.sdk.frames import client, server, verbs
 from holdfast.sdk.frames.client import ClientEvent
 
 pytestmark = pytest.mark.anyio
@@ -89,13 +89,18 @@ async def test_a_reply_without_a_word_may_be_interrupted_while_another_task_read
             script.running.append("r")
             begun = response("r", "in_progress")
             yield server.ResponseCreated(event_id=script.id(), response=begun)
+        elif isinstance(event, verbs.ItemTruncate):
+            yield verbs.ItemTruncated(event_id=script.id(), item_id=event.item_id)
         else:
             yield from script.usual(event)
 
-    async with chatting(Script(answer=silent)) as chat, anyio.create_task_group() as group:
+    script = Script(answer=silent)
+    async with chatting(script) as chat, anyio.create_task_group() as group:
         group.start_soon(getattr(chat, how)("Go").text)
         await anyio.wait_all_tasks_blocked()
         assert await chat.interrupt() == ""
+    (cut,) = [event for event in script.got if isinstance(event, verbs.ItemTruncate)]
+    assert cut.text_end == 0, "what was on its way meanwhile was not heard either"
 
 
 async def test_a_run_tells_how_it_ended_as_often_as_it_is_asked() -> None:
