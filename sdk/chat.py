@@ -113,12 +113,10 @@ class Chat:
         return chat
 
     @classmethod
-    def _come_back(
-        cls, transport: Transport, resumed: SessionResumed, back: Return, max_tool_rounds: int
-    ) -> Chat:
+    def _come_back(cls, transport: Transport, resumed: SessionResumed, back: Return, rounds: int) -> Chat:
         exchange = Exchange(transport, back, running=resumed.running)
         exchange.buffer.stale = True
-        return cls(exchange, resumed.session, max_tool_rounds=max_tool_rounds)
+        return cls(exchange, resumed.session, max_tool_rounds=rounds)
 
     @property
     def handle(self) -> str | None:
@@ -276,8 +274,7 @@ class Chat:
         assert isinstance(forked, SessionForked)
         chats: list[Chat] = []
         for fork in forked.sessions:
-            way = back.another()
-            way.handle = fork.handle
+            way = back.another(fork.handle)
             reached = (await self._beside(fork, way) if shared else None) or await way.persist()
             chat = self._come_back(*reached, way, self._max_tool_rounds)
             chat._tools = self._tools

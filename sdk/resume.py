@@ -61,9 +61,11 @@ class Return:
         self._unsure: OrderedDict[str, bytes] = OrderedDict()  # sent, and not known to have arrived
         self._forgotten: str | None = None  # the last one of them that is not kept any more
 
-    def another(self) -> Return:
+    def another(self, handle: str) -> Return:
         """The way to another session of the same server."""
-        return Return(self._dial, self.patience)
+        back = Return(self._dial, self.patience)
+        back.handle = handle
+        return back
 
     def possible(self, lost: ConnectionLost) -> bool:
         """Whether it makes sense to come back after this end."""
