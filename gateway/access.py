@@ -37,7 +37,12 @@ class Keys:
 
     @classmethod
     def one(cls, key: str) -> Keys:
-        """A single key, of a tenant without a name."""
+        """A single key, of a tenant without a name.
+
+        Raises ``KeysUnusable``: whoever gives none would be let in by an empty one.
+        """
+        if not key or key != key.strip():
+            raise KeysUnusable("--api-key is empty, or begins or ends with a blank")
         return cls({_digest(key): ""})
 
     @classmethod
@@ -76,7 +81,7 @@ def read_text(path: Path) -> str:
     try:
         if path.stat().st_size > MOST_FILE_BYTES:
             raise KeysUnusable(f"{path} has more than {MOST_FILE_BYTES} bytes")
-        return path.read_text()
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise KeysUnusable(f"{path}: {error}") from None
 

@@ -159,13 +159,14 @@ class Feed:
         stands for the place before what is told again, and of whether ``after`` is of another opening. Raises
         ``EventsExpired``.
         """
-        kept = [self._shown(t.done) if t.done else t.frame for t in self._since(after, running)]
+        kept = self._since(after, running)
         self.detach()
         self._outbox = outbox
-        place = Place(self._opening, self._number - len(kept), *max(self._read, _NOWHERE))
         known = None if after is None else Place.parse(after)
         other = known is None or known.opening != self._opening
-        outbox.post([codec.encode(greeting(f"{place}-{secrets.token_hex(2)}", other)), *kept])
+        greeted = greeting(f"{self._before(kept, known)}-{secrets.token_hex(2)}", other)
+        frames = [self._shown(told.done) if told.done else told.frame for told in kept]
+        outbox.post([codec.encode(greeted), *frames])
         self._unread = 0
         self._changed.set()
 
@@ -224,6 +225,13 @@ class Feed:
     def _was_read(self, held: _Held, place: tuple[int, int]) -> bool:
         """A reply's end is acknowledged, hence in the journal: one that ends now was read by nobody."""
         return _NOWHERE < place <= self._read and not isinstance(held.event, ResponseDone)
+
+    def _before(self, kept: list[_Told], known: Place | None) -> Place:
+        """The place of a client that has yet to read ``kept``, and was at ``known`` before."""
+        number = kept[0].number - 1 if kept else self._number
+        if known is not None:
+            return Place(self._opening, number, known.reply, known.told)
+        return Place(self._opening, number, *((self._reply, 0) if kept else self._left))
 
     def _shown(self, done: ResponseDone) -> bytes:
         return codec.encode(msgspec.structs.replace(done, handle=self._handle() or UNSET))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+MOST = 1 << 63
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgt]?)(i?b)?", re.IGNORECASE)
 
 
@@ -12,4 +13,7 @@ def bytes_of(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a size such as 512MiB or 8GiB")
-    return int(float(found["number"]) * 1024 ** " kmgt".index(found["prefix"].lower() or " "))
+    size = float(found["number"]) * 1024 ** " kmgt".index(found["prefix"].lower() or " ")
+    if size >= MOST:
+        raise ValueError(f"{text!r} is more bytes than any machine has")
+    return int(size)

@@ -161,7 +161,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def _from_toml(text: str, source: str) -> Tenants:
     try:
         file = msgspec.convert(tomllib.loads(text), _File)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise KeysUnusable(str(error)) from None
     keys: dict[bytes, str] = {}
     limits: dict[str, Allowance] = {}

@@ -108,8 +108,11 @@ class CostBook:
         fresh = self._path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(msgspec.json.encode(self.measured))
-            fresh.replace(self._path)
+            try:
+                fresh.write_bytes(msgspec.json.encode(self.measured))
+                fresh.replace(self._path)
+            finally:
+                fresh.unlink(missing_ok=True)
 
 
 def measure(

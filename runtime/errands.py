@@ -15,11 +15,14 @@ from .sequence import Sequence
 from .shelving import Shelving
 
 PATIENCE_SECONDS = 10.0  # then the answer is how far it came
+AGAIN_SECONDS = 0.25  # between two tries to have the disk take what it has not: it may be full
 
 
 @dataclass(slots=True)
 class _Errand:
-    """``lowest``: a settling's keys go to disk too; ``left``: those that have not arrived."""
+    """``lowest``: a settling's keys go to disk too; ``left``: those that have not arrived; ``again``: when they
+    are sent once more.
+    """
 
     request: int
     sequence: Sequence
@@ -27,6 +30,7 @@ class _Errand:
     settling: bool
     lowest: bool = False
     left: list[bytes] = field(default_factory=list)
+    again: float = 0.0
     host: int = 0
     disk: int = 0
     computed: int = 0
@@ -68,7 +72,7 @@ class Errands:
     def tick(self, now: float, *, idle: bool) -> None:
         """See how far each is. ``idle``: no step can be planned before a verb or an answer of the disk."""
         for errand in list(self._running):
-            over = self._settled(errand) if errand.settling else self._staged(errand, idle=idle)
+            over = self._settled(errand, now) if errand.settling else self._staged(errand, idle=idle)
             if over or now > errand.since + PATIENCE_SECONDS:
                 self._running.remove(errand)
                 moved = self._where(errand, now) if errand.settling else self._whence(errand, now)
@@ -99,13 +103,14 @@ class Errands:
 
     # --- down -------------------------------------------------------------------------------------------
 
-    def _settled(self, errand: _Errand) -> bool:
+    def _settled(self, errand: _Errand, now: float) -> bool:
         sequence = errand.sequence
         if self._used(sequence) or sequence.id in self._roster.holders or sequence.id in self._roster.leased:
             return True
         errand.left = [key for key in errand.left if not self._gone_down(key, errand)]
-        if errand.left and errand.lowest:
+        if errand.left and errand.lowest and now >= errand.again:
             self._shelving.send(errand.left)
+            errand.again = now + AGAIN_SECONDS
         return not errand.left
 
     def _gone_down(self, key: bytes, errand: _Errand) -> bool:

@@ -29,9 +29,10 @@ def tend(act: str, store: Path) -> Iterator[str]:
         for account in {"stat": upkeep.stat, "verify": upkeep.verify, "gc": upkeep.gc}[act](kv):
             found = True
             checked = "" if act == "stat" else f", {account.damaged} damaged and dropped"
+            strange = f", {account.ignored} strange and dropped" if account.ignored else ""
             yield (
                 f"{account.name}: {account.records} records, {account.bytes} bytes"
-                f" in a file of {account.file_bytes}{checked}"
+                f" in a file of {account.file_bytes}{checked}{strange}"
             )
             for tenant, records in sorted(account.tenants.items(), key=lambda held: -held[1]):
                 share = records * account.bytes // max(1, account.records)

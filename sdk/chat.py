@@ -24,7 +24,7 @@ from .agent.tracing import Tracer, Tracers
 from .apart import Apart
 from .asking import create_of
 from .configuring import Configuration
-from .errors import ChatBusy
+from .errors import ChatBusy, ConnectionLost, SessionLost
 from .exchange import Exchange
 from .frames.client import (
     ClientEvent,
@@ -36,6 +36,7 @@ from .frames.server import (
     ServerEvent,
     SessionCreated,
     SessionLeased,
+    SessionResumed,
     SessionSettled,
     SessionStaged,
 )
@@ -74,6 +75,7 @@ class Chat:
         self._tools: dict[str, Tool] = {}
         self._current: weakref.ref[_Reading] | None = None
         self._answers: Answers | None = None  # of the last run's tools
+        self._tracers = Tracers(())  # of the last run
         self._apart = Apart()  # tools that would not end
         self._leased = False
         self._claiming = anyio.Lock()
@@ -106,12 +108,15 @@ class Chat:
     ) -> Chat:
         """The chat that `handle` opens; `SessionLost`, `ConnectionFailed`."""
         back.handle = handle
-        transport, resumed = await back.connect()
-        exchange = Exchange(transport, back, running=resumed.running)
-        exchange.buffer.stale = True
-        chat = cls(exchange, resumed.session, max_tool_rounds=max_tool_rounds)
+        chat = cls._come_back(*await back.connect(), back, max_tool_rounds)
         chat._tools = tools_of(tools)
         return chat
+
+    @classmethod
+    def _come_back(cls, transport: Transport, resumed: SessionResumed, back: Return, rounds: int) -> Chat:
+        exchange = Exchange(transport, back, running=resumed.running)
+        exchange.buffer.stale = True
+        return cls(exchange, resumed.session, max_tool_rounds=rounds)
 
     @property
     def handle(self) -> str | None:
@@ -176,7 +181,7 @@ class Chat:
             await self._claim(run, self._exchange.quiet)
             if not self._configuration.offers(self.session, table):
                 self.session = await self._configuration.change({}, table)
-            self._tools, self._answers = table, run.answers
+            self._tools, self._answers, self._tracers = table, run.answers, tracers
 
         hints = None if self._leased else hint_seconds
         limits = limits or RunLimits()
@@ -224,7 +229,10 @@ class Chat:
         place = place_in(said, end)
         if place is None:  # not a word came
             await self.cancel()
-            await self._exchange.quiet()
+            await self._exchange.ended(witness)
+            said_late = None if reply is None else place_in(reply.said, 0)
+            if said_late is not None:
+                await self._exchange.truncate(*said_late, witness)
             return ""
         await self._exchange.truncate(*place, witness)
         return "".join(said.values())[:end]
@@ -266,11 +274,9 @@ class Chat:
         assert isinstance(forked, SessionForked)
         chats: list[Chat] = []
         for fork in forked.sessions:
-            if shared:
-                chat = await self._beside(fork, back.another())
-            else:
-                rounds = self._max_tool_rounds
-                chat = await Chat.resume(back.another(), fork.handle, max_tool_rounds=rounds)
+            way = back.another(fork.handle)
+            reached = (await self._beside(fork, way) if shared else None) or await way.persist()
+            chat = self._come_back(*reached, way, self._max_tool_rounds)
             chat._tools = self._tools
             self._children.append(chat)
             chats.append(chat)
@@ -295,6 +301,8 @@ class Chat:
         What others share with it stays theirs. Raises `ServerError`.
         """
         await self._idle()
+        if branch is self:
+            branch = self.session.id or ""  # which is refused
         if isinstance(branch, Chat):
             others = [child for child in self._children if child is not branch]
             self._children, branch._children = others + branch._children, []  # its forks live on
@@ -379,6 +387,7 @@ class Chat:
         if self._answers is not None:
             await self._answers.aclose()
         await self._apart.aclose()
+        await self._tracers.aclose()
         for child in children:
             await child.aclose()
         begun, reading = self._current is not None, self._reader()
@@ -392,13 +401,15 @@ class Chat:
     ) -> None:
         await self.aclose()
 
-    async def _beside(self, fork: Fork, back: Return) -> Chat:
-        """The chat of a fork on this one's connection."""
-        line = await self._exchange.share(self.session.id or "").attach(fork.id, fork.handle)
-        back.handle = fork.handle
-        resumed = await back.greeted(line)
-        exchange = Exchange(line, back, running=resumed.running)
-        return Chat(exchange, resumed.session, max_tool_rounds=self._max_tool_rounds)
+    async def _beside(self, fork: Fork, back: Return) -> tuple[Transport, SessionResumed] | None:
+        """A fork on this chat's connection; None where that is lost meanwhile."""
+        try:
+            line = await self._exchange.share(self.session.id or "").attach(fork.id, fork.handle)
+            return line, await back.greeted(line)
+        except SessionLost:
+            raise
+        except ConnectionLost:
+            return None
 
     # --- one turn at a time ---
 
@@ -436,3 +447,4 @@ class Chat:
         answers, self._answers = self._answers, None
         if answers is not None:  # of a run that was left: the conversation owes no answers
             await answers.settle()
+        await self._tracers.aclose()

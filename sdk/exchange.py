@@ -289,6 +289,16 @@ class Exchange:
         while self.busy:
             await self.receive()
 
+    async def ended(self, meanwhile: Callable[[ServerEvent], object] | None = None) -> None:
+        """Wait until nothing runs, whoever reads; what is read here is given to `meanwhile`."""
+        while self.busy:
+            if self._read:
+                await self._turned.wait()
+                continue
+            event = await self.receive()
+            if meanwhile is not None:
+                meanwhile(event)
+
     async def make_way(self) -> None:
         """Cancel what runs, for a turn that is sent next: the server serves it when that has ended.
 

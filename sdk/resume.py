@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
+import anyio
 import msgspec
 
 from .errors import ConnectionFailed, ConnectionLost, ProtocolBroken, SessionLost
@@ -60,9 +61,11 @@ class Return:
         self._unsure: OrderedDict[str, bytes] = OrderedDict()  # sent, and not known to have arrived
         self._forgotten: str | None = None  # the last one of them that is not kept any more
 
-    def another(self) -> Return:
+    def another(self, handle: str) -> Return:
         """The way to another session of the same server."""
-        return Return(self._dial, self.patience)
+        back = Return(self._dial, self.patience)
+        back.handle = handle
+        return back
 
     def possible(self, lost: ConnectionLost) -> bool:
         """Whether it makes sense to come back after this end."""
@@ -112,6 +115,20 @@ class Return:
             await transport.aclose()
             raise
 
+    async def persist(self) -> tuple[Transport, SessionResumed]:
+        """As `connect`, tried again for as long as `patience` has it."""
+        give_up = deadline(self.patience)
+        for pause in self.patience.pauses():
+            try:
+                return await self.connect()
+            except SessionLost:
+                raise
+            except (ConnectionFailed, ConnectionLost):
+                if time.monotonic() > give_up:
+                    raise
+            await anyio.sleep(pause)
+        raise AssertionError("pauses have no end")
+
     def _check(self, resumed: SessionResumed) -> None:
         """Raises ``SessionLost`` where the server lacks what is not kept to be sent again: more than
         `MAX_UNSURE` events were on their way."""
@@ -136,6 +153,7 @@ class Return:
         if not isinstance(event, SessionResumed):
             raise ProtocolBroken("The server did not answer session.resume")
         self.handle = event.handle
+        self.last_event = self.last_event or event.event_id  # what follows may be lost with the connection
         return event
 
     def again(self, resumed: SessionResumed, awaited: Mapping[str, bytes | None]) -> list[bytes]:

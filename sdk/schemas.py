@@ -64,7 +64,7 @@ def takes_of(function: Callable[..., Any], name: str) -> Takes:
     inner, bound = _unbound(function)
     try:
         signature = inspect.signature(function, eval_str=True)
-    except (TypeError, ValueError, NameError, SyntaxError, AttributeError) as error:
+    except Exception as error:  # annotations are evaluated, whatever they hold
         raise ToolInvalid(f"`{name}` cannot be a tool: {error}") from error
     parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in bound]
     _check_callable(inner, parameters, name)

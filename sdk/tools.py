@@ -227,7 +227,7 @@ def _from_callable(
         definition = FunctionTool(
             name=called, description=description or takes.description or None, parameters=takes.parameters
         )
-        msgspec.convert(msgspec.to_builtins(definition), FunctionTool)
+        msgspec.json.decode(msgspec.json.encode(definition), type=FunctionTool)
     except (TypeError, ValueError) as error:
         raise ToolInvalid(f"`{called}` cannot be a tool: {error}") from error
 

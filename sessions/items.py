@@ -106,8 +106,8 @@ def checked_preamble(preamble: Preamble) -> Preamble:
         if not 1 <= len(tool.name) <= MAX_NAME:
             raise ToolInvalid(f"A tool's name must have 1 to {MAX_NAME} characters", param="tools")
         try:
-            msgspec.json.encode(tool)
-        except (TypeError, ValueError, RecursionError) as fault:
+            msgspec.msgpack.encode(tool)
+        except (TypeError, ValueError, OverflowError, RecursionError) as fault:
             raise ToolInvalid(f"Tool {tool.name!r} is no JSON: {fault}", param="tools") from None
     if len({tool.name for tool in preamble.tools}) != len(preamble.tools):
         raise ToolInvalid("Two tools have the same name", param="tools")

@@ -41,6 +41,8 @@ TORN = (
     lmdb.VersionMismatchError,
 )
 """Of a file whose pages are not what was written: they would be met again and again."""
+ANOTHER_FORMAT = "LMDB data format"
+"""In the error of the binding for a file of another version, or damaged there; it has no class of its own."""
 
 
 class StoreFailed(KVStoreError):
@@ -327,10 +329,11 @@ class RecordStore:
             except (*TORN, lmdb.PanicError):
                 if env is not None:
                     env.close()
-            except lmdb.Error:
+            except lmdb.Error as error:
                 if env is not None:
                     env.close()
-                raise
+                if ANOTHER_FORMAT not in str(error):
+                    raise
         raise StoreFailed(f"{self._folder}: cannot be opened, even anew")
 
     def _environment(self) -> Any:

@@ -19,6 +19,7 @@ from .places import FILE
 from .store import RecordStore, StoreFailed
 
 ABOUT = "about.json"
+MOST_BLOCK_BYTES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,13 @@ class Account:
 
 
 def write_about(folder: Path, block_bytes: int) -> None:
-    """Say beside the records how long one is, for who opens them without a model."""
-    (folder / ABOUT).write_text(json.dumps({"block_bytes": block_bytes}))
+    """Say beside the records how long one is, for who opens them without a model.
+
+    Where it is said already nothing is written: on a full disk that would leave the file empty.
+    """
+    path, about = folder / ABOUT, json.dumps({"block_bytes": block_bytes}).encode()
+    if not path.exists() or path.read_bytes() != about:
+        path.write_bytes(about)
 
 
 def spaces(kv: Path) -> list[Path]:
@@ -78,10 +84,19 @@ def gc(kv: Path) -> Iterator[Account]:
 
 
 def remove(kv: Path) -> int:
-    """Remove all records and the secret that names them; how many folders. Raises `StoreHeld`."""
-    folders = spaces(kv)
+    """Remove all records and the secret that names them; how many folders. Raises `StoreHeld`, ``OSError``.
+
+    Of a link to another disk what lies there goes, and the link stays.
+    """
+    folders = [path for path in kv.iterdir() if path.is_dir()]  # those too that tell nothing of themselves
     locks = [hold(folder) for folder in folders]
-    shutil.rmtree(kv, ignore_errors=True)
+    for path in list(kv.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not kv.is_symlink():
+        kv.rmdir()
     for lock in locks:
         os.close(lock)
     return len(folders)
@@ -92,7 +107,9 @@ def _opened(folder: Path) -> RecordStore:
     try:
         about = json.loads((folder / ABOUT).read_text())
         block_bytes, space = int(about["block_bytes"]), bytes.fromhex(folder.name)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        if not 0 < block_bytes <= MOST_BLOCK_BYTES:
+            raise ValueError(block_bytes)
+    except (OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError):
         raise StoreFailed(f"{folder / ABOUT} cannot be read: `holdfast store clear` removes all KV") from None
     return RecordStore(folder, space, block_bytes, 1 << 62)
 

@@ -83,13 +83,13 @@ def _progress(context: ToolContext) -> Callable[..., Any]:
 
 
 def _output(result: Any) -> str:
-    """What a tool answered, as text: its words, else its data. Raises `ToolFailed` where it tells an error."""
+    """What a tool answered, as text: its words, else its data. Raises `ToolFailed`: an error, or too much."""
     blocks = [_text(block) for block in result.content]
     structured = _either(result, "structured_content", "structuredContent")
     text = "\n".join(blocks) if blocks or structured is None else output_text(structured)
     if _either(result, "is_error", "isError"):
         raise ToolFailed(text)
-    return text
+    return output_text(text)
 
 
 def _text(block: Any) -> str:

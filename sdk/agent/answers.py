@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import anyio
 
 from ..asking import Sent
-from ..errors import SDKError
+from ..errors import ConnectionLost, SDKError
 from ..exchange import Exchange
 from ..frames.client import ClientEvent, ItemCreate, TextAppend, TextClear, TextCommit, TextReplace
 from ..turn import output_of
@@ -62,6 +62,8 @@ class Answers:
         if self._task is not None:
             await asyncio.wait([self._task])
             task, self._task = self._task, None
+            if task.cancelled():  # by `aclose`, not who waits here
+                raise ConnectionLost("The chat was closed while its tools ran")
             task.result()
         calls, sent, self._sent = self._calls.take(), self._sent, Sent()
         self._displaced = False

@@ -48,9 +48,12 @@ class Tracers:
 
     async def aclose(self) -> None:
         """Let async ones end, for a while."""
-        if self._tasks:
-            _, late = await asyncio.wait(set(self._tasks), timeout=LAST_SECONDS)
-            for task in late:
+        tasks = self._tasks - {asyncio.current_task()}  # one of them may do what awaits this
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=LAST_SECONDS)
+        finally:
+            for task in tasks:
                 task.cancel()
 
 

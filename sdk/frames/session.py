@@ -38,6 +38,16 @@ def too_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
     return True
 
 
+def too_wide(value: Any) -> bool:
+    """Whether free-form JSON, which is not `too_deep`, holds an integer that no journal keeps."""
+    level = [value]
+    while level:
+        if any(isinstance(node, int) and not -(2**63) <= node < 2**64 for node in level):
+            return True
+        level = [child for node in level for child in _children(node)]
+    return False
+
+
 def _children(node: Any) -> list[Any]:
     if isinstance(node, dict):
         return list(node.values())
@@ -53,7 +63,8 @@ class FunctionTool(
     tag_field="type",
     tag="function",
 ):
-    """A function the model may call. `parameters` is JSON Schema; ValueError when it nests too deep.
+    """A function the model may call. `parameters` is JSON Schema; ValueError when it nests too deep, or holds
+    an integer of more than 64 bits.
 
     `strict`: whenever it is called, the arguments fit `parameters` (of the Responses interface; ours here).
     """
@@ -66,6 +77,8 @@ class FunctionTool(
     def __post_init__(self) -> None:
         if too_deep(self.parameters):
             raise ValueError(f"Parameters nest deeper than {MAX_DEPTH} levels")
+        if too_wide(self.parameters):
+            raise ValueError("Parameters hold an integer of more than 64 bits")
 
 
 Tools: TypeAlias = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]
@@ -91,8 +104,11 @@ class SessionPatch(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fie
     tracing: Any = UNSET
 
     def __post_init__(self) -> None:
-        if any(too_deep(value) for value in (self.audio, self.include, self.reasoning, self.tracing)):
+        kept = (self.audio, self.include, self.reasoning, self.tracing)
+        if any(map(too_deep, kept)):
             raise ValueError(f"Fields nest deeper than {MAX_DEPTH} levels")
+        if any(map(too_wide, kept)):
+            raise ValueError("Fields hold an integer of more than 64 bits")
 
 
 class SessionResource(SamplingResource, kw_only=True, frozen=True):

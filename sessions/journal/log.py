@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+import msgspec
+
 from ..errors import StorageUnavailable
 from .changes import Append, Change, Put
 from .journal import Journal
@@ -106,8 +108,13 @@ class JournaledLog:
         return self._journal.fault_of(self._salt)
 
     def append(self, operation: AnyOperation) -> None:
-        """Queue it for the journal, together with all of this stretch of the loop."""
+        """Queue it for the journal, together with all of this stretch of the loop.
+
+        Raises what encoding it raises: in the journal's thread that would hold up all sessions, for ever.
+        """
         if not self._closed:
+            if not isinstance(operation, LAZY):
+                msgspec.msgpack.encode(operation)
             self._operations.append(operation)
             self._schedule(urgent=not isinstance(operation, LAZY))
 

@@ -127,6 +127,17 @@ async def test_the_words_of_a_file_are_read() -> None:
     assert (await tool.call("")).output == 'what it says\n{"type": "resource", "about": "file:///a.png"}'
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "told"),
+    [("a\ud800b", "completed", "a\ufffdb"), ("x" * (512 << 10), "failed", "can be read")],
+)
+async def test_words_that_no_frame_holds_do_not_end_the_run(text: str, kind: str, told: str) -> None:
+    (tool,) = await mcp_tools(Answering(SimpleNamespace(type="text", text=text)))
+    outcome = await tool.call("")
+    assert outcome.kind == kind
+    assert told in outcome.output
+
+
 async def test_a_list_of_tools_without_end_is_refused() -> None:
     pytest.importorskip("mcp")
     with pytest.raises(ToolInvalid, match="64 pages"):

@@ -46,6 +46,7 @@ async def test_what_cannot_be_named_or_pruned_is_refused(server: Serving) -> Non
             (chat.prune(stranger.session.id or ""), "session_not_found"),
             (chat.prune("sess_none"), "session_not_found"),
             (chat.prune(chat.session.id or ""), "invalid_value"),
+            (chat.prune(chat), "invalid_value"),
         ):
             with pytest.raises(ServerError) as refused:
                 await asked

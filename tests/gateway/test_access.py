@@ -57,6 +57,12 @@ async def test_a_key_in_letters_beyond_ascii_is_compared_too() -> None:
     assert await answered(guard, "http", "/version", [("Authorization", "Bearer schluessel")]) == 401
 
 
+@pytest.mark.parametrize("key", ["", " ", "s3cret\n", "\ts3cret"])
+async def test_a_key_that_everybody_or_nobody_gives_is_refused(key: str) -> None:
+    with pytest.raises(KeysUnusable, match="--api-key is empty, or begins or ends with a blank"):
+        Keys.one(key)
+
+
 @pytest.mark.parametrize(
     ("origin", "status"), [("http://evil.example", 403), ("http://127.0.0.1:8040", 200), ("null", 403)]
 )
@@ -98,6 +104,11 @@ async def test_a_keys_file_tells_tenants_apart(tmp_path: Path) -> None:
     assert seen[0] == seen[1] == salt_of("acme") != seen[2] == salt_of("zenith")
     assert await answered(guard, "websocket", "/v1/realtime", [("Authorization", "Bearer acme")]) == 401
     assert await answered(guard, "websocket", "/v1/realtime") == 401
+
+
+async def test_the_first_key_of_a_file_with_a_byte_order_mark_is_a_key(tmp_path: Path) -> None:
+    keys = Keys.read(keys_file(tmp_path, "\ufeffalpha acme\n"))
+    assert keys.tenant("alpha") == "acme"
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,8 @@ def test_sizes(served: list[Any], text: str, size: int) -> None:
     [
         ["serve", "pocket", "--kv-bytes", "lots"],
         ["serve", "pocket", "--kv-bytes", "0"],
+        ["serve", "pocket", "--kv-bytes", "9" * 400],
+        ["serve", "pocket", "--disk-bytes", "8388608TiB"],
         ["serve", "pocket", "--port", "70000"],
         ["serve", "pocket", "--kernels", "fast"],
         ["serve", "pocket", "--max-context", "0"],

@@ -118,6 +118,54 @@ async def test_without_a_last_event_the_reply_that_runs_is_told() -> None:
     assert await Reader(feed).read() == ["session.resumed"]
 
 
+async def test_who_has_read_no_more_than_the_greeting_is_told_all_behind_it() -> None:
+    feed = Feed(Limits())
+    for texts in (("old",), ("1", "2")):
+        feed.begin_reply()
+        said(feed, *texts)
+        feed.post([answer("a")])
+    said(feed, "3")
+    greeted = Reader(feed, running=True)
+    assert await greeted.read() == ["session.resumed", "1", "2", "3"]
+    again = Reader(feed, greeted.events[0]["event_id"])
+    assert await again.read() == ["session.resumed", "1", "2", "a", "3"]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_a_reply_that_was_over_at_the_greeting_is_not_told_again_after_a_servers_death(
+    resumed: bool,
+) -> None:
+    before = Feed(Limits())
+    reader = Reader(before, resumes=False)
+    before.begin_reply()
+    said(before, "1", "2")
+    before.post([done()], WRITER)
+    await reader.read()
+    greeted = Reader(before, reader.last if resumed else None)
+    await greeted.read()
+    after = Feed(Limits())
+    again = Reader(after, greeted.last)
+    after.begin_reply()
+    said(after, "1", "2")
+    after.begin_reply()
+    said(after, "3")
+    assert await again.read() == ["session.resumed", "3"]
+
+
+async def test_who_was_greeted_by_the_next_server_is_told_all_behind_that() -> None:
+    before, after = Feed(Limits()), Feed(Limits())
+    reader = Reader(before, resumes=False)
+    before.begin_reply()
+    before.post([answer("a"), answer("b"), answer("c")])
+    said(before, "1", "2", "3")
+    await reader.read()
+    after.begin_reply()
+    said(after, "1", "2", "3", "4", "5")
+    greeted = Reader(after, reader.last)
+    assert await greeted.read() == ["session.resumed", "4", "5"]
+    assert await Reader(after, greeted.events[0]["event_id"]).read() == ["session.resumed", "4", "5"]
+
+
 @pytest.mark.parametrize("read", [0, 1, 3, 5])
 async def test_after_a_servers_death_a_reply_that_is_told_again_goes_on_where_its_reader_was(
     read: int,

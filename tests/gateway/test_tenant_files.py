@@ -116,6 +116,8 @@ def test_the_form_of_lines_sets_no_limits(tmp_path: Path) -> None:
         ('[tenants.a]\nkeys = ["s3cret"]\n[tenants.b]\nkeys = ["s3cret"]\n', r"of \[tenants.b\] is another"),
         ('[tenants.acme]\nkeys = ["s3cret s3cret"]\n', "is empty, or has blanks"),
         ('[tenants.acme]\nkeys = [""]\n', "is empty, or has blanks"),
+        (f'[tenants.acme]\nkeys = ["s3cret"]\ndisk = "{"9" * 400}"\n', "more bytes than any machine has"),
+        (f"a = {'[' * 5000}\n", "recursion"),
     ],
 )
 def test_what_is_no_limit_is_refused_by_its_place_without_a_key(tmp_path: Path, text: str, told: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,17 @@ def test_nothing_is_told_before_all_is_measured_and_it_outlives_the_engine(tmp_p
     again = CostBook(path).costs()
     assert again is not None and again.fetch == pytest.approx(0.75 * 1e8 + 0.25 * 0.5e8)
     assert again.latency == 0.0
+
+
+def test_a_full_disk_keeps_no_piece_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, _: bytes) -> int:
+        path.open("w").close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    book = CostBook(tmp_path / "costs.json")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    book.save()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_small_fetch_tells_the_latency_and_nothing_of_the_rate() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import pytest
 
-from holdfast.runtime.errands import PATIENCE_SECONDS
+from holdfast.runtime.errands import AGAIN_SECONDS, PATIENCE_SECONDS
 from holdfast.runtime.link.messages import Moved, Settle, Stage
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
@@ -116,3 +117,21 @@ def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever() -> None:
     here.engine.step()
     (reply,) = here.engine.answers()
     assert reply.moved is not None and reply.moved.disk == 0 and reply.moved.host == 18
+
+
+def test_a_disk_that_refuses_is_not_asked_again_at_every_look() -> None:
+    here = one(disk=True)
+    assert here.disk is not None
+    looks, asked = 100, Counter[bytes]()
+
+    def refused(key: bytes, now: float) -> bool:
+        asked[key] += 1
+        return True
+
+    here.disk.store = refused  # type: ignore[method-assign]
+    here.engine._clock = lambda: here.disk.time  # type: ignore[union-attr]
+    assert here.engine.apply(Settle(1, 0, disk=True, wait=True)) is None
+    for _ in range(looks):
+        here.disk.time += 2 * AGAIN_SECONDS / looks
+        here.engine.step()
+    assert not here.engine.answers() and asked and set(asked.values()) <= {2, 3}

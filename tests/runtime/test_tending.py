@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from holdfast.kvstore.shelf.lock import hold
 from holdfast.kvstore.shelf.places import FILE
 from holdfast.kvstore.shelf.store import Given, RecordStore
 from holdfast.kvstore.shelf.upkeep import write_about
@@ -30,7 +34,19 @@ def records(store: Path) -> Path:
 
 @pytest.mark.parametrize("act", ["stat", "verify", "gc"])
 @pytest.mark.parametrize(
-    "about", ["", "[]", "{}", '{"block_bytes": null}', '{"block_bytes": "x"}', "[" * 9999]
+    "about",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"block_bytes": null}',
+        '{"block_bytes": "x"}',
+        '{"block_bytes": -1}',
+        '{"block_bytes": 0}',
+        '{"block_bytes": 1e30}',
+        '{"block_bytes": Infinity}',
+        "[" * 9999,
+    ],
 )
 def test_what_cannot_be_known_is_said_and_nothing_dropped(tmp_path: Path, act: str, about: str) -> None:
     folder = records(tmp_path)
@@ -44,6 +60,14 @@ def test_what_cannot_be_known_is_said_and_nothing_dropped(tmp_path: Path, act: s
     assert list(tend("clear", tmp_path)) == ["1 kinds of records removed"]
 
 
+def test_a_file_of_another_format_is_begun_anew(tmp_path: Path) -> None:
+    file = records(tmp_path) / FILE
+    whole = bytearray(file.read_bytes())
+    whole[20] ^= 8  # the version, after a page's header and the magic
+    file.write_bytes(whole)
+    assert [line.partition(": ")[2][:9] for line in tend("stat", tmp_path)] == ["0 records"]
+
+
 def test_a_folder_of_nothing_but_damage_is_tidied_away(tmp_path: Path) -> None:
     folder = records(tmp_path)
     file = folder / FILE
@@ -54,3 +78,62 @@ def test_a_folder_of_nothing_but_damage_is_tidied_away(tmp_path: Path) -> None:
     first, *_ = tend("gc", tmp_path)
     assert " 0 records" in first and "1 damaged and dropped" in first
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("act", ["stat", "verify", "gc"])
+def test_records_dropped_for_their_length_are_told(tmp_path: Path, act: str) -> None:
+    write_about(records(tmp_path), SIZE + 1)
+    first, *_ = tend(act, tmp_path)
+    assert " 0 records" in first and first.endswith(", 1 strange and dropped")
+
+
+def test_what_is_said_of_records_survives_a_server_s_start_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = records(tmp_path)
+
+    def full(path: Path, *_: object, **__: object) -> int:
+        path.open("w").close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with contextlib.suppress(OSError):
+        write_about(folder, SIZE)
+    first, *_ = tend("stat", tmp_path)
+    assert " 1 records" in first
+
+
+def test_clear_leaves_records_that_are_held_and_tell_nothing_of_themselves(tmp_path: Path) -> None:
+    folder = records(tmp_path)
+    (folder / "about.json").unlink()
+    lock = hold(folder)
+    try:
+        with pytest.raises(SettingsInvalid, match=f"is held by process {os.getpid()}"):
+            list(tend("clear", tmp_path))
+        assert (folder / FILE).exists()
+    finally:
+        os.close(lock)
+    assert list(tend("clear", tmp_path)) == ["1 kinds of records removed"]
+    assert not folder.exists()
+
+
+def test_clear_removes_what_lies_behind_a_link_to_another_disk(tmp_path: Path) -> None:
+    store, disk = tmp_path / "store", tmp_path / "disk"
+    folder = records(store)
+    (store / "kv").rename(disk)
+    (store / "kv").symlink_to(disk)
+    assert list(tend("clear", store)) == ["1 kinds of records removed"]
+    assert not (disk / folder.name).exists() and (store / "kv").is_dir()
+
+
+def test_clear_says_what_it_could_not_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = records(tmp_path)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "unlink", refused)
+    with pytest.raises(SettingsInvalid, match=os.strerror(errno.EROFS)):
+        list(tend("clear", tmp_path))
+    assert (folder / FILE).exists()

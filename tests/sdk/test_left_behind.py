@@ -10,9 +10,10 @@ from typing import Any
 
 import anyio
 import pytest
-from scripted import Script, chatting
+from scripted import Script, chatting, given_up
 
 from holdfast.sdk import CallFinished, ToolContext, tool
+from holdfast.sdk.agent import tracing
 from holdfast.sdk.agent.events import StepFinished
 from holdfast.sdk.apart import Apart
 
@@ -157,6 +158,25 @@ async def test_a_chat_that_is_closed_while_a_tool_of_its_run_goes_on(stubborn: S
                 outcomes.append(event.outcome)
         stubborn.ended.append("closed")
     assert not outcomes
+
+
+@pytest.mark.parametrize("how", ["left", "cancelled", "ended"])
+async def test_a_tracer_without_end_ends_with_the_session(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hangs(event: Any) -> None:
+        told.append(event)
+        await asyncio.Event().wait()
+
+    async def read() -> None:
+        async for _ in chat.run("Go", trace=[hangs]):
+            if how == "left":
+                break
+
+    told: list[Any] = []
+    monkeypatch.setattr(tracing, "LAST_SECONDS", 10.0 if how == "ended" else 0.01)
+    async with nothing_stays(), chatting(Script(None if how == "cancelled" else ["Hello."])) as chat:
+        await given_up(read)
+        monkeypatch.setattr(tracing, "LAST_SECONDS", 0.01)
+    assert told
 
 
 async def test_a_tool_has_a_moment_to_tidy_up() -> None:

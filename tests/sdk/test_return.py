@@ -7,9 +7,10 @@ import pytest
 from scripted import Script
 
 from holdfast.sdk import Client, SessionLost
+from holdfast.sdk.chat import Chat
 from holdfast.sdk.errors import ConnectionFailed, ConnectionLost
 from holdfast.sdk.exchange import Exchange
-from holdfast.sdk.frames import client, codec, server
+from holdfast.sdk.frames import client, codec, server, verbs
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.response import Response
 from holdfast.sdk.frames.session import SessionResource
@@ -74,6 +75,29 @@ async def test_a_lost_connection_is_made_again_with_the_last_event_and_the_handl
     assert isinstance(resume, client.SessionResume)
     assert (resume.handle, resume.last_event) == ("first", "e1")
     assert exchange.handle == "second"
+
+
+async def test_what_is_told_first_after_a_handle_opened_a_session_is_not_lost_with_the_connection() -> None:
+    second = Line(resumed(), deleted("e2", "b"))
+    back = back_over(Line(resumed()), second)
+    first, _ = await back.connect()
+    await Exchange(first, back).receive()
+    (resume,) = second.sent
+    assert isinstance(resume, client.SessionResume)
+    assert resume.last_event == "back"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_fork_is_opened_though_connections_are_lost_meanwhile(shared: bool) -> None:
+    fork = verbs.Fork(id="child", handle="childs")
+    line = Line(verbs.SessionForked(event_id="e1", sessions=[fork]))
+    opened = Line(resumed())
+    chat = Chat(Exchange(line, back_over(Line(), ConnectionFailed("not yet"), opened)), SESSION)
+    (child,) = await chat.fork(shared=shared)
+    assert child.handle == "second"
+    (resume,) = opened.sent
+    assert isinstance(resume, client.SessionResume)
+    assert resume.handle == "childs"
 
 
 async def test_only_what_the_server_has_not_is_sent_again() -> None:

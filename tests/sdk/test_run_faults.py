@@ -8,10 +8,10 @@ from typing import Any
 
 import anyio
 import pytest
-from scripted import Script, add, chatting, given_up, weather
+from scripted import Script, add, chatting, given_up, response, weather
 
 from holdfast.sdk import ChatBusy, FrameError, RunDone, TraceFile
-from holdfast.sdk.frames import client, server
+from holdfast.sdk.frames import client, server, verbs
 from holdfast.sdk.frames.client import ClientEvent
 
 pytestmark = pytest.mark.anyio
@@ -80,6 +80,27 @@ async def test_what_no_frame_holds_is_refused_at_once_and_the_chat_goes_on(text:
         assert not reading.running
         assert await chat.say("Hello?").text() == "Yes."
     assert script.kinds() == ["response.create"]
+
+
+@pytest.mark.parametrize("how", ["run", "say"])
+async def test_a_reply_without_a_word_may_be_interrupted_while_another_task_reads_it(how: str) -> None:
+    def silent(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
+        if isinstance(event, client.ResponseCreate):
+            script.running.append("r")
+            begun = response("r", "in_progress")
+            yield server.ResponseCreated(event_id=script.id(), response=begun)
+        elif isinstance(event, verbs.ItemTruncate):
+            yield verbs.ItemTruncated(event_id=script.id(), item_id=event.item_id)
+        else:
+            yield from script.usual(event)
+
+    script = Script(answer=silent)
+    async with chatting(script) as chat, anyio.create_task_group() as group:
+        group.start_soon(getattr(chat, how)("Go").text)
+        await anyio.wait_all_tasks_blocked()
+        assert await chat.interrupt() == ""
+    (cut,) = [event for event in script.got if isinstance(event, verbs.ItemTruncate)]
+    assert cut.text_end == 0, "what was on its way meanwhile was not heard either"
 
 
 async def test_a_run_tells_how_it_ended_as_often_as_it_is_asked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import threading
@@ -16,6 +17,7 @@ from test_agent_run import Streaming, called, of
 from holdfast.sdk import (
     CallFinished,
     CallPiece,
+    ConnectionLost,
     RunEvent,
     RunLimits,
     ServerError,
@@ -395,6 +397,16 @@ async def test_a_chat_that_is_closed_in_mid_stream_leaves_nothing_half_sent() ->
                 break
     assert script.kinds()[-1] == "input_text_buffer.clear"
     assert read(script) == []
+
+
+async def test_who_reads_a_run_whose_chat_another_task_closes_is_told_so() -> None:
+    watched = Watched()
+    async with chatting(Script([("endless", "{}")], answer=watched)) as chat:
+        reading = asyncio.ensure_future(chat.run("Go", [hanging(watched)]).done())
+        await watched.holds(5)
+        await chat.aclose()
+        with pytest.raises(ConnectionLost, match="closed"):
+            await reading
 
 
 async def test_a_stream_that_the_server_refuses_is_the_runs_to_tell() -> None:

@@ -146,6 +146,22 @@ def test_what_cannot_be_a_tool(given: Any) -> None:
         tool_of(given)
 
 
+@pytest.mark.parametrize(
+    ("hint", "default"),
+    [
+        ("1 / 0", ""),  # evaluated
+        (str, "\ud800"),  # no character
+        (int, 2**64),  # no journal keeps it
+    ],
+)
+def test_a_parameter_that_cannot_be_told(hint: Any, default: Any) -> None:
+    def given(value: Any = default) -> None: ...
+
+    given.__annotations__["value"] = hint
+    with pytest.raises(ToolInvalid, match="`given` cannot be a tool"):
+        tool(given)
+
+
 def test_two_of_one_name() -> None:
     with pytest.raises(ToolInvalid):
         tools_of([forecast, {"name": "forecast"}])

@@ -189,6 +189,19 @@ async def test_a_journal_that_cannot_write_still_closes() -> None:
 
 
 @run
+async def test_what_cannot_be_encoded_fails_who_said_it_and_nobody_else() -> None:
+    endless = Preamble(tools=(Tool(name="f", parameters={"maximum": 2**70}),))
+    with folder() as path:
+        async with book_in(path, reciting("ok")) as book:
+            session, other = book.create(), book.create()
+            with pytest.raises(OverflowError):
+                session.log.append(Configured(preamble=endless))
+            await ask(other, "Hello")
+            await asyncio.wait_for(other.log.sync(), 5)
+            assert other.log.fault is None
+
+
+@run
 async def test_a_disk_with_too_little_left_refuses_what_is_new_and_takes_what_runs() -> None:
     with folder() as path:
         async with book_in(path, reciting()) as book:

@@ -138,6 +138,7 @@ def test_unfit_items_are_refused(item) -> None:
         (Preamble(tools=(Tool(name="n" * 65),)), ToolInvalid),
         (Preamble(tools=(Tool(name="f"), Tool(name="f"))), ToolInvalid),
         (Preamble(tools=(Tool(name="f", description="\ud800"),)), ToolInvalid),
+        (Preamble(tools=(Tool(name="f", parameters={"default": 2**64}),)), ToolInvalid),
     ],
 )
 def test_unfit_preambles_are_refused(preamble: Preamble, error: type[Exception]) -> None:
