@@ -88,6 +88,7 @@ class Generation:
         if self._over:
             return None
         stopping = asyncio.ensure_future(self._stop(self.state.seq, keep))
+        stopping.add_done_callback(_heard)
         self.end(None)
         return stopping
 
@@ -118,3 +119,9 @@ class Generation:
     def _tell(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+
+def _heard(stopping: asyncio.Future[State]) -> None:
+    """A failure is nobody's who does not wait for it."""
+    if not stopping.cancelled():
+        stopping.exception()

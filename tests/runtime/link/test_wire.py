@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Coroutine
 from typing import Any
 
@@ -14,6 +15,7 @@ from holdfast.runtime.errors import (
     EngineDied,
     FrameInvalid,
     LinkClosed,
+    SequenceUnknown,
     ShardMissing,
 )
 from holdfast.runtime.link.generation import Generation
@@ -362,3 +364,27 @@ async def test_an_answer_nobody_asked_for_is_garbage() -> None:
     bench = Bench()
     bench.up(Reply(77, State(1, 1, 1, 1)))
     assert isinstance(bench.wire.gone, FrameInvalid)
+
+
+async def test_who_leaves_reads_no_more_and_need_not_hear_what_came_of_it() -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+
+    async def refused(seq: int, keep: int) -> State:
+        raise SequenceUnknown(f"no sequence {seq}, of which {keep} tokens stay")
+
+    generation = Generation(refused)
+    generation.state = State(1, 4, 3, 1)
+    reading = asyncio.create_task(tokens_of(generation))
+    await settle()
+    assert generation.leave(6) is not None and generation.leave(6) is None
+    assert await reading == [] and not generation.running
+    await settle()
+    gc.collect()
+    assert not told
+    generation = Generation(refused)
+    generation.state = State(1, 4, 3, 1)
+    stopping = generation.leave(6)
+    assert stopping is not None
+    with pytest.raises(SequenceUnknown, match="of which 6"):
+        await stopping
