@@ -22,15 +22,14 @@ class Generation:
     """Rows in order, each once; ends after one with ``finish``, or where the generation was stopped.
 
     ``state`` is the sequence as the generation began: row tokens follow on ``state.length``. ``last`` is the
-    row with ``finish`` and ``stopped`` the state after a ``stop`` or ``truncate``, as soon as they are known;
-    rows that came before are still delivered. If the engine dies the rows that came are delivered, then
-    ``EngineDied`` is raised. For one reader; leaving ``async with``, or ``aclose``, stops what still runs.
+    row with ``finish``, as soon as it is known; rows that came before are still delivered. If the engine dies
+    the rows that came are delivered, then ``EngineDied`` is raised. For one reader; leaving ``async with``, or
+    ``aclose``, stops what still runs.
     """
 
     def __init__(self, stop: Callable[[int, int | None], Coroutine[None, None, State]]) -> None:
         self.state: State
         self.last: Row | None = None
-        self.stopped: State | None = None
         self._stop = stop
         self._rows: deque[Row] = deque()
         self._over = False
@@ -89,7 +88,7 @@ class Generation:
             return None
         stopping = asyncio.ensure_future(self._stop(self.state.seq, keep))
         stopping.add_done_callback(_heard)
-        self.end(None)
+        self.end()
         return stopping
 
     # --- for the wire ---------------------------------------------------------------------------------------
@@ -102,11 +101,9 @@ class Generation:
             self._over = True
         self._tell()
 
-    def end(self, stopped: State | None) -> None:
+    def end(self) -> None:
         """No more rows will come: it was stopped."""
-        if not self._over:
-            self.stopped = stopped
-            self._over = True
+        self._over = True
         self._tell()
 
     def fail(self, fault: EngineGone) -> None:

@@ -151,7 +151,7 @@ class Wire(asyncio.Protocol):
         begun = _begun_by(call.verb)
         if isinstance(call.verb, Generate):
             if self._generations.get(call.verb.seq) is call.generation:
-                self._over(call.verb.seq, None)
+                self._over(call.verb.seq)
             if not begun:
                 self.post(Stop(self.next_request(), call.verb.seq))
         for seq in begun:
@@ -209,11 +209,11 @@ class Wire(asyncio.Protocol):
     def _reply(self, reply: Reply) -> None:
         call = self._called(reply.request)
         if isinstance(call.verb, Close):
-            self._over(call.verb.seq, reply)
+            self._over(call.verb.seq)
         elif reply.state is not None:
             running = self._generations.get(reply.state.seq)
             if running is not None and running.state.epoch != reply.state.epoch:
-                self._over(reply.state.seq, reply)
+                self._over(reply.state.seq)
             if call.generation is not None and call.reply is not None:
                 call.generation.state = reply.state
                 self._generations[reply.state.seq] = call.generation
@@ -234,10 +234,10 @@ class Wire(asyncio.Protocol):
         else:
             call.reply.set_exception(answer)
 
-    def _over(self, seq: int, reply: Reply | None) -> None:
+    def _over(self, seq: int) -> None:
         generation = self._generations.pop(seq, None)
         if generation is not None:
-            generation.end(reply.state if reply is not None else None)
+            generation.end()
 
     def _end(self, fault: EngineGone) -> None:
         """Everybody who waits learns it now; the first reason stays."""

@@ -356,7 +356,7 @@ class ScriptedLink:
         held = self._known(seq)
         generation, held.generation = held.generation, None
         if generation is not None:
-            generation.end(self._state(seq))
+            generation.end()
 
     def _state(self, seq: int) -> State:
         held = self.held[seq]
