@@ -1,9 +1,8 @@
-"""The house: layers, the package list, sizes, what may stand nowhere. Reads the source, imports none of it."""
+"""The house: layers, the package list, what may stand nowhere. Reads the source, imports none of it."""
 
 from __future__ import annotations
 
 import ast
-import statistics
 import subprocess
 import sys
 import tomllib
@@ -16,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("sdk", "kernels", "kvstore", "runtime", "sessions", "gateway", "benchmarks")
 TOP_LEVEL = {*ROOMS, "tests", "pyproject.toml", "README.md"}
 TOP_FILES = {"__init__.py", "py.typed", "constraints.txt", "Makefile", "LICENSE", ".gitignore", ".ci"}
+TOP_FILES |= {"ARCHITECTURE.md", "CONTRIBUTING.md"}
 
 # room -> rooms it may import (architecture §2)
 LAYERS = {
@@ -63,12 +63,6 @@ def imported(path: Path) -> Iterator[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             stem = [*base, *(node.module.split(".") if node.module else [])]
             yield from (".".join([*stem, alias.name]) for alias in node.names)
-
-
-def functions(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield (node.end_lineno or node.lineno) - node.lineno + 1, f"{path}:{node.lineno} {node.name}"
 
 
 def test_rooms_import_only_lower_floors() -> None:
@@ -155,15 +149,6 @@ def test_files_of_tests_have_names_of_their_own() -> None:
     """Without packages pytest tells two of one name apart by what was imported first: not at all."""
     names = [path.name for path in tracked() if path.parts[0] == "tests" and path.name.startswith("test_")]
     assert sorted(names) == sorted(set(names))
-
-
-def test_sizes_stay_readable() -> None:
-    lines = {str(path): (ROOT / path).read_text().count("\n") for path in modules()}
-    assert not {name: count for name, count in lines.items() if count > 450}
-    assert statistics.median(count for count in lines.values() if count > 5) <= 160
-    found = [entry for path in modules() for entry in functions(path)]
-    assert not [name for length, name in found if length > 75]
-    assert sorted(length for length, _ in found)[int(len(found) * 0.9)] <= 28
 
 
 @pytest.mark.parametrize(
