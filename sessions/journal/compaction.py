@@ -10,6 +10,7 @@ a record of it; what damage has hit stays known, too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -142,7 +143,8 @@ class Compaction:
                 self._out.live += self._logs.size(target)
         self._out.marks = self._out.dead
         for one in self.victims:
-            self._logs.remove(one)
+            with suppress(OSError):  # it is removed at the next start: the new log's header names it
+                self._logs.remove(one)
         self.saved = before - self._out.end
 
 

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -136,6 +136,11 @@ class Journal:
         return await answer
 
     @property
+    def mismatches(self) -> Sequence[str]:
+        """How the journal differs from that of the last start, in sentences."""
+        return self._store.mismatches
+
+    @property
     def fault(self) -> StorageUnavailable | None:
         """Why nothing new may be begun now: the last commit failed, or the disk's reserve is touched."""
         if self._fault is not None:
@@ -215,6 +220,7 @@ class Journal:
             if time.monotonic() - swept > self.settings.sweep_seconds:
                 swept = time.monotonic()
                 self._upkeep(lambda: self._store.sweep(frozenset(self.live)))
+                self._upkeep(self._store.note)
             with self._changed:
                 if self._closing and not self._queue and not self._jobs:
                     return

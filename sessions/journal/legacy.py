@@ -52,7 +52,7 @@ SILENT_SECONDS = 30.0  # without a byte from the child: it is ended
 SALVAGE_SECONDS = 300.0  # for all that is tried after the first death
 CHECK_BYTES = 8
 END = 0xFFFFFFFF
-ALL, FIRST = "all", "first"
+ALL, EACH, FIRST = "all", "each", "first"
 T = TypeVar("T")
 
 
@@ -291,6 +291,11 @@ class Reader:
                 first = item[0]
             if whole:
                 return
+            for item in self._asked(table, first + b"\0" if first else b"", EACH):
+                if item is None:
+                    break
+                yield item
+                first = item[0]
             self.unread += 1
             if self._until is None:
                 self._until = time.monotonic() + SALVAGE_SECONDS

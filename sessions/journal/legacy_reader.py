@@ -1,6 +1,6 @@
 """Reads a journal of formats 1 and 2 for `legacy`, in a process of its own: LMDB ends its process on damage.
 
-``python -I legacy_reader.py FOLDER``: for each line ``TABLE KEY all|first`` on stdin it writes the table's
+``python -I legacy_reader.py FOLDER``: for each line ``TABLE KEY all|each|first`` on stdin it writes the table's
 records from that key on (in hexadecimal, ``-``: from the first), or the next one, to stdout: length of key
 and value, 4 bytes each, key, value; at the end ``END``, and 0 if all of them could be read.
 """
@@ -34,9 +34,9 @@ def answer(environment: lmdb.Environment, table: str, first: bytes, how: str) ->
                     break
                 before = key
                 batch.append(struct.pack("<II", len(key), len(value)) + key + value)
-                if len(batch) == BATCH:
+                if len(batch) == BATCH or how == "each":
                     send(batch)
-                found = how == "all" and cursor.next()
+                found = how != "first" and cursor.next()
     except lmdb.NotFoundError:
         pass
     except lmdb.Error:

@@ -190,6 +190,13 @@ class LogFolder:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = self._listed(write)
         headers = {number: self._header_of(number) for number in numbers}
+        for number in [number for number, header in headers.items() if header is None]:
+            path = self._path(number)
+            if path.stat().st_size <= LOG_START and not path.with_suffix(".index").exists():
+                numbers.remove(number)  # the process died while it made this log: nothing was in it
+                del headers[number]
+                if write:
+                    self.disk.remove(path)
         self._choose(headers, known, model)
         if not self.header.store:
             if numbers:
@@ -234,11 +241,14 @@ class LogFolder:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             return []
+        numbers = sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
         if write:
+            indexes = {self._path(number).with_suffix(".index").name for number in numbers}
             for name in names:
-                if name.endswith(".new"):
+                # What was not finished; an index whose log is not there must not be taken for another one's.
+                if name.endswith(".new") or (name.endswith(".index") and name not in indexes):
                     self.disk.remove(self.folder / name)
-        return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
+        return numbers
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08}.log"
@@ -513,6 +523,8 @@ class LogFolder:
         one = Log(self._new_slot(), header, path)
         target = name or path
         try:
+            if name is None:
+                self.disk.remove(one.index_path)
             one.fd = self.disk.create(target)
             data = segment.encoded_header(header, segment.LOG_MAGIC) * 2
             self.disk.write(one.fd, data, 0)

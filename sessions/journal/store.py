@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from ..errors import RecordDamaged, StorageUnavailable, StoreUnusable
-from . import segment
+from . import identity, segment
 from .changes import Append, Change, Condensed, Drop, Put
 from .changes import Table as Table
 from .changes import key_of as key_of
@@ -76,6 +76,10 @@ class JournalStore:
         self.full = False
         """Whether the last write failed because the journal may grow no further."""
         self.shares = Shares(settings.tenants)
+        self.mismatches: list[str] = []
+        """What differs from the last start: the journal, or the second place that tells of it."""
+        self.fresh = logs.made
+        """Whether there was no journal before."""
         self._settings = settings
         self._declined: dict[int, int] = {}  # operations of those that it did not, as while a reply runs
         self._damaged: set[int] = set()
@@ -117,6 +121,8 @@ class JournalStore:
 
     def close(self) -> None:
         """Close the files."""
+        if self.generation:
+            self.note()
         if self._compaction is not None:
             self._compaction.abandon()
             self._compaction = None
@@ -141,10 +147,22 @@ class JournalStore:
             written = self.logs.append(records)
         self._apply(records, *written)
 
-    def start(self, generation: int) -> None:
+    def begin(self, generation: int) -> None:
         """A server begins with this generation of the store. Raises ``StorageUnavailable``."""
         self.logs.append([Fresh(0, generation, Kind.START, b"")])
         self.logs.generation = generation
+        self.note()
+
+    def note(self) -> None:
+        """Tell the second place how far the journal is; where that cannot be written it is told later."""
+        try:
+            identity.write(self.folder, self.identity(), self.logs.disk)
+        except OSError as fault:
+            log.warning("%s cannot be written: %s", self.folder / identity.FILE, fault.strerror)
+
+    def identity(self) -> identity.Identity:
+        """What this store is, and how far."""
+        return identity.identity_of(self.logs.header, self.generation, self.logs.next_sequence)
 
     @property
     def generation(self) -> int:
@@ -398,7 +416,8 @@ class JournalStore:
 
     def damaged(self) -> list[int]:
         """Numbers of the sessions that are known to be damaged."""
-        return sorted(self._damaged & self.sessions.states.keys())
+        states = self.sessions.states
+        return sorted(number for number in self._damaged if number in states and states[number].kept)
 
     def statistics(self) -> dict[str, float]:
         """Sessions and bytes."""
@@ -409,6 +428,7 @@ class JournalStore:
             "journal_logs": float(len(self.logs.logs)),
             "journal_damaged": float(len(self.damaged())),
             "journal_lost_records": float(self.logs.findings.lost),
+            "journal_mismatch": float(len(self.mismatches)),
         }
 
     def name_of(self, number: int) -> str:
@@ -467,8 +487,10 @@ class JournalStore:
             if place not in (HIT, MISSING):
                 self.logs.soil(place)
             self.sessions.strike(number, kind, index)
-            fresh = {number, needed_by} - self._damaged
-            self._damaged |= {number, needed_by}
+            states = self.sessions.states
+            hit = {one for one in (number, needed_by) if one in states and states[one].kept}
+            fresh = hit - self._damaged
+            self._damaged |= hit
             if fresh:
                 names = [self.name_of(one) for one in sorted(fresh)]
                 log.error("the journal is damaged: session %s is lost: %s", named(names), fault.message)
