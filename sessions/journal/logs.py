@@ -146,6 +146,7 @@ class LogFolder:
         self._slots = iter(range(1, _MOST_SLOTS))
         self._free_slots: list[int] = []
         self._next_number = 1
+        self._believing = True
 
     # --- opening --------------------------------------------------------------------------------------------
 
@@ -159,13 +160,15 @@ class LogFolder:
         known: SegmentHeader | None = None,
         *,
         write: bool = True,
+        whole: bool = False,
     ) -> tuple[LogFolder, list[Loaded]]:
         """The logs and all their records. ``known``: the store's header as a second place has it.
 
-        ``write``: false leaves every file as it is. Raises ``StoreForeign``, ``StoreNewer``,
-        ``StoreUnusable``.
+        ``write``: false leaves every file as it is. ``whole``: no index is believed unread. Raises
+        ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
         """
         logs = cls(folder, segment_bytes, disk)
+        logs._believing = not whole
         try:
             return logs, logs._opened(model, known, write)
         except OSError as fault:
@@ -272,7 +275,7 @@ class LogFolder:
         """The header that most logs have; where none has one, the one that is ``known``."""
         found = [one for one in headers.values() if one is not None]
         if not found:
-            if headers and known is not None and known.model == model:
+            if headers and known is not None and model in (b"", known.model):
                 self.header = known
             return
         newer = [one.format for one in found if one.format > segment.FORMAT]
@@ -285,7 +288,7 @@ class LogFolder:
         for one in found:
             counts[one.store] = counts.get(one.store, 0) + 1
         best = max(found, key=lambda one: (counts[one.store], one.number))
-        if best.model != model:
+        if model and best.model != model:
             raise StoreForeign(f"the store {self.folder.parent} was written for another model")
         self.header = changed(best, replaces=())
 
@@ -304,11 +307,11 @@ class LogFolder:
         one.fd = self.disk.open(one.path, write=last and write)
         size, index = self.disk.size(one.fd), self._index_of(one)
         one.end = size
-        if not last and index is not None and index.sealed == size:
+        if self._believing and not last and index is not None and index.sealed == size:
             entries, extras = index.entries(), dict(index.extras())
             return self._known(one, entries, np.zeros(len(entries), bool), extras)
         entries, hits, extras, clean = self._scanned(one, size, index, last=last and write)
-        if last and write and clean and index is not None and one.end < self.segment_bytes:
+        if last and write and clean and index is not None and LOG_START <= one.end < self.segment_bytes:
             one.index_fd = self.disk.open(one.index_path, write=True)
             self.active = one
         elif clean and write and not last:
@@ -474,7 +477,7 @@ class LogFolder:
             self.disk.write(active.fd, b"".join(pieces), active.end)
         except OSError as fault:
             if not self._cut(active):
-                self._abandon(active)
+                self._abandon(active, records)
             raise StorageUnavailable(
                 f"the journal cannot be written: {active.path}: {_cause(fault)}"
             ) from None
@@ -482,7 +485,7 @@ class LogFolder:
             self.disk.sync(active.fd)
         except OSError as fault:
             self._cut(active)
-            self._abandon(active)
+            self._abandon(active, records)
             raise StorageUnavailable(
                 f"the journal cannot be synced: {active.path}: {_cause(fault)}"
             ) from None
@@ -566,9 +569,10 @@ class LogFolder:
             return False
         return True
 
-    def _abandon(self, one: Log) -> None:
-        """Write to it no more: its end may not be what was written."""
+    def _abandon(self, one: Log, records: Sequence[Fresh]) -> None:
+        """Write to it no more: its end may be what was written, or not."""
         self.active = None
+        one.fresh.update(record.session for record in records)
         if one.index_fd is not None:
             os.close(one.index_fd)
             one.index_fd = None

@@ -81,6 +81,7 @@ class JournalStore:
         self.fresh = logs.made
         """Whether there was no journal before."""
         self._settings = settings
+        self._writes = True
         self._declined: dict[int, int] = {}  # operations of those that it did not, as while a reply runs
         self._damaged: set[int] = set()
         self._compaction: Compaction | None = None
@@ -96,17 +97,22 @@ class JournalStore:
         disk: Disk | None = None,
         known: segment.SegmentHeader | None = None,
         write: bool = True,
+        whole: bool = False,
     ) -> JournalStore:
-        """Open or make the store of ``model``. Hold its lock. ``write``: false only looks.
+        """Open or make the store of ``model``; b"" opens that of any. Hold its lock, unless only to look:
+        ``write`` is false. ``whole``: every log is read, also those whose indexes say all.
 
         Raises ``StoreUnusable`` or one of its kinds.
         """
         size = segment_bytes(settings)
         try:
-            logs, parts = LogFolder.open(folder / FOLDER, model, size, disk or Disk(), known, write=write)
+            logs, parts = LogFolder.open(
+                folder / FOLDER, model, size, disk or Disk(), known, write=write, whole=whole
+            )
         except StorageUnavailable as fault:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
         store = cls(folder, settings, logs)
+        store._writes = write
         try:
             store._load(parts)
             if write and logs.made:
@@ -121,7 +127,7 @@ class JournalStore:
 
     def close(self) -> None:
         """Close the files."""
-        if self.generation:
+        if self.generation and self._writes:
             self.note()
         if self._compaction is not None:
             self._compaction.abandon()
@@ -168,6 +174,11 @@ class JournalStore:
     def generation(self) -> int:
         """How many servers have begun with this store."""
         return self.logs.generation
+
+    def erase(self, numbers: Sequence[int]) -> None:
+        """Forget these sessions. Raises ``StorageUnavailable``."""
+        for at in range(0, len(numbers), SWEEP_SESSIONS):
+            self.write([Drop(number) for number in numbers[at : at + SWEEP_SESSIONS]])
 
     def _encoded(self, changes: Sequence[Change]) -> list[Fresh]:
         """The changes as records; raises what encoding raises."""
@@ -267,8 +278,7 @@ class JournalStore:
     def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
         """Forget what retention lets go, but for those in ``keep``; how many. Not ``aged``: for no age."""
         gone = self._past(keep, aged=aged)
-        for at in range(0, len(gone), SWEEP_SESSIONS):
-            self.write([Drop(number) for number in gone[at : at + SWEEP_SESSIONS]])
+        self.erase(gone)
         return len(gone)
 
     def make_room(self, keep: frozenset[int]) -> bool:
