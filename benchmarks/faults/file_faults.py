@@ -6,6 +6,7 @@ without a word, of a cache only what nothing hit; wrong: bytes or words that are
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -24,8 +25,8 @@ from holdfast.kvstore.errors import RecordUnavailable
 from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
 from holdfast.sessions.journal.changes import Append, Change, Drop, Put
-from holdfast.sessions.journal.logs import offset_of, slot_of
 from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.places import offset_of, slot_of
 from holdfast.sessions.journal.records import HandleRecord, Heard, Keyring, SessionRecord
 from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.journal.store import JournalStore, Table, key_of
@@ -212,12 +213,17 @@ def kept(folder: Path, count: int = SESSIONS) -> None:
 
 @contextmanager
 def opened(folder: Path, settings: JournalSettings = SETTINGS) -> Iterator[JournalStore]:
-    """As a server opens it."""
-    store = open_for(folder, MODEL, settings)
+    """As a server opens it; what it says of damage is counted, not printed."""
+    speaking = logging.getLogger("holdfast.sessions.journal")
+    speaking.setLevel(logging.CRITICAL)
     try:
-        yield store
+        store = open_for(folder, MODEL, settings)
+        try:
+            yield store
+        finally:
+            store.close()
     finally:
-        store.close()
+        speaking.setLevel(logging.NOTSET)
 
 
 def places(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
@@ -262,7 +268,7 @@ def flipped_journal(tries: int, seed: int) -> Tally:
     with memory_folder() as folder:
         kept(folder)
         held = places(folder)
-        whole = {path: path.read_bytes() for path in (folder / "journal").iterdir()}
+        whole = {path: path.read_bytes() for path in (folder / "journal").iterdir()}  # the indexes, too
         for _ in range(tries):
             hit = rng.randrange(1, SESSIONS + 1)
             path, offset, _ = rng.choice(held[hit])
@@ -273,8 +279,8 @@ def flipped_journal(tries: int, seed: int) -> Tally:
                 looked_at(store, {hit}, tally)
             for stray in (folder / "journal").iterdir():
                 stray.unlink()
-            for path, data in whole.items():
-                path.write_bytes(data)
+            for path, content in whole.items():
+                path.write_bytes(content)
             tally.tries += 1
     return tally
 

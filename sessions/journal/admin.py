@@ -117,7 +117,8 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     model = store.logs.header.model
     logs, _ = LogFolder.open(fresh, model, segment_bytes(SETTINGS), Disk())
     logs.generation = store.generation
-    damaged, told = set(store.damaged()), []
+    told: list[str] = []
+    damaged = set(store.damaged())
     try:
         alone = {child for number in damaged for child in _descendants(store, number)} | damaged
         alone |= {

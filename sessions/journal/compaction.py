@@ -9,7 +9,7 @@ a record of it; what damage has hit stays known, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 
 from ..errors import RecordDamaged
 from . import segment
-from .logs import HIT, Log, LogFolder, place_of
+from .logs import Log, LogFolder
+from .places import HIT, place_of
 from .segment import ENTRY, GROUP_END, LOG_START, LOST, Kind
 from .state import Sessions
 
@@ -38,7 +39,6 @@ class Compaction:
         self._extras: dict[int, bytes] = {}
         self._moved: list[tuple[int, int, int, int, int]] = []  # session, kind, index, from, to
         self._work = self._copies()
-        self.saved = 0
 
     def step(self, most: int = SLICE_BYTES) -> bool:
         """One slice; true when the new log has taken the place of the others. Raises ``OSError``.
@@ -67,7 +67,7 @@ class Compaction:
         self._work.close()
         self._logs.discard(self._out, self._fresh)
 
-    def _copies(self) -> Iterator[bytes]:
+    def _copies(self) -> Generator[bytes, None, None]:
         """The records that stay, as they are written; a damaged one as the mark that it was lost."""
         for one in self.victims:
             entries, extras = self._logs.entries_of(one)
@@ -132,9 +132,8 @@ class Compaction:
         return data
 
     def _finish(self) -> None:
-        before = sum(one.end for one in self.victims)
         if self._out.end > LOG_START:
-            self._logs.adopt(self._out, _rows(self._rows), self._extras, self._fresh)
+            self._logs.adopt(self._out, np.array(self._rows, dtype=ENTRY), self._extras, self._fresh)
         else:
             self._logs.discard(self._out, self._fresh)
         for session, kind, index, source, target in self._moved:
@@ -145,11 +144,6 @@ class Compaction:
         for one in self.victims:
             with suppress(OSError):  # it is removed at the next start: the new log's header names it
                 self._logs.remove(one)
-        self.saved = before - self._out.end
-
-
-def _rows(rows: list[Any]) -> Any:
-    return np.array(rows, dtype=ENTRY)
 
 
 def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:

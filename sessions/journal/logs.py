@@ -26,39 +26,14 @@ from msgspec.structs import replace as changed
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
 from . import segment
 from .disk import Disk
+from .places import GIANT, HIT, MISSING, MOST_SLOTS, bytes_at, offset_of, place_of, places_of, slot_of
 from .segment import ENTRY, LOG_START, LOST, Found, Fresh, SegmentHeader
+from .state import Loaded, extra_of
 
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"(\d{8,})\.log")
-MISSING, HIT = 0, 1
-"""Places of records that were never found, and of those that damage has hit."""
-_LENGTH_BITS, _OFFSET_BITS = 21, 27
-_GIANT = (1 << _LENGTH_BITS) - 1
-_PLAIN, _EIGHT = np.uint64(_GIANT), np.uint64(3)
-_MOST_SLOTS = 1 << 64 - _LENGTH_BITS - _OFFSET_BITS
-MOST_REPLACED = 256  # logs that one takes over: their numbers must fit in its header
 NAMED = 20  # sessions in one line of the log
-
-
-def place_of(slot: int, offset: int, length: int) -> int:
-    """Where a record lies, in 64 bits: the log's slot, its offset and length there in units of 8 bytes."""
-    return slot << _LENGTH_BITS + _OFFSET_BITS | offset >> 3 << _LENGTH_BITS | min(length >> 3, _GIANT)
-
-
-def bytes_at(place: Any) -> Any:
-    """How many bytes the record there takes; of giants, as many as can be told. Of arrays, too."""
-    return (place & _PLAIN) << _EIGHT if isinstance(place, np.ndarray) else (place & _GIANT) << 3
-
-
-def slot_of(place: int) -> int:
-    """Whose log it lies in."""
-    return place >> _LENGTH_BITS + _OFFSET_BITS
-
-
-def offset_of(place: int) -> int:
-    """Where in the log it lies."""
-    return (place >> _LENGTH_BITS & (1 << _OFFSET_BITS) - 1) << 3
 
 
 @dataclass(slots=True, eq=False)
@@ -106,15 +81,6 @@ class Log:
 
 
 @dataclass(slots=True)
-class Loaded:
-    """The records of one log: entries, their places, and what the index says of some, by offset."""
-
-    entries: Any
-    places: Any
-    extras: dict[int, bytes]
-
-
-@dataclass(slots=True)
 class Findings:
     """What was found wrong when the logs were opened. ``lost``: records of which nobody knows whose they
     were."""
@@ -143,7 +109,7 @@ class LogFolder:
         self.generation = 0
         self.made = False
         self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
-        self._slots = iter(range(1, _MOST_SLOTS))
+        self._slots = iter(range(1, MOST_SLOTS))
         self._free_slots: list[int] = []
         self._next_number = 1
         self._believing = True
@@ -438,11 +404,7 @@ class LogFolder:
 
     def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> Loaded:
         lengths = segment.RECORD_BYTES + (entries["length"].astype("<u8") + 7 & ~np.uint64(7))
-        places = (
-            np.uint64(one.slot << _LENGTH_BITS + _OFFSET_BITS)
-            | (entries["offset"] >> np.uint64(3)) << np.uint64(_LENGTH_BITS)
-            | np.minimum(lengths >> np.uint64(3), np.uint64(_GIANT))
-        )
+        places = places_of(one.slot, entries["offset"], lengths)
         places[hits | (entries["word"] & LOST != 0)] = HIT
         one.sessions = np.unique(entries["session"])
         one.entries = len(entries)
@@ -555,9 +517,7 @@ class LogFolder:
             return self._free_slots.pop()
         slot = next(self._slots, None)
         if slot is None:
-            raise StorageUnavailable(
-                f"the journal {self.folder} has {_MOST_SLOTS} logs, and may have no more"
-            )
+            raise StorageUnavailable(f"the journal {self.folder} has {MOST_SLOTS} logs, and may have no more")
         return slot
 
     def _cut(self, one: Log) -> bool:
@@ -661,7 +621,7 @@ class LogFolder:
         try:
             if one.fd is None:
                 one.fd = self.disk.open(one.path)
-            if length >> 3 >= _GIANT:
+            if length >> 3 >= GIANT:
                 length = self._giant(one, offset)
             data = self.disk.read(one.fd, length, offset)
         except OSError as fault:
@@ -708,7 +668,7 @@ class LogFolder:
     def size(self, place: int) -> int:
         """Bytes that the record there takes."""
         length = bytes_at(place)
-        if length >> 3 < _GIANT or place in (MISSING, HIT):
+        if length >> 3 < GIANT or place in (MISSING, HIT):
             return length if slot_of(place) else 0
         with suppress(OSError, StorageUnavailable):
             return self._giant(self.logs[slot_of(place)], offset_of(place))
@@ -771,8 +731,6 @@ def _taken_over(header: SegmentHeader | None) -> bool:
 
 
 def _extra(record: Found) -> bytes:
-    from .state import extra_of
-
     return record.payload if record.word & LOST else extra_of(record.kind, record.payload)
 
 

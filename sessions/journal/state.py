@@ -9,18 +9,28 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ..errors import RecordDamaged
-from .logs import HIT, MISSING, Loaded, bytes_at
+from .places import HIT, MISSING, all_bytes_at
 from .records import Keyring, Origin, SessionRecord
 from .segment import ENTRY, Kind
 
 DIGEST_BYTES = 32
 NOWHERE = -1
+
+
+@dataclass(slots=True)
+class Loaded:
+    """The records of one log: entries, their places, and what the index says of some, by offset."""
+
+    entries: Any
+    places: Any
+    extras: dict[int, bytes]
 
 
 class SessionState:
@@ -279,7 +289,7 @@ class Sessions:
             state = self.states[number] = SessionState(number)
         if index == state.count:
             state.operations.frombytes(places.tobytes())
-            state.grown += int(bytes_at(places).sum())
+            state.grown += int(all_bytes_at(places).sum())
             return
         for at, place in enumerate(places.tolist(), index):
             self._operation(state, at, place)

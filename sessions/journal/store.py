@@ -27,7 +27,8 @@ from .changes import Table as Table
 from .changes import key_of as key_of
 from .compaction import Compaction, dispensable
 from .disk import Disk
-from .logs import HIT, MISSING, Log, LogFolder, named, slot_of
+from .logs import Log, LogFolder, named
+from .places import HIT, MISSING, SLOT_SHIFT, all_bytes_at, slot_of
 from .records import AnyOperation, HandleRecord, Keyring, SessionRecord
 from .segment import LOG_START, Fresh, Kind
 from .settings import JournalSettings
@@ -458,8 +459,8 @@ class JournalStore:
         for one in self.logs.logs.values():
             one.live = 0
         for places in self.sessions.live():
-            slots = (places >> np.uint64(48)).astype(np.int64)
-            sizes = np.bincount(slots, weights=((places & np.uint64(0x1FFFFF)) << np.uint64(3)).astype(float))
+            slots = (places >> np.uint64(SLOT_SHIFT)).astype(np.int64)
+            sizes = np.bincount(slots, weights=all_bytes_at(places).astype(float))
             for slot in np.flatnonzero(sizes).tolist():
                 if slot in self.logs.logs:
                     self.logs.logs[slot].live += int(sizes[slot])

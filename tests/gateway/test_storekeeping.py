@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from holdfast.gateway.access import salt_of
 from holdfast.gateway.cli import app
 from holdfast.sessions.journal.changes import Append, Put, Table, key_of
-from holdfast.sessions.journal.logs import offset_of
 from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.places import offset_of, slot_of
 from holdfast.sessions.journal.records import Heard, Keyring, SessionRecord
 from holdfast.sessions.journal.segment import Kind
 from holdfast.sessions.journal.settings import JournalSettings
@@ -45,7 +45,7 @@ def strike(root: Path) -> Path:
     """Damage an operation of the first session."""
     store = open_for(root, b"model", NUMBERS)
     place = store.sessions.place(1, Kind.OPERATION, 0)
-    log = store.logs.logs[place >> 48].path
+    log = store.logs.logs[slot_of(place)].path
     store.close()
     data = bytearray(log.read_bytes())
     data[offset_of(place) + 60] ^= 8

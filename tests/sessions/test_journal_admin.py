@@ -22,8 +22,8 @@ from holdfast.sessions.journal import admin
 from holdfast.sessions.journal.changes import Append, Change, Drop, Put, Table, key_of
 from holdfast.sessions.journal.legacy import KEPT, migrate
 from holdfast.sessions.journal.lock import StoreLock
-from holdfast.sessions.journal.logs import offset_of
 from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.places import offset_of, slot_of
 from holdfast.sessions.journal.records import Heard, Origin
 from holdfast.sessions.journal.segment import Kind
 from holdfast.sessions.journal.store import JournalStore
@@ -48,7 +48,7 @@ def strike(path: Path, number: int, kind: Kind, index: int = 0) -> None:
     """Flip a bit of a record."""
     store = JournalStore.open(path, MODEL, SMALL, write=False)
     place = store.sessions.place(number, kind, index)
-    log = store.logs.logs[place >> 48].path
+    log = store.logs.logs[slot_of(place)].path
     store.close()
     data = bytearray(log.read_bytes())
     data[offset_of(place) + 49] ^= 1

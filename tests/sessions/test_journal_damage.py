@@ -20,7 +20,7 @@ from holdfast.sessions.errors import HandleUnknown, RecordDamaged
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal import segment
 from holdfast.sessions.journal.changes import Append, Drop, Put, Table, key_of
-from holdfast.sessions.journal.logs import offset_of
+from holdfast.sessions.journal.places import offset_of, slot_of
 from holdfast.sessions.journal.records import Heard, Inserted, Origin
 from holdfast.sessions.journal.segment import LOG_START, Kind
 from holdfast.sessions.journal.store import JournalStore
@@ -71,7 +71,7 @@ def held(path: Path) -> dict[tuple[Path, int], tuple[int, int]]:
     for state in store.sessions.states.values():
         for place in state.places():
             if place:
-                log = store.logs.logs[place >> 48]
+                log = store.logs.logs[slot_of(place)]
                 found[log.path, offset_of(place)] = (state.number, store.logs.size(place))
     store.close()
     return found

@@ -28,8 +28,8 @@ from holdfast.sessions.items import Message
 from holdfast.sessions.journal.changes import Append, Drop, Put
 from holdfast.sessions.journal.legacy import migrate
 from holdfast.sessions.journal.lock import StoreLock
-from holdfast.sessions.journal.logs import bytes_at, offset_of
 from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.places import bytes_at, offset_of
 from holdfast.sessions.journal.records import AnyOperation, Heard, Inserted, Origin, Snapshot
 from holdfast.sessions.journal.replay import condensed, replay
 from holdfast.sessions.journal.segment import (
