@@ -50,10 +50,10 @@ def _kept(act: str, folder: Path, target: Path | None, tenant: str | None) -> in
         "backup": lambda: admin.backup(folder, target or folder),
         "erase": lambda: admin.erase(folder, salt_of(tenant or "")),
     }
-    if kv and act in ("stat", "verify", "gc", "clear"):
-        _print(tend(act, folder))
     if journal and act in sessions:
         _print(sessions[act]())
+    if kv and act in ("stat", "verify", "gc", "clear"):
+        _print(tend(act, folder))
     if kv and act == "erase":  # which of it is whose only a server's secret tells: all is computed again
         _print(tend("clear", folder))
     if not kv and act == "clear":

@@ -222,14 +222,15 @@ class Sessions:
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
         places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
         told = [extra for part in parts for extra in _in_order(part)]
-        positions = np.flatnonzero(entries["extra"])
-        extras = dict(zip(positions.tolist(), told, strict=True))
-        kinds, indexes = entries["word"] >> np.uint64(8) & np.uint64(0xFF), entries["word"] >> np.uint64(16)
-        starts = indexes[kinds == Kind.START]
+        extras = dict(zip(np.flatnonzero(entries["extra"]).tolist(), told, strict=True))
+        del told
+        parts.clear()  # millions of entries: not twice in memory
+        starts = entries["word"][_kinds(entries) == Kind.START] >> np.uint64(16)
         order = np.lexsort((entries["sequence"], entries["session"]))
-        order = order[kinds[order] != Kind.START]
+        order = order[_kinds(entries)[order] != Kind.START]
         if len(order):
-            self._fill(entries, places, kinds, indexes, extras, order)
+            self._fill(entries, places, extras, order)
+        del entries, places, extras, order
         for number, state in self.states.items():
             if state.origin is not None:
                 self.forks.setdefault(state.origin[0], set()).add(number)
@@ -237,10 +238,10 @@ class Sessions:
             self._erase(number)
         return int(starts.max()) if len(starts) else 0
 
-    def _fill(
-        self, entries: Any, places: Any, kinds: Any, indexes: Any, extras: dict[int, bytes], order: Any
-    ) -> None:
-        sessions, kinds, indexes = entries["session"][order], kinds[order], indexes[order]
+    def _fill(self, entries: Any, places: Any, extras: dict[int, bytes], order: Any) -> None:
+        words = entries["word"][order]
+        kinds, indexes = words >> np.uint64(8) & np.uint64(0xFF), words >> np.uint64(16)
+        sessions = entries["session"][order]
         placed, sequences, times = places[order], entries["sequence"][order], entries["time"][order]
         # The same record may stand in two logs: a group that was written again after a failed sync, or moved.
         again = np.zeros(len(order), bool)
@@ -424,6 +425,10 @@ class Sessions:
                 state.ring = place
             case _:
                 state.operations[index - state.first] = place
+
+
+def _kinds(entries: Any) -> Any:
+    return entries["word"] >> np.uint64(8) & np.uint64(0xFF)
 
 
 def _in_order(part: Loaded) -> Iterator[bytes]:
