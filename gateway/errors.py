@@ -10,6 +10,7 @@ GatewayError
 ├── KeysUnusable              the keys file cannot be read, or a line of it is none
 │   └── LimitsTooLarge        what it lets tenants take is more than there is
 ├── SlowReader                a client took no frame for too long
+├── TooManyInvalid            a socket sends too many frames that are no events
 ├── TooManyResponses          a socket has as many responses running as it may
 ├── TooManyMoves              a session has as many moves of its KV on their way as it may
 ├── NothingToCancel           a cancel names no response that runs
@@ -69,6 +70,12 @@ class SlowReader(GatewayError):
     """A client took no frame for too long."""
 
     code = "slow_reader"
+
+
+class TooManyInvalid(GatewayError):
+    """A socket sends too many frames that are no events."""
+
+    code = "too_many_invalid_events"
 
 
 class TooManyResponses(GatewayError):
@@ -204,6 +211,7 @@ TABLE: dict[type[Exception], WireError] = {
     PortTaken: _server("port_taken", 503),
     KeysUnusable: _server("keys_unusable", 503),
     SlowReader: _invalid("slow_reader", 408, close=1008),
+    TooManyInvalid: _invalid("too_many_invalid_events", 429, close=1008),
     TooManyResponses: _busy("too_many_responses"),
     TooManyMoves: _busy("too_many_moves"),
     NothingToCancel: _invalid("response_cancel_not_active"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,10 +21,20 @@ from ..sdk.frames.verbs import SessionAttach, SessionDetach, SessionDetached
 from ..sessions.errors import SessionError, SessionUnknown, StorageUnavailable
 from ..sessions.items import new_id
 from .channel import Channel, ChannelClosed
-from .errors import Draining, SessionMoved, SessionRequired, SlowReader, WireError, error_details, wire_error
+from .errors import (
+    Draining,
+    SessionMoved,
+    SessionRequired,
+    SlowReader,
+    TooManyInvalid,
+    WireError,
+    error_details,
+    wire_error,
+)
 from .guests import Guest, Line
 from .live import LiveSession
 from .outbox import Outbox
+from .rates import TokenBucket
 from .registry import Registry
 from .settings import Limits
 
@@ -67,6 +78,7 @@ class Realtime:
         self._line = self._new_line()
         self._guests: dict[str, Guest] = {}
         self._shared = self._attaching = False
+        self._invalid = TokenBucket(limits.invalid_events, time.monotonic)
         self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
 
     def leave(self) -> None:
@@ -151,12 +163,14 @@ class Realtime:
             self.outbox.left(taken)
 
     async def _read(self) -> None:
-        """Serve frames; one that is no event is refused, and harms no other."""
+        """Serve frames; one that is no event is refused, and harms no other. Too many of them end the socket."""
         while True:
             frame = await self._channel.receive()
             try:
                 event = codec.decode_client(frame, self._limits.frame_bytes)
             except FrameError as error:
+                if not self._invalid.spend():
+                    raise _Goodbye(wire_error(TooManyInvalid())) from None
                 self._refuse(error)
             else:
                 await self._take(event)

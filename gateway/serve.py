@@ -33,7 +33,7 @@ from .budgets import check, check_leases
 from .compose import model_name, opened
 from .errors import AddressUnusable, KeysUnusable, PortTaken
 from .progress import Loading
-from .protocols import DroppableWebSocket, http_protocol, listen
+from .protocols import http_protocol, listen, websocket_protocol
 from .service import Service
 from .settings import GatewaySettings
 from .tenants import Tenants
@@ -213,7 +213,7 @@ def _config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(service),
         http=http_protocol(limits),
-        ws=DroppableWebSocket,
+        ws=websocket_protocol(limits),
         ws_max_size=limits.socket_bytes,
         ws_per_message_deflate=False,
         ws_ping_interval=limits.ping_seconds,

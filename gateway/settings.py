@@ -17,6 +17,14 @@ DEFAULT_PORT = 8040
 
 
 @dataclass(frozen=True, slots=True)
+class Rate:
+    """A token bucket: so many per second in the long run, and ``burst`` at once."""
+
+    per_second: float
+    burst: int
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What one socket may take. Sizes in bytes, times in seconds."""
 
@@ -46,6 +54,14 @@ class Limits:
     """Events kept per session to be told again."""
     client_events: int = 1024
     """Ids of client events kept per session, to know one that is sent twice."""
+    frames: Rate = Rate(2000.0, 8000)
+    """Data frames of one socket, fragments of messages included. What comes faster is read later."""
+    control_frames: Rate = Rate(20.0, 200)
+    """Pings and pongs of one socket. More close it with 1008. Streamed voice input needs one in 20 s."""
+    fragments: int = 4096
+    """Frames that one message may come in: 2 MiB in pieces of 512 bytes. More close the socket with 1008."""
+    invalid_events: Rate = Rate(5.0, 100)
+    """Frames of one socket that are no events. Each is answered with an error; more close it with 1008."""
 
 
 @dataclass(frozen=True, slots=True)
