@@ -109,6 +109,7 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
         super().__init__(*args, **fields)
         self._frame_rate = TokenBucket(self.limits.frames, self.loop.time)
         self._control_rate = TokenBucket(self.limits.control_frames, self.loop.time)
+        self.close_timeout = self.limits.close_seconds
         self._holds: set[Hold] = set()
         self._unparsed = bytearray()
         self._fragments = 0  # of the message that is coming
@@ -227,6 +228,10 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
         if why not in self._holds:
             return
         self._holds.discard(why)
+        if not self._holds:
+            self.loop.call_soon(self._go_on)  # not at once: others have their turn between two slices
+
+    def _go_on(self) -> None:
         self._parse()
         if not self._holds:
             self.transport.resume_reading()

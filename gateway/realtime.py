@@ -170,6 +170,9 @@ class Realtime:
                 event = codec.decode_client(frame, self._limits.frame_bytes)
             except FrameError as error:
                 if not self._invalid.spend():
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._limits.close_seconds):
+                            await self.outbox.emptied()
                     raise _Goodbye(wire_error(TooManyInvalid())) from None
                 self._refuse(error)
             else:
