@@ -99,8 +99,8 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
     ``[DROP]["drop"]()``: discard what is unsent and be gone. ``[BURST]["write"](frames)``, a coroutine: send
     UTF-8 text frames in one write; raises ``OSError`` once the connection closes.
 
-    Bounds what a peer can make the server keep or do. Of unanswered pings only the latest is answered (RFC 6455,
-    5.5.3), and none while the peer does not read. Make it with `websocket_protocol`.
+    Bounds what a peer can make the server keep or do. Of unanswered pings only the latest is answered
+    (RFC 6455, 5.5.3), and none while the peer does not read. Make it with `websocket_protocol`.
     """
 
     limits = Limits()

@@ -47,13 +47,16 @@ _E = TypeVar("_E", bound=BaseException)
 class Visitor:
     """Who a socket belongs to, and what it said of itself when it was opened.
 
-    ``owner``: a digest of its key, ``salt`` one of its tenant. ``resumable``: it can come back, so its replies
+    ``owner``: a digest of what it authorizes itself with, ``salt`` one of its tenant, ``key`` one of its key,
+    where keys are asked for; ``address``: where it comes from. ``resumable``: it can come back, so its replies
     go on without it.
     ``resume``: it comes back, so it gets no session of its own.
     """
 
     owner: bytes = b""
     salt: bytes = b""
+    key: bytes = b""
+    address: str = ""
     resumable: bool = False
     resume: bool = False
 
@@ -72,7 +75,7 @@ class Realtime:
         self.outbox = Outbox(limits)
         self._channel = channel
         self._registry = registry
-        self._visitor = visitor
+        self.visitor = self._visitor = visitor
         self._limits = limits
         self._live: LiveSession | None = None
         self._line = self._new_line()
@@ -81,9 +84,9 @@ class Realtime:
         self._invalid = TokenBucket(limits.invalid_events, time.monotonic)
         self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
 
-    def leave(self) -> None:
-        """Say goodbye to the client: the server goes."""
-        self._part_with(wire_error(Draining()))
+    def leave(self, why: Exception | None = None) -> None:
+        """Say goodbye to the client: by default because the server goes."""
+        self._part_with(wire_error(why or Draining()))
 
     def moved(self) -> None:
         """The session goes on on a newer socket, or as a guest of this one."""
@@ -163,7 +166,7 @@ class Realtime:
             self.outbox.left(taken)
 
     async def _read(self) -> None:
-        """Serve frames; one that is no event is refused, and harms no other. Too many of them end the socket."""
+        """Serve frames; one that is no event is refused, and harms no other. Too many end the socket."""
         while True:
             frame = await self._channel.receive()
             try:

@@ -6,14 +6,19 @@ the journal's it only carries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 
 from ..sessions.forms import CallForm, ReasoningForm
 from ..sessions.journal.settings import JournalSettings
+from .errors import NetworkInvalid
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8040
+ALLOWED_HOST = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
+ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,38 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """How the server is reached from elsewhere: names, proxies, TLS. Raises ``NetworkInvalid``."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header that are answered besides addresses and localhost: ``chat.example.com``,
+    ``*.example.com``, or ``*`` for any."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks whose ``X-Forwarded-For``, ``-Proto`` and ``-Host`` are believed."""
+    root_path: str = ""
+    """The prefix below which a proxy serves this server: ``/holdfast``."""
+    certificate: Path | None = None
+    """TLS: the server's certificate and those that link it to its authority, in PEM."""
+    private_key: Path | None = None
+    """Its key, where that is not in the same file."""
+    private_key_password: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for host in self.allowed_hosts:
+            if not ALLOWED_HOST.fullmatch(host):
+                raise NetworkInvalid(f"--allowed-host {host!r} is not a host name, *.NAME or *")
+        for proxy in self.trusted_proxies:
+            try:
+                ip_network(proxy, strict=False)
+            except ValueError as error:
+                raise NetworkInvalid(f"--trusted-proxies: {error}") from None
+        if self.root_path and not ROOT_PATH.fullmatch(self.root_path):
+            raise NetworkInvalid(f"--root-path {self.root_path!r} is not a path such as /holdfast")
+        if self.certificate is None and self.private_key is not None:
+            raise NetworkInvalid("--ssl-keyfile needs --ssl-certfile")
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Where the gateway listens, who may come in, and how it leaves. ``port`` 0 takes a free one.
 
@@ -76,6 +113,9 @@ class GatewaySettings:
     api_key: str | None = None
     keys: Path | None = None
     """A file of keys, their tenants and what these may take (`tenants`), in place of ``api_key``."""
+    operator_key: str | None = field(default=None, repr=False)
+    """Opens the totals of ``/metrics``, which tenants do not see."""
+    network: Network = Network()
     limits: Limits = Limits()
     store: Path | None = None
     journal: JournalSettings = JournalSettings()
