@@ -36,6 +36,8 @@ KEY = "holdfast.key"
 MOST_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """Of a tenant."""
+HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.ASCII)
+"""A Host header's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +218,9 @@ def _same_origin(headers: Headers) -> bool:
 
 
 def _name(host: str) -> str:
-    """A Host header's value without its port, in lower case."""
-    name = host.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.rpartition(":")[0] if name.count(":") == 1 else name
+    """A Host header's value without its port, in lower case; empty where it is no such value."""
+    found = HOST.fullmatch(host.strip().lower())
+    return "" if found is None else found["address"] or found["name"]
 
 
 def _is_address(name: str) -> bool:

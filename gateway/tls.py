@@ -19,7 +19,10 @@ def server_context(network: Network) -> ssl.SSLContext | None:
 
 
 def renew(context: ssl.SSLContext, network: Network) -> None:
-    """New connections get the certificate that is there now. Raises ``CertificateUnusable``, changing nothing."""
+    """New connections get the certificate that is there now.
+
+    Raises ``CertificateUnusable``, and then nothing has changed.
+    """
     server_context(network)
     _load(context, network)
 
