@@ -172,7 +172,17 @@ def test_agent_compares_loops_of_the_same_tokens(tmp_path: Path) -> None:
     assert {goal["unit"] for goal in told["goals"]} == {"x", "ms"}
 
 
-@pytest.mark.parametrize("name", ["turns", "decode", "prefill", "memory", "load", "agent"])
+def test_floods_watch_a_victim_of_another_tenant(tmp_path: Path) -> None:
+    told = quick("floods", tmp_path, "--only", "rubbish", "long prompts")
+    assert set(told["floods"]) == {"rubbish", "long prompts"}
+    for flood in told["floods"].values():
+        assert flood["alone"]["turns"] > 0 and flood["alone"]["sessions"] > 0 and not flood["alone"]["failed"]
+        assert flood["attacker"]["sockets"] > 0
+    assert told["floods"]["rubbish"]["attacker"]["frames"] > 0
+    assert {goal["better"] for goal in told["goals"]} == {"lower", "higher"} and len(told["goals"]) == 8
+
+
+@pytest.mark.parametrize("name", ["turns", "decode", "prefill", "memory", "load", "agent", "floods"])
 def test_what_it_cannot_measure_is_exit_1(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
