@@ -50,7 +50,8 @@ class Limits:
     send_buffer_bytes: int = 256 << 10
     """The kernel's buffer for one socket (by default some 4 MB for a stalled client)."""
     header_seconds: float = 10.0
-    """A connection that has not sent a whole request head by then is closed."""
+    """A connection that has not sent a whole request head by then is closed; so is one that sends a request's
+    body for so long after the answer."""
     ping_seconds: float = 20.0
     """Between keepalive pings, and for their answers."""
     resume_seconds: float = 120.0

@@ -1,4 +1,4 @@
-"""SIGHUP: a terminal that hangs up drains the server; one without a terminal reads its keys again."""
+"""SIGHUP: a terminal that hangs up drains the server; one without a terminal reads its keys again. Its log."""
 
 from __future__ import annotations
 
@@ -103,6 +103,21 @@ async def test_a_server_under_nohup_outlives_its_terminal() -> None:
             assert (await connection.say("My name is Marisol."))["status"] == "completed"
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
+
+
+async def test_a_log_is_not_filled_by_whoever_knocks() -> None:
+    options = {"stdin": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.PIPE}
+    async with started(**options) as process:
+        host, _, port = (await address_of(process)).removeprefix("http://").partition(":")
+        for _ in range(200):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"\x16\x03\x01 no HTTP\r\n\r\n")
+            assert b"400" in await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+        process.send_signal(signal.SIGTERM)
+        _, told = await process.communicate()
+    assert 0 < told.count(b"Invalid HTTP request") <= 10
 
 
 BEFORE = """
