@@ -38,7 +38,7 @@ def under_nohup() -> None:
 async def started(*words: str, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     """``holdfast serve pocket`` in a session of its own; killed at the end if it is still there."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM, "serve", "pocket", "--port", "0", "--no-store", *SMALL, *words),
+        *(sys.executable, "-c", PROGRAM, "serve", "pocket", "--port", "0", *SMALL, *words),
         stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,
         **options,
@@ -67,21 +67,36 @@ async def shown_address(master: int) -> str:
         asyncio.get_running_loop().remove_reader(master)
 
 
-async def test_a_terminal_that_hangs_up_drains_the_server_as_sigterm_does() -> None:
+def children_of(pid: int) -> set[str]:
+    """The processes that any of its threads has started."""
+    told = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return set(" ".join(told).split())
+
+
+def ignores_hangups(pid: str) -> bool:
+    (mask,) = re.findall(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) & 1 << signal.SIGHUP - 1)
+
+
+async def test_a_terminal_that_hangs_up_drains_the_server_as_sigterm_does(tmp_path: Path) -> None:
     master, slave = os.openpty()
+    options = {"stdin": slave, "stderr": slave, "preexec_fn": under_terminal}
     try:
-        async with started(stdin=slave, stderr=slave, preexec_fn=under_terminal) as process:
+        async with started("--store", str(tmp_path / "store"), **options) as process:
             os.close(slave)
             url = await shown_address(master)
             async with wire(url) as talking, wire(url) as idle:
                 await talking.ask("Tell me the story of the fox.", **LONG)
                 await talking.until("response.output_text.delta")
+                children = children_of(process.pid)
+                assert len(children) == 2 and all(map(ignores_hangups, children)), "engine and shelf"
                 os.close(master)
                 master = -1
                 await idle.until("server.going_away")
-                process.send_signal(signal.SIGHUP)  # the shell tells of it, too
-                done = (await talking.until("response.done"))[-1]["response"]
-                assert done["status"] == "completed", "neither server nor engine has died of it"
+                os.killpg(process.pid, signal.SIGHUP)  # as a shell tells its jobs
+                events = await talking.until("response.done")
+                assert events[-1]["response"]["status"] == "completed"
+                assert "session.recovered" not in [event["type"] for event in events], "the engine died of it"
                 for one in (talking, idle):
                     await one.socket.wait_closed()
                     assert one.socket.close_code == 1012
@@ -94,7 +109,7 @@ async def test_a_terminal_that_hangs_up_drains_the_server_as_sigterm_does() -> N
 async def test_a_server_under_nohup_outlives_its_terminal() -> None:
     master, slave = os.openpty()
     options = {"stdin": slave, "stderr": asyncio.subprocess.PIPE, "preexec_fn": under_nohup}
-    async with started(**options) as process:
+    async with started("--no-store", **options) as process:
         os.close(slave)
         url = await address_of(process)
         async with wire(url) as connection:
@@ -107,7 +122,7 @@ async def test_a_server_under_nohup_outlives_its_terminal() -> None:
 
 async def test_a_log_is_not_filled_by_whoever_knocks() -> None:
     options = {"stdin": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.PIPE}
-    async with started(**options) as process:
+    async with started("--no-store", **options) as process:
         host, _, port = (await address_of(process)).removeprefix("http://").partition(":")
         for _ in range(200):
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -139,7 +154,7 @@ async def test_without_a_terminal_sighup_reads_the_keys_again(tmp_path: Path) ->
     keys = tmp_path / "keys.toml"
     keys.write_text(BEFORE)
     options = {"stdin": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.PIPE}
-    async with started("--keys", str(keys), **options) as process:
+    async with started("--no-store", "--keys", str(keys), **options) as process:
         url = await address_of(process)
         assert process.stderr is not None
 
