@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ssl import SSLContext
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from websockets.asyncio.client import ClientConnection
@@ -74,7 +74,7 @@ async def dial(
     are more of the query's. Raises `ConnectionFailed`, saying why.
     """
     address = realtime_url(url, model, **parameters)
-    secured = {"ssl": ssl} if ssl is not None and address.startswith("wss:") else {}
+    secured: dict[str, Any] = {"ssl": ssl} if ssl is not None and address.startswith("wss:") else {}
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         connection = await websocket_connect(
