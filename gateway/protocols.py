@@ -283,6 +283,13 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
+    def shutdown(self) -> None:
+        """The server goes: say so, but to one that was broken off, whose TLS would wait for its goodbye."""
+        if Hold.BROKEN_OFF in self._holds:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
     async def write_all(self, frames: Sequence[bytes]) -> None:
         """Send text frames, each whole, in one write; waits, as `send`, while the buffer is full."""
         await self.writable.wait()

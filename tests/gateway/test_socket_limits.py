@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import trustme
 import uvicorn
 import websockets
 
@@ -21,7 +23,7 @@ from holdfast.gateway.settings import Limits, Rate
 
 pytestmark = pytest.mark.anyio
 UNBOUNDED = Rate(1e12, 10**12)
-MARK = 64 << 10
+MARK, TLS_MARK = 64 << 10, 512 << 10
 """asyncio's: above it a transport is not written to."""
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -53,12 +55,24 @@ async def echo(scope: dict, receive: Any, send: Any) -> None:
         await send({"type": "websocket.send", "text": message["text"]})
 
 
-class Listening:
-    """A server of ``app`` with these limits, in this process."""
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's and its clients'."""
+    authority = trustme.CA()
+    secured, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.issue_cert("localhost").configure_cert(secured)
+    authority.configure_trust(trusting)
+    return secured, trusting
 
-    def __init__(self, server: uvicorn.Server, address: tuple[str, int]) -> None:
+
+class Listening:
+    """A server of ``app`` with these limits, in this process; ``trusting``: its clients' TLS."""
+
+    def __init__(
+        self, server: uvicorn.Server, address: tuple[str, int], trusting: ssl.SSLContext | None = None
+    ) -> None:
         self.server = server
         self.address = address
+        self.trusting = trusting
 
     @property
     def unsent(self) -> int:
@@ -75,7 +89,10 @@ class Listening:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, self.address)
-        reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
+        named = None if self.trusting is None else "localhost"
+        reader, writer = await asyncio.open_connection(
+            sock=sock, limit=1024, ssl=self.trusting, server_hostname=named
+        )
         try:
             if upgraded:
                 writer.write(UPGRADE)
@@ -86,15 +103,23 @@ class Listening:
 
 
 @asynccontextmanager
-async def listening(limits: Limits, app: Callable[..., Awaitable[None]] = echo) -> AsyncIterator[Listening]:
+async def listening(
+    limits: Limits, app: Callable[..., Awaitable[None]] = echo, *, tls: bool = False
+) -> AsyncIterator[Listening]:
+    secured, trusting = contexts() if tls else (None, None)
     config = uvicorn.Config(
-        app, http=http_protocol(limits), ws=websocket_protocol(limits), lifespan="off", log_config=None
+        app,
+        http=http_protocol(limits),
+        ws=websocket_protocol(limits),
+        lifespan="off",
+        log_config=None,
+        ssl_context_factory=None if secured is None else lambda config, default: secured,
     )
     config.load()
     server = uvicorn.Server(config)
     with listen("127.0.0.1", 0, limits) as sock:
         serving = asyncio.create_task(server.serve([sock]))
-        yield Listening(server, sock.getsockname()[:2])
+        yield Listening(server, sock.getsockname()[:2], trusting)
         server.should_exit = True
         await serving
 
@@ -113,12 +138,13 @@ async def flooded(writer: asyncio.StreamWriter, data: bytes, seconds: float = 1.
     return sent
 
 
-async def test_pings_of_a_client_that_does_not_read_are_not_read_and_not_kept() -> None:
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+async def test_pings_of_a_client_that_does_not_read_are_not_read_and_not_kept(tls: bool) -> None:
     limits = replace(Limits(), control_frames=UNBOUNDED, send_buffer_bytes=4096)
     pings = frame(PING, b"x" * 125) * 500
-    async with listening(limits) as server, server.raw() as (_, writer):
+    async with listening(limits, tls=tls) as server, server.raw() as (_, writer):
         sent = await flooded(writer, pings)
-        assert server.unsent <= MARK + 200
+        assert server.unsent <= (TLS_MARK if tls else MARK) + 200
         assert sent < 2000 * len(pings), "the server stopped reading"
 
 
@@ -132,9 +158,10 @@ async def test_of_pings_that_come_together_the_latest_is_answered() -> None:
         assert pongs[-1] == (PONG, b"99") and len(pongs) < 10
 
 
-async def test_too_many_control_frames_close_the_socket_with_1008() -> None:
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+async def test_too_many_control_frames_close_the_socket_with_1008(tls: bool) -> None:
     limits = replace(Limits(), control_frames=Rate(1e-9, 50))
-    async with listening(limits) as server, server.raw() as (reader, writer):
+    async with listening(limits, tls=tls) as server, server.raw() as (reader, writer):
         for _ in range(50):
             writer.write(frame(PING, b"x"))
         writer.write(frame(TEXT, b"still here"))
