@@ -67,13 +67,22 @@ class RepeatFilter(logging.Filter):
             if now - since >= self._seconds and count <= self._most:
                 del self._seen[kind]
 
+    def finish(self) -> None:
+        """Write the numbers that are due later: the process ends."""
+        with self._lock:
+            counted = [kind for kind, (_, count) in self._seen.items() if count > self._most]
+        for kind in counted:
+            self._summarize(kind)
+
     def _summarize(self, kind: Kind) -> None:
         with self._lock:
-            _, count = self._seen.pop(kind)
+            _, count = self._seen.pop(kind, (0.0, 0))
+        if count <= self._most:
+            return  # `finish` has written it
         name, level, text = kind
         logging.getLogger(name).log(
             level,
-            "%d more lines like this in %g s: %s",
+            "%d more lines like this within %g s: %s",
             count - self._most,
             self._seconds,
             text,

@@ -144,8 +144,9 @@ def _changed(before: Tenants, now: Tenants, closed: int) -> str:
 def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
     """Serve until a signal; the process's exit code. What keeps it from starting is the last line on stderr."""
     logging.basicConfig(format="holdfast: %(levelname)s: %(message)s", level=logging.WARNING)
+    repeats = RepeatFilter()
     for handler in logging.getLogger().handlers:
-        handler.addFilter(RepeatFilter())
+        handler.addFilter(repeats)
     try:
         asyncio.run(_until_signal(settings, engine_settings))
     except (RuntimeFault, SessionError, AddressUnusable, KeysUnusable, CertificateUnusable) as error:
@@ -154,6 +155,10 @@ def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
     except OSError as error:  # of the machine: no memory, no process, a disk that is full
         print(f"holdfast: {error}", file=sys.stderr)
         return 2
+    finally:
+        repeats.finish()
+        for handler in logging.getLogger().handlers:
+            handler.removeFilter(repeats)
     return 0
 
 

@@ -50,7 +50,15 @@ def test_the_first_lines_are_written_and_the_rest_is_counted_once(log: logging.L
         log.warning("Invalid HTTP request of %s", number)
     assert kept.lines == [f"Invalid HTTP request of {number}" for number in range(3)]
     kept.wait_until(60.0)
-    assert kept.lines[3:] == ["7997 more lines like this in 60 s: Invalid HTTP request of %s"]
+    assert kept.lines[3:] == ["7997 more lines like this within 60 s: Invalid HTTP request of %s"]
+
+
+def test_at_the_end_of_the_process_the_number_is_written_once(log: logging.Logger, kept: Kept) -> None:
+    for _ in range(5):
+        log.warning("knock")
+    kept.filters[0].finish()
+    kept.wait_until(60.0)
+    assert kept.lines == ["knock"] * 3 + ["2 more lines like this within 60 s: knock"]
 
 
 def test_other_lines_are_not_held_back(log: logging.Logger, kept: Kept) -> None:
@@ -66,7 +74,7 @@ def test_after_its_time_a_kind_is_written_again(log: logging.Logger, kept: Kept)
         log.warning("knock")
     kept.wait_until(60.0)
     log.warning("knock")
-    assert kept.lines == ["knock"] * 3 + ["1 more lines like this in 60 s: knock", "knock"]
+    assert kept.lines == ["knock"] * 3 + ["1 more lines like this within 60 s: knock", "knock"]
     for at in range(61, 400, 30):  # seldom enough to be written each time
         kept.wait_until(float(at))
         log.warning("knock")
