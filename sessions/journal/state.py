@@ -312,12 +312,9 @@ class Sessions:
         return bool(self.forks.get(number))
 
     def family(self, number: int) -> list[int]:
-        """All that were forked from one another with this session among them; forgotten ones not.
-
-        Raises ``RecordDamaged``.
-        """
-        while (origin := self._known(number).origin) is not None:
-            number = origin[0]
+        """All that were forked from one another with this session among them; forgotten ones not."""
+        while (state := self.states.get(number)) is not None and state.origin is not None:
+            number = state.origin[0]
         found: list[int] = []
         waiting = [number]
         while waiting:

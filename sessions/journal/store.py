@@ -421,9 +421,14 @@ class JournalStore:
 
     def family(self, number: int) -> list[tuple[int, SessionRecord]]:
         """The sessions that this one was forked from, and all that were forked from those, but for such as
-        were forgotten. Raises ``RecordDamaged``, ``StorageUnavailable``.
+        were forgotten, and relatives whose record is damaged. Raises ``RecordDamaged``, ``StorageUnavailable``.
         """
-        return [(one, self._record(one)) for one in self.sessions.family(number)]
+        found = [(number, self._record(number))]
+        for one in self.sessions.family(number):
+            if one != number:
+                with suppress(RecordDamaged):
+                    found.append((one, self._record(one)))
+        return sorted(found, key=lambda pair: pair[0])
 
     def damaged(self) -> list[int]:
         """Numbers of the sessions that are known to be damaged."""

@@ -216,6 +216,44 @@ async def test_a_disk_with_too_little_left_refuses_what_is_new_and_takes_what_ru
             await left(session)
 
 
+@run
+async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> None:
+    """Whatever comes meanwhile goes first, as often as it comes."""
+    order: list[str] = []
+    with folder() as path, pytest.MonkeyPatch.context() as patch:
+        async with book_in(path, reciting(), segment_bytes=64 << 10) as book:
+            session = book.create()
+            await left(session)
+            loop, store = asyncio.get_running_loop(), book.journal._store
+            written, queued = JournalStore.write, asyncio.Event()
+
+            def write(store: JournalStore, changes: list[object]) -> None:
+                order.append("commit")
+                written(store, changes)
+
+            async def more() -> None:
+                session.log.append(Heard(event=f"{len(order)}"))
+                session.log.sync()
+
+            def compact(_: JournalStore) -> bool:
+                order.append("slice")
+                if order.count("slice") > 6:
+                    patch.setattr(JournalStore, "wants_compaction", False)
+                    loop.call_soon_threadsafe(queued.set)
+                else:  # while the slice runs a turn puts something
+                    asyncio.run_coroutine_threadsafe(more(), loop).result(5)
+                return True
+
+            patch.setattr(JournalStore, "write", write)
+            patch.setattr(JournalStore, "compact", compact)
+            patch.setattr(JournalStore, "wants_compaction", True)
+            await book.journal.read(lambda store: None)
+            await queued.wait()
+            await left(session)
+            assert order[:12] == ["slice", "commit"] * 6, "by turns"
+            assert len(store.session(session.log.number).operations) == 6
+
+
 # --- sessions that come back --------------------------------------------------------------------------------
 
 

@@ -263,6 +263,25 @@ def test_damage_to_what_forks_share_costs_them_too_and_only_them() -> None:
                 assert said(store, 2) == ["0", "1", "own"]
 
 
+def test_a_relative_that_is_damaged_is_left_out_of_the_family() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write(birth(1))
+            for number in (2, 3):
+                record = replaced(record_of(number), origin=Origin(session=1, operations=0))
+                store.write([Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:]])
+            place = store.sessions.place(2, Kind.SESSION, 0)
+        (log,) = files_of(path)
+        data = bytearray(log.read_bytes())
+        data[offset_of(place) + 50] ^= 1
+        log.write_bytes(data)
+        with store_in(path) as store:
+            for number in (1, 3):
+                assert [one for one, _ in store.family(number)] == [1, 3]
+            with pytest.raises(RecordDamaged):
+                store.family(2)
+
+
 def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
     """And what is left of the session is kept, until it is forgotten."""
     with folder() as path:
