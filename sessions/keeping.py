@@ -26,9 +26,9 @@ MOST = 1e9
 class Keeping:
     """One session's. ``leaves`` is told of how many tokens' KV, and in how many seconds it is expected back.
 
-    Every verb outlives its engine, as a reply does: it waits for the next one, for ``recovery_seconds``, and is
-    asked again of that. Raises ``EngineUnavailable`` where none came in time, the runtime's ``EngineGone`` where
-    none ever will or one died over this session, and its ``VerbRefused``.
+    Every verb outlives its engine, as a reply does: it waits for the next one, for ``recovery_seconds``, and
+    is asked again of that. Raises ``EngineUnavailable`` where none came in time, the runtime's ``EngineGone``
+    where none ever will or one died over this session, and its ``VerbRefused``.
     """
 
     def __init__(self, branch: Branch, leaves: Callable[[int, float], None] = lambda tokens, s: None) -> None:

@@ -91,10 +91,10 @@ async def test_input_that_breaks_what_follows_it_is_told(
 ) -> None:
     async with scripted(tmp_path) as (client, _), client.session() as chat:
         plant(monkeypatch, Anticipation, "expect")
+        text = chat.input()
+        await text.append("Hel")
         with pytest.raises(ServerError):
-            async with chat.input() as text:
-                await text.append("Hel")
-                await text.append("lo")
+            await text.commit()
         assert await chat.say("Again").text()
 
 
