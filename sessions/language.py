@@ -66,7 +66,7 @@ class Language:
 
     def renderer(self, now: datetime) -> Renderer:
         """A session's renderer; its clock stands at ``now``."""
-        return Renderer(self.tokenizer, now, self.settled)
+        return Renderer(self.tokenizer, now, self.settled, self.report.rules)
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """What ends a reply: the model's end tokens, and the one its template closes a turn with."""
