@@ -19,6 +19,7 @@ from jinja2.exceptions import TemplateError
 from .errors import TemplateFailed
 from .history import Segment
 from .items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
+from .sandbox import compiled
 from .tokenizer import ChatTokenizer
 from .tree import Reply
 
@@ -156,16 +157,13 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: ChatTokenizer, now: datetime, rules: RoleRules | None = None) -> None:
-        # As much to import as all else of a gateway: done while the engine loads, not before it is started.
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
         self._tokenizer = tokenizer
         self._now = now
         self._rules = rules or RoleRules()
         self._kept = _Messages(Preamble(), None)
         try:
-            self._template = _compile_jinja_template(tokenizer.template)
-        except TemplateError as fault:
+            self._template = compiled(tokenizer.template)
+        except (TemplateError, RecursionError, MemoryError) as fault:
             raise TemplateFailed(f"The chat template does not compile: {fault}") from None
 
     def pieces(
@@ -191,15 +189,14 @@ class ChatTemplate:
         talk = _Talk(self._rules, said.messages)
         if open_reply:
             talk.open_reply()
-        rendered: str = self._template.render(
-            messages=talk.messages,
+        return self._template.render(
+            talk.messages,
             tools=said.tools,
             documents=None,
             add_generation_prompt=open_reply,
             strftime_now=self._now.strftime,
             **self._tokenizer.named,
         )
-        return rendered
 
     def _messages(self, preamble: Preamble, segments: tuple[Segment, ...]) -> _Messages:
         """All of it; what comes before the last segment is kept, since that one may still grow."""
