@@ -90,9 +90,7 @@ def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
     for array, at in zip(arrays, ends, strict=False):
         cells[at : at + array.size] = array.reshape(-1)
     packed = host.to(device, non_blocking=True) if device.type == "cuda" else host
-    return [
-        packed[at : at + array.size].view(array.shape) for array, at in zip(arrays, ends, strict=False)
-    ]
+    return [packed[at : at + array.size].view(array.shape) for array, at in zip(arrays, ends, strict=False)]
 
 
 def lay_out(

@@ -20,7 +20,7 @@ MOST_THINNED = 256
 """The greatest top-k for which stretches send up their best; above it rows are read whole."""
 
 SENT_UP = (64, MOST_THINNED)
-"""How many numbers a stretch has room for, by the greatest top-k: each size is compiled once, before serving."""
+"""How many numbers a stretch has room for, by the greatest top-k; each size is compiled before serving."""
 
 COLDEST = tl.constexpr(1e-6)
 NONE = tl.constexpr(1 << 30)

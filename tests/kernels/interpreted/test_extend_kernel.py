@@ -59,7 +59,9 @@ def test_shapes_that_do_not_fit_are_refused_with_both() -> None:
         extend_attention(torch.zeros(5, 2, 64), arena, 0, batch, Attention(1.0))
 
 
-@pytest.mark.parametrize("kernel", [extend_attention, stretches.extend_attention], ids=["extend", "stretches"])
+@pytest.mark.parametrize(
+    "kernel", [extend_attention, stretches.extend_attention], ids=["extend", "stretches"]
+)
 def test_blocks_before_the_window_are_not_read(kernel: Callable[..., torch.Tensor]) -> None:
     """Blocks that no query sees may be freed and poisoned: their NaN must not reach the result."""
     rows, how = [(100, 1), (100, 30), (205, 3)], Attention(0.125, window=20)
