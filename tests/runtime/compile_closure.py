@@ -1,4 +1,4 @@
-"""A program: what the rehearsal compiles, and what random steps behind it still do, for a GPU that is not there.
+"""A program: what the rehearsal compiles for a GPU that is not there, and what random steps still do.
 
 Launches are the real ones, on tensors in this machine's memory, so that pointers are aligned or not as they
 would be; nothing is computed. Prints two lists of kernels as JSON. ``--arch``: the GPU's, 90 by default.

@@ -1,0 +1,106 @@
+"""A step is over when its event is: the real runner and mover on a device that works beside the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.kvstore.moves import BlockMover
+from holdfast.kvstore.slots import SlotMemory
+from holdfast.runtime.costs import measure
+from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Plan, PlanRow
+from holdfast.runtime.runner import TorchRunner
+from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena
+from holdfast.tests.runtime.fakes import GREEDY, Shadow, fake_memory
+
+BLOCKS, BLOCK, SLOTS, VOCAB = 8, 4, 6, 200
+
+
+class Parts:
+    """A device on which nothing runs before somebody waits for it, and a runner over it."""
+
+    def __init__(self) -> None:
+        self.device = FakeDevice(late=True)
+        self.arena = digest_arena(BLOCKS, BLOCK)
+        self.memory: SlotMemory = fake_memory(SLOTS, BLOCK)
+        self.mover = BlockMover([self.arena], self.memory, device=self.device)
+        decoder = DigestDecoder(self.device, VOCAB, frozenset())
+        self.runner = TorchRunner(decoder, self.arena, mover=self.mover, device=self.device)  # type: ignore[arg-type]
+        self.step = 0
+
+    def run(self, *rows: PlanRow, **moves: object) -> list:
+        self.step += 1
+        return self.runner.launch(Plan(self.step, rows, **moves)).tokens()  # type: ignore[arg-type]
+
+    def block(self, block: int) -> bytes:
+        return bytes(self.arena.bytes_of(block).numpy())
+
+
+def row(first: int, tokens: list[int], sampling: Sampling = GREEDY) -> PlanRow:
+    table = np.arange(-(-(first + len(tokens)) // BLOCK), dtype=np.int32)
+    return PlanRow(0, 0, first, len(tokens), np.array(tokens, dtype=np.int64), table, sampling)
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+def test_a_step_of_loads_alone_is_over_when_the_copies_are(parts: Parts) -> None:
+    """Then its slots are free: whoever fills them next must not reach what is copied."""
+    payload = bytes(range(1, 1 + parts.memory.block_bytes))
+    parts.memory.payload(3)[:] = payload
+    assert parts.run(loads=(BlockLoad(3, 5),)) == []
+    parts.memory.payload(3)[:] = bytes(len(payload))
+    while parts.device.advance():
+        pass
+    assert parts.block(5) == payload
+
+
+def test_a_step_of_saves_alone_is_over_when_the_copies_are(parts: Parts) -> None:
+    cells = torch.arange(parts.memory.block_bytes, dtype=torch.uint8)
+    parts.arena.bytes_of(2).copy_(cells)
+    parts.run(saves=(BlockSave(2, 1, BLOCK),))
+    assert bytes(parts.memory.payload(1)) == bytes(cells.numpy())
+
+
+def test_a_step_of_copies_alone_is_over_when_they_are(parts: Parts) -> None:
+    parts.arena.bytes_of(2).fill_(7)
+    parts.run(copies=(BlockCopy(2, 4),))
+    assert parts.block(4) == parts.block(2) == bytes([7] * parts.memory.block_bytes)
+
+
+def test_ids_are_read_behind_their_step(parts: Parts) -> None:
+    prompt = [5, 9, 13, 2, 7]
+    shadow = Shadow(prompt, VOCAB)
+    assert parts.run(row(0, prompt)) == [shadow.next()]
+    assert parts.run(row(5, [11], Sampling(temperature=1.0, seed=3))) == [
+        Shadow([*prompt, 11], VOCAB).next(Sampling(temperature=1.0, seed=3))
+    ]
+
+
+def test_a_calibration_times_the_copies_and_not_their_enqueueing(parts: Parts) -> None:
+    """By a clock that goes on by a second with each thing that the device does."""
+    measured = measure(
+        parts.runner,
+        slots=SLOTS,
+        blocks=BLOCKS,
+        block_tokens=BLOCK,
+        block_bytes=parts.memory.block_bytes,
+        clock=lambda: float(parts.device.main.done),
+    )
+    assert measured.copy == parts.memory.block_bytes, "a block a second"
+    assert measured.token > 0.1
+
+
+def test_memory_is_given_back_when_no_copy_is_in_flight(parts: Parts) -> None:
+    payload = bytes(range(1, 1 + parts.memory.block_bytes))
+    parts.memory.payload(0)[:] = payload
+    parts.mover.registration.begin()
+    assert parts.device.registered
+    parts.runner.launch(Plan(1, (), loads=(BlockLoad(0, 1),), saves=(BlockSave(3, 4, BLOCK),)))
+    parts.mover.close()
+    assert not parts.device.registered
+    assert parts.block(1) == payload
