@@ -312,6 +312,16 @@ def _joined(chunks: Sequence[float]) -> int:
     return sum(int(chunk) << 16 * at for at, chunk in enumerate(chunks))
 
 
+class PoisoningTier(HostTier):
+    """A slot that is to be filled is garbage from then on: the disk's process may be writing it."""
+
+    def reserve(self, key: bytes, tokens: int, tenant: int = 0, *, spare: bool = False) -> int | None:
+        slot = super().reserve(key, tokens, tenant, spare=spare)
+        if slot is not None:
+            self.memory.payload(slot)[:] = bytes([GARBAGE]) * self.memory.block_bytes
+        return slot
+
+
 @dataclass(frozen=True)
 class _Bombed:
     handle: Handle
@@ -369,7 +379,7 @@ def device_engine(
     runner = TorchRunner(decoder, arena, mover=mover, device=device)  # type: ignore[arg-type]
     pool = BlockPool(settings.blocks, settings.block_tokens, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
-    tier = None if memory is None else HostTier(memory)
+    tier = None if memory is None else PoisoningTier(memory)
     if disk is not None and tier is not None:
         disk.begin(tier)
     scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk if tier is not None else None)  # type: ignore[arg-type]

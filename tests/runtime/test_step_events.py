@@ -72,6 +72,33 @@ def test_a_step_of_copies_alone_is_over_when_they_are(parts: Parts) -> None:
     assert parts.block(4) == parts.block(2) == bytes([7] * parts.memory.block_bytes)
 
 
+def test_a_save_comes_after_a_load_of_an_earlier_step_in_flight(parts: Parts) -> None:
+    payload = bytes(range(1, 1 + parts.memory.block_bytes))
+    parts.memory.payload(0)[:] = payload
+    with parts.device.active():
+        parts.mover.move([], [(0, 3)])
+        saving = parts.mover.move([(3, 1, BLOCK)], [])
+    assert saving is not None
+    saving.wait()
+    assert bytes(parts.memory.payload(1)) == payload
+
+
+@pytest.mark.parametrize("overwritten", [(2,), ()], ids=["by this step", "by the next"])
+def test_a_save_comes_before_a_step_that_writes_its_block(parts: Parts, overwritten: tuple[int, ...]) -> None:
+    parts.arena.bytes_of(2).fill_(7)
+    with parts.device.active():
+        saving = parts.mover.move([(2, 1, BLOCK)], [], overwritten)
+        if not overwritten:
+            parts.mover.move([], [])
+        parts.device.main.enqueue(lambda: parts.arena.bytes_of(2).fill_(9))
+        written = parts.device.main.record()
+    written.wait()
+    assert saving is not None
+    saving.wait()
+    assert parts.block(2) == bytes([9] * parts.memory.block_bytes)
+    assert bytes(parts.memory.payload(1)) == bytes([7] * parts.memory.block_bytes)
+
+
 def test_ids_are_read_behind_their_step(parts: Parts) -> None:
     prompt = [5, 9, 13, 2, 7]
     shadow = Shadow(prompt, VOCAB)
