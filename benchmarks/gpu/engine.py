@@ -1,4 +1,4 @@
-"""Parts ``engine`` and ``tests``: the pocket model on CUDA against the CPU; the suite's gpu mark."""
+"""Parts ``engine``, ``tests`` and ``sanitizer``: the pocket model on CUDA against the CPU; the gpu mark."""
 
 from __future__ import annotations
 
@@ -48,18 +48,37 @@ def engine(_: Bench) -> list[Figure]:
     return lines
 
 
-def tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark, by room; its kernels again under compute-sanitizer, where that is there."""
-    lines = [
-        figure(f"pytest -m gpu tests/{room}, exit status", _pytest(files), "", 0, "lower")
-        for room, files in _marked().items()
+def kernel_tests(_: Bench) -> list[Figure]:
+    """The suite's ``gpu`` mark in the room kernels."""
+    return _tests("kernels")
+
+
+def kvstore_tests(_: Bench) -> list[Figure]:
+    """The suite's ``gpu`` mark in the room kvstore."""
+    return _tests("kvstore")
+
+
+def other_tests(_: Bench) -> list[Figure]:
+    """The suite's ``gpu`` mark in all other rooms."""
+    return _tests(*(room for room in _marked() if room not in ("kernels", "kvstore")))
+
+
+def sanitizer(_: Bench) -> list[Figure]:
+    """The kernels' tests again under compute-sanitizer, where that is there."""
+    found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=CUDA_BIN)
+    if found is None:
+        return [note("out-of-bounds reads", "compute-sanitizer is not installed")]
+    wrapped = (found, "--tool", "memcheck", "--error-exitcode", "9")
+    status = _pytest([str(ROOT / "tests" / "kernels" / "test_gpu_kernels.py")], wrapped)
+    return [figure("kernels under compute-sanitizer, exit status", status, "", 0, "lower")]
+
+
+def _tests(*rooms: str) -> list[Figure]:
+    marked = _marked()
+    return [
+        figure(f"pytest -m gpu tests/{room}, exit status", _pytest(marked[room]), "", 0, "lower")
+        for room in rooms
     ]
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=CUDA_BIN)
-    if sanitizer is None:
-        return [*lines, note("out-of-bounds reads", "compute-sanitizer is not installed")]
-    wrapped = (sanitizer, "--tool", "memcheck", "--error-exitcode", "9")
-    found = _pytest([str(ROOT / "tests" / "kernels" / "test_gpu_kernels.py")], wrapped)
-    return [*lines, figure("kernels under compute-sanitizer, exit status", found, "", 0, "lower")]
 
 
 def _marked() -> dict[str, list[str]]:

@@ -81,7 +81,9 @@ def models(bench: Bench) -> list[Figure]:
     """Every shape in turn, its memory given back before the next."""
     rate, lines = copy_rate(bench), []
     for name, shape in SHAPES.items():
-        lines += _shape(bench, name, {**COMMON, **shape, **(TOY if bench.rehearsal else {})}, rate)
+        found = _shape(bench, name, {**COMMON, **shape, **(TOY if bench.rehearsal else {})}, rate)
+        bench.tell(found)
+        lines += found
         if bench.device.type == "cuda":
             torch.cuda.empty_cache()
     return lines
