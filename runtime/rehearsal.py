@@ -7,6 +7,7 @@ compiled in the middle of the first step that needs it. Knows plans; what is com
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +62,8 @@ def rehearse(runner: Runner, block_tokens: int, max_context: int, *, kernels: bo
     can be told so. Raises ``EngineDied``.
     """
     plans = _steps(block_tokens, max_context)
-    for step, (rows, copies) in enumerate(
-        [*plans, *(_kernels(block_tokens, max_context) if kernels else ())]
-    ):
+    more = _kernels(block_tokens, max_context) if kernels else ()
+    for step, (rows, copies) in enumerate(chain(plans, more), FIRST_STEP):
         try:
             runner.launch(Plan(step, rows, copies)).tokens()
         except EngineDied:

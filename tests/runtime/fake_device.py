@@ -164,10 +164,7 @@ class FakeDevice:
 
 def garbage(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
     tensor = torch.empty_strided(shape, stride, dtype=dtype)
-    tensor.view(torch.uint8).fill_(
-        GARBAGE
-    ) if tensor.numel() and tensor.dtype != torch.bool else tensor.fill_(0)
-    return tensor
+    return tensor.fill_(float("nan") if dtype.is_floating_point else GARBAGE)
 
 
 class _PutOff(TorchDispatchMode):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from holdfast.benchmarks.toys import make_toy
+from holdfast.kernels.device import CpuDevice
+from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.moves import BlockMover
 from holdfast.kvstore.slots import SlotMemory
 from holdfast.runtime.costs import measure
 from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.model.load import load_model
 from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Plan, PlanRow
 from holdfast.runtime.runner import TorchRunner
 from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena
@@ -106,6 +112,26 @@ def test_ids_are_read_behind_their_step(parts: Parts) -> None:
     assert parts.run(row(5, [11], Sampling(temperature=1.0, seed=3))) == [
         Shadow([*prompt, 11], VOCAB).next(Sampling(temperature=1.0, seed=3))
     ]
+
+
+def test_a_real_model_says_the_same_on_a_device_that_is_late(tmp_path: Path) -> None:
+    """And makes the host wait for nothing but its outcomes, by any of its operations."""
+    model = load_model(make_toy("tiny", tmp_path), "cpu", "float32")
+    device = FakeDevice(late=True)
+    said: list[list[object]] = []
+    for runs_on in (CpuDevice(), device):
+        arenas = [DeviceArena(group, BLOCKS) for group in model.kv_groups(16)]
+        runner = TorchRunner(model.decoder, *arenas, device=runs_on)
+        ask = Sampling(temperature=1.0, top_k=20, seed=2, repetition_penalty=1.2, logprobs=2)
+        table, past = np.arange(3, dtype=np.int32), np.arange(40, dtype=np.int32)
+        prompt = PlanRow(0, 0, 0, 20, np.arange(20), table, GREEDY)
+        other = PlanRow(1, 0, 0, 33, np.arange(33), table + 3, ask, past=past[:32])
+        first = runner.launch(Plan(1, (prompt, other)))
+        fed = PlanRow(0, 0, 20, 1, np.zeros(0, dtype=np.int64), table, GREEDY, fed_by=0)
+        second = runner.launch(Plan(2, (fed,), copies=(BlockCopy(0, 7),)))
+        said.append([*first.tokens(), *second.tokens()])
+        assert all(torch.equal(arena.kv[7], arena.kv[0]) and arena.kv[7].any() for arena in arenas)
+    assert said[0] == said[1] and len({str(one) for one in said[0]}) == 3
 
 
 def test_a_calibration_times_the_copies_and_not_their_enqueueing(parts: Parts) -> None:
