@@ -28,8 +28,11 @@ class Event(Protocol):
 class Stream(Protocol):
     """Work that the device does in the order in which it was enqueued."""
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy, perhaps between host and device; both must stay as they are until an event behind it."""
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Copy into the first of each pair the second, perhaps between host and device.
+
+        Both must stay as they are until an event behind it.
+        """
         ...
 
     def record(self) -> Event:
@@ -113,8 +116,9 @@ class CpuDevice:
 
 
 class _Caller:
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source)
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        for target, source in pairs:
+            target.copy_(source)
 
     def record(self) -> Event:
         return _DONE
@@ -197,9 +201,10 @@ class _CudaStream:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
 
     def record(self) -> Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

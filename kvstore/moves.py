@@ -96,9 +96,9 @@ class BlockMover:
         if self._saved is not None and not {block for block, _, _ in saves}.isdisjoint(overwritten):
             current.follow(self._saved.done)
         if loads:
-            for slot, block in loads:
-                for arena, part in self._parts(slot):
-                    current.copy(arena.bytes_of(block), part)
+            current.copy(
+                (arena.bytes_of(block), part) for slot, block in loads for arena, part in self._parts(slot)
+            )
             self._loaded = current.record()
         return self._saved
 
@@ -106,9 +106,9 @@ class BlockMover:
         """What is saved was computed by steps that are done, but may have been loaded by one in flight."""
         if self._loaded is not None:
             stream.follow(self._loaded)
-        for block, slot, _ in saves:
-            for arena, part in self._parts(slot):
-                stream.copy(part, arena.bytes_of(block))
+        stream.copy(
+            (part, arena.bytes_of(block)) for block, slot, _ in saves for arena, part in self._parts(slot)
+        )
         return Saving(self, saves, stream.record())
 
     def _copy_all(self, pairs: Sequence[tuple[int, int]], *, up: bool) -> None:

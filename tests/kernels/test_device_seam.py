@@ -147,7 +147,7 @@ def test_what_a_cpu_copies_is_there_at_once() -> None:
     device = device_of(torch.device("cpu"))
     assert isinstance(device, CpuDevice) and not device.overlaps
     target, source = torch.zeros(3), torch.ones(3)
-    device.stream().copy(target, source)
+    device.stream().copy([(target, source)])
     assert target.tolist() == [1, 1, 1] and device.fetch(target) is target
     device.current().record().wait()
 

@@ -55,8 +55,9 @@ class FakeStream:
     def enqueue(self, act: Callable[[], object]) -> None:
         self._add(lambda: (act(), True)[1])
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        self.enqueue(lambda: target.copy_(source))
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        for target, source in pairs:
+            self.enqueue(lambda target=target, source=source: target.copy_(source))
 
     def record(self) -> FakeEvent:
         assert self.device.is_active or self is not self.device.main, (
@@ -132,7 +133,7 @@ class FakeDevice:
 
     def fetch(self, tensor: Tensor) -> Tensor:
         host = garbage(tensor.shape, tensor.stride(), tensor.dtype)
-        self.current().copy(host, tensor)
+        self.current().copy([(host, tensor)])
         return host
 
     def register(self, address: int, size: int) -> str:
