@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,27 @@ def generate(
         made.apply(messages.Open(0, seq, b"", prompt))
         made.apply(messages.Generate(0, seq, sampling, messages.Limits(new)))
     start = time.perf_counter()
-    while (step := made.step()) is not None:
-        for row in step.rows:
-            scores = [one.logprob for one in row.logprobs or ()]
-            said[row.seq] += zip(row.tokens, scores, strict=True) if scored else row.tokens
+    for row in rows_of(made):
+        scores = [one.logprob for one in row.logprobs or ()]
+        said[row.seq] += zip(row.tokens, scores, strict=True) if scored else row.tokens
     return said, time.perf_counter() - start
+
+
+def rows_of(engine: Engine) -> Iterator[messages.Row]:
+    """What it says until it is done. An engine outlives a sequence that fails; a measurement does not.
+
+    Raises:
+        SequenceFailed
+    """
+    while (step := engine.step()) is not None:
+        for row in step.rows:
+            if row.finish is messages.Finish.ERROR:
+                raise SequenceFailed(row.error)
+            yield row
+
+
+class SequenceFailed(Exception):
+    """With the row's error."""
 
 
 def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: int = 2048) -> Engine:

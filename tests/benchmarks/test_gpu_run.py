@@ -10,16 +10,20 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from holdfast.benchmarks.gpu import attention, engine, measure, run, wheels
+from holdfast.benchmarks.gpu import attention, engine, measure, models, run, wheels
 from holdfast.benchmarks.gpu.limits import limited
 from holdfast.benchmarks.harness import servers
 from holdfast.benchmarks.harness.servers import run_seconds
+from holdfast.benchmarks.toys import make_toy
+from holdfast.runtime.model.load import load_model
 
 
 def test_child_processes_import_this_checkout_and_carried_wheels(
@@ -115,6 +119,24 @@ def test_files_of_the_gpu_mark_are_found_by_room() -> None:
     found = {room: [Path(file).name for file in files] for room, files in engine._marked().items()}
     assert set(found) == {"end_to_end", "kernels", "kvstore", "runtime"}
     assert found["kernels"] == ["test_gpu_kernels.py"]
+
+
+def test_a_model_whose_steps_fail_is_not_measured(tmp_path: Path) -> None:
+    """An engine ends the sequences with an error and goes on, at a fine pace."""
+
+    class Broken:
+        def __getattr__(self, name: str) -> Callable[..., object]:
+            def fail(*_: object) -> object:
+                raise ValueError("no such kernel")
+
+            return fail
+
+    model = load_model(make_toy("tiny", tmp_path), "cpu", "float32")
+    model = replace(model, decoder=model.decoder.computing_by(Broken()))  # type: ignore[arg-type]
+    with pytest.raises(engine.SequenceFailed, match="no such kernel"):
+        engine.generate(model, [[1, 2, 3]], 4)
+    with pytest.raises(engine.SequenceFailed, match="no such kernel"):
+        models._run(model, [[1, 2, 3]], 4)
 
 
 def test_time_of_a_process_counts_threads_that_ended() -> None:
