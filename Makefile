@@ -56,7 +56,7 @@ aot: .venv/ready
 # The same by another triton, as a machine with a GPU may have it, and that steps compile nothing after the
 # rehearsal: `make aot-with TRITON=3.6.0`.
 aot-with: .venv/ready
-	test -d build/triton-$(TRITON) || $(BIN)/pip install --quiet --no-deps --target build/triton-$(TRITON) triton==$(TRITON)
+	test -d build/triton-$(TRITON) || $(BIN)/python -m pip install --quiet --no-deps --target build/triton-$(TRITON) triton==$(TRITON)
 	PYTHONPATH=build/triton-$(TRITON) TRITON_CACHE_DIR=build/triton $(BIN)/python -m holdfast.kernels.gpu.ahead
 	PYTHONPATH=build/triton-$(TRITON) TRITON_CACHE_DIR=build/triton $(BIN)/python tests/runtime/compile_closure.py
 

@@ -60,8 +60,8 @@ def random_row(random: np.random.Generator) -> PlanRow:
     )
 
 
-def main() -> None:
-    """Rehearse, then step."""
+def main() -> int:
+    """Rehearse, then step; 1 if a step behind the rehearsal compiled anything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, default=90, choices=configurations.ARCHITECTURES)
     asked = parser.parse_args()
@@ -85,7 +85,8 @@ def main() -> None:
             runner.launch(Plan(step, rows, copies)).tokens()
     names = [one.kernel for one in gpu.compiled]
     print(json.dumps({"triton": triton.__version__, "ahead": names[:ahead], "behind": names[ahead:]}))
+    return int(len(names) > ahead)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
