@@ -1,9 +1,9 @@
 """The host tier's memory registered with the device, a piece at a time and ahead of the copies.
 
 To register 16 MiB takes milliseconds, in which nothing else can be done: so never within a step. The first
-pieces are registered when the tier is set up, the others by a thread of their own, which keeps ahead of the
-slots in use. Where the device refuses one, copies go on without it and are only slower. Knows slots and
-addresses; not what is copied.
+pieces are registered when the tier is set up, the others by a thread of their own, ahead of the slots in use.
+Where the device refuses one, copies go on without it and are only slower. Knows slots and addresses; not what
+is copied.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Registration:
         self._refused = False
         self._closed = False
         self._wanted: set[int] = set()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._begun = False
+        self._thread: threading.Thread | None = None  # while anything is wanted
         # Whoever drops this without `close`: no other memory may come to lie there while it is registered.
         end = weakref.finalize(self, _unregister, device, memory, self._registered)
         end.atexit = False  # the process's end undoes it
@@ -53,13 +54,10 @@ class Registration:
 
     def begin(self) -> None:
         """Register the first pieces now; from now on a thread registers those that come into use."""
-        if not self._device.overlaps or self._thread is not None:
-            return
-        self.use(0)
-        self.advance()
-        if not self._refused:
-            self._thread = threading.Thread(target=self._run, name="register-host-memory", daemon=True)
-            self._thread.start()
+        if self._device.overlaps:
+            self.use(0)
+            self.advance()
+            self._begun = True
 
     def use(self, slot: int) -> None:
         """A step copies this slot: its piece and those behind it shall be registered. Never waits for that."""
@@ -67,10 +65,13 @@ class Registration:
         if self._refused or (first in self._registered and self._last(first) in self._registered):
             return
         missing = set(range(first, self._last(first) + 1)) - self._registered.keys()
-        if not missing <= self._wanted:
-            with self._changed:
-                self._wanted |= missing
-                self._changed.notify()
+        if missing <= self._wanted:
+            return
+        with self._lock:
+            self._wanted |= missing - self._registered.keys()
+            if self._begun and self._thread is None:
+                self._thread = threading.Thread(target=self.advance, name="register-host-memory", daemon=True)
+                self._thread.start()
 
     def advance(self) -> None:
         """Register all that is wanted."""
@@ -84,38 +85,29 @@ class Registration:
                     refusal,
                     self.registered >> 20,
                 )
-            else:
+                continue
+            with self._lock:
                 self._registered[piece] = address
+                self._wanted.remove(piece)
 
     def close(self) -> None:
         """Undo it all. Copies from and to the memory must be done."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
         _unregister(self._device, self._memory, self._registered)
 
     def _last(self, piece: int) -> int:
         return min(piece + AHEAD, self.pieces) - 1
 
     def _next(self) -> int | None:
-        with self._changed:
+        with self._lock:
             if self._refused or self._closed or not self._wanted:
+                self._thread = None
                 return None
-            piece = min(self._wanted)
-            self._wanted.remove(piece)
-            return piece
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._wanted or self._closed)
-                if self._closed:
-                    return
-            self.advance()
-            if self._refused:
-                return
+            return min(self._wanted)
 
     def _extent(self, piece: int) -> tuple[int, int]:
         """Address and bytes."""

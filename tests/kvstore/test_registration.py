@@ -88,6 +88,22 @@ def test_a_step_registers_nothing_itself_and_pieces_behind_it_are_registered_mea
     assert not device.held
 
 
+def test_a_piece_that_is_being_registered_is_not_registered_twice() -> None:
+    """It would be taken away from under the copies, to be registered anew."""
+    memory = memory_of(EACH * 3)
+
+    class Asking(Registering):
+        def register(self, address: int, size: int) -> str:
+            held.use(0)
+            return super().register(address, size)
+
+    device = Asking()
+    held = registration(device, memory)
+    held.begin()
+    assert device.asked == 3 == len(device.held)
+    held.close()
+
+
 @pytest.mark.parametrize("before", [0, 1, AHEAD - 1])
 def test_a_refusal_is_logged_once_and_nothing_more_is_tried(
     before: int, caplog: pytest.LogCaptureFixture
@@ -112,6 +128,19 @@ def test_blocks_smaller_than_a_page_are_registered_in_one_piece() -> None:
     held.begin()
     assert held.pieces == 1 == len(device.held)
     held.close()
+
+
+def test_what_a_thread_registered_is_given_back_too_when_it_is_dropped() -> None:
+    device, memory = Registering(), memory_of(EACH * (AHEAD + 3))
+    held = registration(device, memory)
+    held.begin()
+    held.use(EACH * (AHEAD + 2))
+    device.wait_for(AHEAD + 1)
+    while (thread := held._thread) is not None:
+        thread.join()
+    del held, thread
+    gc.collect()
+    assert not device.held
 
 
 def test_what_is_dropped_without_a_close_is_given_back_before_its_memory_is() -> None:
