@@ -11,9 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
-from ..kernels.device import Device
 from .slots import PAGE, SlotMemory
+
+if TYPE_CHECKING:  # torch comes with it, and this room's books do without
+    from ..kernels.device import Device
 
 log = logging.getLogger(__name__)
 
