@@ -103,7 +103,8 @@ class DiskTier:
         self._ask()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        """Records that a fetch can bring: none before the shelf has named them all."""
+        return len(self._keys) if self._ready else 0
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a fetch is likely to succeed."""
@@ -262,7 +263,7 @@ class DiskTier:
     def statistics(self) -> ShelfStatistics:
         """Gauges and counters."""
         return ShelfStatistics(
-            len(self._keys),
+            len(self),
             len(self._requests),
             self._stored,
             self._fetched,

@@ -66,9 +66,10 @@ class Shelf:
 
     def _introduce(self) -> None:
         keys = self._store.keys()
-        for start in range(0, len(keys), KEYS_PER_PACKET):
-            self._send(Known(b"".join(keys[start : start + KEYS_PER_PACKET]), False))
-        self._send(Known(b"", True, self._store.ignored))
+        for start in range(0, max(1, len(keys)), KEYS_PER_PACKET):
+            last = start + KEYS_PER_PACKET >= len(keys)
+            part = b"".join(keys[start : start + KEYS_PER_PACKET])
+            self._send(Known(part, last, self._store.ignored if last else 0))
 
     def _more(self) -> list[Down]:
         """What has come meanwhile, as much as fits a batch."""

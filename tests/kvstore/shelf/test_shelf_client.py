@@ -16,7 +16,7 @@ from holdfast.kvstore.host import HostTier
 from holdfast.kvstore.shelf import keeper
 from holdfast.kvstore.shelf.client import DEADLINE, DiskTier
 from holdfast.kvstore.shelf.keeper import ShelfKeeper
-from holdfast.kvstore.shelf.messages import PACKET_BYTES, Begin
+from holdfast.kvstore.shelf.messages import PACKET_BYTES, Begin, Known, encode
 from holdfast.kvstore.shelf.patience import OPENING
 from holdfast.kvstore.shelf.upkeep import remove, stat, verify
 from holdfast.kvstore.slots import SlotMemory, SlotState, make_memory
@@ -158,6 +158,21 @@ def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(
         found.append(stage.disk.statistics().fetched)
     assert found == [4, 8, 22, 30]
     sock.setblocking(False)
+    monkeypatch.undo()
+
+
+def test_records_count_when_they_can_be_fetched(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shelf may be stopped between two packets of keys. The figure must not promise what a turn cannot get."""
+    monkeypatch.setattr(stage.disk, "_ready", False)
+    first, second = (Known(key(number), last) for number, last in ((1, False), (2, True)))
+    monkeypatch.setattr(stage.disk, "_sock", Queued([encode(first)]))
+    stage.disk.poll(stage.now)
+    assert not stage.disk.fetch(key(1), stage.now)
+    assert (stage.disk.statistics().records, len(stage.disk)) == (0, 0)
+    monkeypatch.setattr(stage.disk, "_sock", Queued([encode(second)]))
+    stage.disk.poll(stage.now)
+    assert (stage.disk.statistics().records, len(stage.disk)) == (2, 2)
+    assert key(1) in stage.disk and key(2) in stage.disk
     monkeypatch.undo()
 
 
