@@ -23,6 +23,7 @@ import uvicorn
 from msgspec.structs import replace
 
 from ..runtime.errors import RuntimeFault
+from ..runtime.hosting import clipped
 from ..runtime.link.messages import Heartbeat, Hello
 from ..runtime.link.process import ChildEngine
 from ..runtime.settings import DTYPE_BYTES, EngineSettings
@@ -45,11 +46,14 @@ COLLECT = 20_000, 10, 10
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that runs. ``url`` is its address: ``http://host:port``."""
+    """A server that runs. ``url`` is its address: ``http://host:port``. ``clipped``: why KV on disk has less
+    room than it was given, if it has.
+    """
 
     url: str
     service: Service
     engine: ChildEngine
+    clipped: str | None = None
 
 
 TICK_SECONDS = 1.0
@@ -103,7 +107,8 @@ async def serving(
     """
     tenants = Tenants.of(settings)
     check(tenants, settings, engine_settings)
-    engine_settings = replace(engine_settings, tenants=tenants.budgets())
+    reserve = 0 if settings.store is None else settings.journal.reserve_bytes
+    engine_settings = replace(engine_settings, tenants=tenants.budgets(), disk_reserve=reserve)
     with _listen(settings) as sock:
         engine = engine or ChildEngine(engine_settings, heard=heard)
         service = Service(settings, model_name(engine_settings.model), engine.link, tenants)
@@ -111,7 +116,7 @@ async def serving(
             listening(url)
             async with opened(service, engine_settings.model, engine):
                 check_leases(tenants, engine_settings, engine.link.hello)
-                yield Serving(url, service, engine)
+                yield Serving(url, service, engine, clipped(engine_settings))
 
 
 def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
@@ -161,6 +166,8 @@ async def _hold(
             loading.loaded(_memory(running.engine.link.hello))
             loading.loaded(f"holdfast: {running.service.model} at {running.url}")
             loading.loaded(f"holdfast: {_kept(settings)}")
+            if running.clipped is not None:
+                loading.loaded(f"holdfast: {running.clipped}")
             running.service.state()  # a journal that cannot be written is told now, not when somebody asks
             gc.collect()
             gc.set_threshold(*COLLECT)

@@ -1,7 +1,7 @@
 """Says which limit an operation has hit: an error of the system, and the file, becomes one sentence.
 
-The system's own texts name neither: ``File too large`` is a limit of this process, ``Too many open files`` one of
-this process or of the machine. Reads the process's limits; knows no tier and raises nothing.
+The system's own texts name neither: ``File too large`` is a limit of this process, ``Too many open files`` one
+of this process or of the machine. Reads the process's limits; knows no tier and raises nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def explained(error: BaseException, what: str) -> str:
-    """One sentence: ``what`` (such as "the KV file /var/kv/data.mdb"), and the limit that ``error`` comes from."""
+    """One sentence: ``what`` (such as "the KV file /kv/data.mdb"), and the limit that ``error`` comes from."""
     match errno_of(error):
         case errno.EFBIG:
             return f"{what} cannot grow: {_limit('RLIMIT_FSIZE', 'ulimit -f')}"
@@ -38,7 +38,7 @@ def explained(error: BaseException, what: str) -> str:
         case errno.ENOMEM:
             return f"{what} gets no memory: {_memory()}"
         case errno.ENOSPC:
-            return f"{what} cannot grow: its disk is full"
+            return f"{what} cannot grow: no space is left on its disk"
         case errno.EDQUOT:
             return f"{what} cannot grow: the quota of this user on its disk is used up"
         case errno.EROFS:

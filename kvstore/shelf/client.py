@@ -23,7 +23,21 @@ from pathlib import Path
 from ..host import HostTier
 from ..keys import KEY_BYTES
 from ..slots import PAGE
-from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Fetched, Gone, Known, Store, Up, encode
+from .messages import (
+    PACKET_BYTES,
+    Begin,
+    Done,
+    Down,
+    Failed,
+    Fetch,
+    Fetched,
+    Gone,
+    Known,
+    Room,
+    Store,
+    Up,
+    encode,
+)
 from .messages import up_decoder as decoder
 from .patience import Patience
 from .rising import Rising
@@ -49,7 +63,8 @@ class _Request:
 class ShelfStatistics:
     """``records`` and ``waiting`` requests now; counts: requests done by kind, refused, ``lost`` shelves.
 
-    ``read``: records that came past the shelf.
+    ``read``: records that came past the shelf. ``budget``: bytes that records may take now; less than was asked
+    for where the disk is short of space.
     """
 
     records: int
@@ -59,6 +74,7 @@ class ShelfStatistics:
     failed: int
     lost: int
     read: int = 0
+    budget: int = 0
 
 
 class DiskTier:
@@ -78,6 +94,7 @@ class DiskTier:
         self._host = host
         self._control = control
         self._begin = begin
+        self._budget = begin.budget
         self._blocks = blocks
         self._shortcut = Shortcut(Path(begin.folder), begin.block_bytes)
         self._sock: socket.socket | None = None
@@ -246,7 +263,7 @@ class DiskTier:
     def full(self) -> bool:
         """Whether each record from now on takes the place of another; an estimate."""
         size = -(-(self._begin.block_bytes + 16) // PAGE) * PAGE
-        return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._begin.budget
+        return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._budget
 
     def poll(self, now: float) -> None:
         """Take answers, send what did not fit before, and see to a shelf that is late."""
@@ -270,6 +287,7 @@ class DiskTier:
             self._failed,
             self._lost,
             self._read,
+            self._budget,
         )
 
     def close(self) -> None:
@@ -344,6 +362,8 @@ class DiskTier:
                     log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
             case Gone():
                 self._forget(_split(answer.keys))
+            case Room():
+                self._budget = answer.bytes
             case Done() | Failed():
                 message = self._requests.pop(answer.ticket).message
                 assert isinstance(message, Store)
@@ -441,6 +461,7 @@ class DiskTier:
         self._sock = socket.socket(fileno=fds[0])
         self._sock.setblocking(False)
         self._patience.heard(now)
+        self._budget = self._begin.budget
         self._post(self._begin)
 
 

@@ -81,9 +81,8 @@ def free_runs(fd: int) -> list[tuple[int, int]]:
     pages = np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
     if len(pages) and (pages[0] < 2 or pages[-1] > meta.last):
         raise ListUnreadable("a free page is none of the file")
-    runs = []
-    for run in np.split(pages, np.nonzero(np.diff(pages) != 1)[0] + 1) if len(pages) else ():
-        runs.append((int(run[0]) * meta.page, len(run) * meta.page))
+    split = np.split(pages, np.nonzero(np.diff(pages) != 1)[0] + 1) if len(pages) else []
+    runs = [(int(run[0]) * meta.page, len(run) * meta.page) for run in split]
     behind = (meta.last + 1) * meta.page
     if (end := os.fstat(fd).st_size) > behind:  # of a write that failed
         runs.append((behind, end - behind))

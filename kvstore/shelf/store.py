@@ -6,9 +6,9 @@ and the first to give way, until it is touched; its recency is written with the 
 `StoreFailed`: the medium refused, and may not refuse the next time; or `StoreTorn`: the file's own pages are
 damaged, it is thrown away, and another store begins anew. For one process and thread.
 
-KV is a cache, and others need the disk more: while less than ``floor`` bytes are free there, records are given up
-and the pages they took become holes of the file (`holes`). A file system that has no holes gets the whole file
-back, and the store begins anew.
+KV is a cache, and others need the disk more: while less than ``floor`` bytes are free there, records are given
+up and the pages they took become holes of the file (`holes`). A file system that has no holes gets the whole
+file back, and the store begins anew.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ class RecordStore:
         floor: int | None = None,
         anew: bool = False,
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._space = space
         self._length = block_bytes
         self._record_size = stride_of(block_bytes)
         self.budget = budget
-        self._floor = floor
+        self.floor = floor
         self.given_up: list[bytes] = []
         self._most = {tenant: cap // self._record_size for tenant, cap in (caps or {}).items()}
         self._order = RecordOrder()
@@ -143,25 +143,25 @@ class RecordStore:
     def file_bytes(self) -> int:
         """Bytes of the disk that its file takes."""
         try:
-            return (self._folder / FILE).stat().st_blocks * 512
+            return (self.folder / FILE).stat().st_blocks * 512
         except OSError:
             return 0
 
     @property
     def headroom(self) -> int:
         """Bytes that the file may grow by; less than 0: so many are to be given back. Raises `StoreFailed`."""
-        if self._floor is None:
+        if self.floor is None:
             return self.budget
         try:
-            found = os.statvfs(self._folder)
+            found = os.statvfs(self.folder)
         except OSError as error:
-            raise StoreFailed(explained(error, f"the folder {self._folder}")) from error
-        return found.f_bavail * found.f_frsize - self._floor
+            raise StoreFailed(explained(error, f"the folder {self.folder}")) from error
+        return found.f_bavail * found.f_frsize - self.floor
 
     @property
     def room(self) -> int:
         """Bytes that records may take now: the budget, or what the disk allows. Raises `StoreFailed`."""
-        if self._floor is None:
+        if self.floor is None:
             return self.budget
         return min(self.budget, max(0, self.file_bytes + self.headroom))
 
@@ -312,7 +312,7 @@ class RecordStore:
         """
         try:
             before, lack = self.file_bytes, coming - self.headroom
-            if lack <= 0 or self._floor is None:
+            if lack <= 0 or self.floor is None:
                 return 0
             lack -= self._punch()
             if lack > 0 and len(self._order):
@@ -322,7 +322,7 @@ class RecordStore:
             return max(0, before - self.file_bytes)
         except (OSError, lmdb.Error, StoreFailed, ListUnreadable) as error:
             if len(self):
-                log.warning("all KV in %s is given up for space: %s", self._folder / FILE, error)
+                log.warning("all KV in %s is given up for space: %s", self.folder / FILE, error)
             return self._empty()
 
     def sync(self) -> None:
@@ -366,12 +366,12 @@ class RecordStore:
 
     def _within_disk(self, fresh: list[Given]) -> tuple[list[Given], list[bytes]]:
         """Of these the last ones, as many as the disk has room for; and the keys of the others."""
-        if self._floor is None or not fresh:
+        if self.floor is None or not fresh:
             return fresh, []
         self.relieve(len(fresh) * self._record_size + TREE_BYTES)
         most = max(0, self.headroom - TREE_BYTES) // self._record_size
         if not most:
-            raise StoreFailed(f"the disk of {self._folder} has no space for KV beyond what is kept free there")
+            raise StoreFailed(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
         return fresh[-most:], [record.key for record in fresh[:-most]]
 
     def _give_up(self, keys: list[bytes]) -> None:
@@ -396,7 +396,7 @@ class RecordStore:
         """Give back the space of free pages; bytes."""
         if any(line.split()[-1].isdigit() for line in self._env.readers().splitlines()[1:]):
             raise ListUnreadable("another process reads it")
-        fd = os.open(self._folder / FILE, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(self.folder / FILE, os.O_RDWR | os.O_CLOEXEC)
         try:
             return punch_free_pages(fd)
         finally:
@@ -423,10 +423,10 @@ class RecordStore:
         """Have an environment and what it holds; keys of records that are not ours. One that is torn is thrown
         away: whoever reads a truncated map dies.
         """
-        path = self._folder / FILE
+        path = self.folder / FILE
         for thrown in (anew, True):
             if thrown:
-                throw_away(self._folder)
+                throw_away(self.folder)
             env = None
             try:
                 self._env = env = self._environment()
@@ -445,16 +445,16 @@ class RecordStore:
                     env.close()
                 if ANOTHER_FORMAT not in str(error):
                     raise
-        raise StoreFailed(f"{self._folder}: cannot be opened, even anew")
+        raise StoreFailed(f"{self.folder}: cannot be opened, even anew")
 
     def _environment(self) -> Any:
-        size = max(FIRST_MAP, (self._folder / FILE).stat().st_size if self._made else 0)
+        size = max(FIRST_MAP, (self.folder / FILE).stat().st_size if self._made else 0)
         # With readahead, for the scan at the beginning; then `Places` says what is read ahead.
-        return lmdb.open(str(self._folder), map_size=size, max_dbs=2, sync=False, writemap=False)
+        return lmdb.open(str(self.folder), map_size=size, max_dbs=2, sync=False, writemap=False)
 
     @property
     def _made(self) -> bool:
-        return (self._folder / FILE).exists()
+        return (self.folder / FILE).exists()
 
     def _read_order(self) -> list[bytes]:
         """Take what the file holds, the longest unused first; gives keys of records that are not ours."""
@@ -494,10 +494,10 @@ class RecordStore:
     def _failed(self, error: Exception) -> KVStoreError:
         """What to raise for it; the next call finds an environment that works, or none ever will."""
         if isinstance(error, TORN):
-            (self._folder / FILE).unlink(missing_ok=True)  # still mapped here: a shorter one would kill us
-            return StoreTorn(f"{self._folder}: the file of records is damaged and thrown away: {error}")
+            (self.folder / FILE).unlink(missing_ok=True)  # still mapped here: a shorter one would kill us
+            return StoreTorn(f"{self.folder}: the file of records is damaged and thrown away: {error}")
         self._renew()
-        return StoreFailed(explained(error, f"the KV file {self._folder / FILE}"))
+        return StoreFailed(explained(error, f"the KV file {self.folder / FILE}"))
 
     def _renew(self) -> None:
         """An environment whose meta page could not be written refuses everything: have another, or next time.
@@ -515,7 +515,7 @@ class RecordStore:
         try:
             header = self._places.read(key, into)
         except OSError as error:
-            raise StoreFailed(explained(error, f"the KV file {self._folder / FILE}")) from error
+            raise StoreFailed(explained(error, f"the KV file {self.folder / FILE}")) from error
         return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
 
     def _look_for(self, key: bytes) -> None:

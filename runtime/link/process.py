@@ -22,7 +22,7 @@ import anyio
 
 from ...kvstore.shelf.keeper import ShelfKeeper
 from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
-from ..hosting import host_memory, with_secret
+from ..hosting import host_memory, make_room, with_secret
 from ..settings import EngineSettings
 from .blackbox import BlackBox, Death
 from .client import EngineLink
@@ -109,6 +109,7 @@ class ChildEngine:
     async def __aenter__(self) -> EngineLink:
         # Each incarnation names its blocks alike, so that it finds those that the one before it kept.
         self._settings = await asyncio.to_thread(with_secret, self._settings)
+        await asyncio.to_thread(make_room, self._settings)
         self._memory = host_memory(self._settings)
         try:
             child = await self._start()

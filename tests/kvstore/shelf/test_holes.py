@@ -1,4 +1,4 @@
-"""The KV file gives space back to its disk: only free pages become holes, and whoever fills it, KV makes room."""
+"""The KV file gives space back to its disk: only free pages become holes, and KV makes room for others."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(
 
 
 def test_records_count_when_they_can_be_fetched(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shelf may be stopped between two packets of keys. The figure must not promise what a turn cannot get."""
+    """A shelf may be stopped between two packets of keys: the figure must not promise what no turn can get."""
     monkeypatch.setattr(stage.disk, "_ready", False)
     first, second = (Known(key(number), last) for number, last in ((1, False), (2, True)))
     monkeypatch.setattr(stage.disk, "_sock", Queued([encode(first)]))
