@@ -112,20 +112,18 @@ class Shelf:
 
     def _give_back(self, headroom: int) -> None:
         """Records of other models first, as nobody asks for these now."""
-        freed = clear_others(self._store.folder, -headroom)
-        freed += self._store.relieve()
-        if freed and not self._giving:
-            self._giving = True
-            log.warning(
-                "the disk of %s is %d bytes short of the %d that KV leaves free: KV gives way",
-                self._store.folder,
-                -headroom,
-                (self._store.floor or 0),
-            )
+        clear_others(self._store.folder, -headroom)
+        self._store.relieve()
         self._tell_given_up()
 
     def _tell_given_up(self) -> None:
         keys, self._store.given_up = self._store.given_up, []
+        if keys and not self._giving:
+            self._giving = True
+            least = self._store.floor or 0
+            log.warning(
+                "less than %d bytes are free on the disk of %s: KV gives way", least, self._store.folder
+            )
         for start in range(0, len(keys), KEYS_PER_PACKET):
             self._send(Gone(b"".join(keys[start : start + KEYS_PER_PACKET])))
 

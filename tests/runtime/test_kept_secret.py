@@ -31,7 +31,7 @@ def test_a_full_disk_keeps_nobody_from_reading_it(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "open", full)
     assert secret_in(tmp_path) == first
-    with pytest.raises(SettingsInvalid, match="secret.* no space is left on its disk"):
+    with pytest.raises(SettingsInvalid, match=r"secret.* no space is left on its disk"):
         secret_in(tmp_path / "another")
 
 
