@@ -7,9 +7,13 @@ Knows nothing of routes or sessions.
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import os
 import socket
 from collections.abc import Sequence
-from typing import cast
+from contextlib import suppress
+from typing import Any, cast
 
 import h11
 from uvicorn._types import ASGISendEvent
@@ -18,7 +22,10 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 
+from ..runtime.sizing import refusal
 from .settings import Limits
+
+log = logging.getLogger(__name__)
 
 DROP = "holdfast.drop"
 """The ASGI extension through which the application drops a WebSocket without waiting for its buffer."""
@@ -55,6 +62,11 @@ def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
 
     return PunctualHTTP
 
+
+REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+)
+"""For a connection that finds no descriptor left."""
 
 BURST = "holdfast.burst"
 """The ASGI extension through which the application sends several text frames in one write."""
@@ -113,7 +125,75 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
 
-def listen(host: str, port: int, limits: Limits) -> socket.socket:
+class Listener(socket.socket):
+    """A listening socket that refuses connections this process has no descriptor for.
+
+    Left in the queue they would hang there, and wake the loop for as long as they do. One descriptor is kept
+    spare: with its number a connection is accepted, answered with 503, and closed. A line in the log when that
+    begins, and one when it ends.
+    """
+
+    _spare: int | None = None
+    _refusing = False
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> Listener:
+        """Takes over ``sock``."""
+        listener = cls(fileno=sock.detach())
+        listener._save()
+        return listener
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As ``socket.socket``; those that are refused are not returned."""
+        while True:
+            try:
+                accepted = super().accept()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._refuse(error):
+                    raise
+                continue
+            if self._refusing:
+                self._refusing = False
+                log.warning("connections are accepted again")
+            return accepted
+
+    def close(self) -> None:
+        """Let go of the spare descriptor, too."""
+        self._spend()
+        super().close()
+
+    def _refuse(self, error: OSError) -> bool:
+        """Answer one that waits; False: there is no spare descriptor."""
+        if self._spare is None:
+            self._save()
+        if self._spare is None:
+            return False
+        self._spend()
+        try:
+            refused, _ = super().accept()  # the kernel asks for a descriptor first: perhaps none waits
+            with refused, suppress(OSError):
+                refused.setblocking(False)
+                with suppress(BlockingIOError):
+                    refused.recv(1 << 16)  # unread it would have the kernel throw the answer away
+                refused.send(REFUSAL)
+        finally:
+            self._save()
+        if not self._refusing:
+            self._refusing = True
+            log.error("%s; connections are refused", refusal(error, "a connection"))
+        return True
+
+    def _save(self) -> None:
+        with suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _spend(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            os.close(spare)
+
+
+def listen(host: str, port: int, limits: Limits) -> Listener:
     """A listening socket whose connections have bounded buffers and end when a peer takes nothing for long.
 
     They inherit TCP_NODELAY, which asyncio sets only on sockets that name their protocol: without it a
@@ -122,7 +202,7 @@ def listen(host: str, port: int, limits: Limits) -> socket.socket:
     Raises ``OSError`` (``EADDRINUSE`` where the port is taken).
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.create_server((host, port), family=family, backlog=512)
+    sock = Listener.of(socket.create_server((host, port), family=family, backlog=512))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
     if hasattr(socket, "TCP_USER_TIMEOUT"):

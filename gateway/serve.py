@@ -27,7 +27,7 @@ from ..runtime.hosting import clipped
 from ..runtime.link.messages import Heartbeat, Hello
 from ..runtime.link.process import ChildEngine
 from ..runtime.settings import DTYPE_BYTES, EngineSettings
-from ..runtime.sizing import memory_line
+from ..runtime.sizing import memory_line, refusal
 from ..sessions.errors import SessionError
 from .app import build_app
 from .budgets import check, check_leases
@@ -127,8 +127,9 @@ def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
     except (RuntimeFault, SessionError, AddressUnusable, KeysUnusable) as error:
         print(f"holdfast: {error.message}", file=sys.stderr)
         return 2
-    except OSError as error:  # of the machine: no memory, no process, a disk that is full
-        print(f"holdfast: {error}", file=sys.stderr)
+    except (OSError, MemoryError) as error:  # of the machine: no memory, no process, a disk that is full
+        named = getattr(error, "filename", None) or "the server"
+        print(f"holdfast: {refusal(error, str(named)) or error}", file=sys.stderr)
         return 2
     return 0
 
@@ -197,7 +198,8 @@ def _listen(settings: GatewaySettings) -> socket.socket:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             taken = f"port {settings.port} on {settings.host} is taken by another program"
             raise PortTaken(taken) from None
-        raise AddressUnusable(f"cannot listen on {settings.host}:{settings.port}: {error}") from None
+        cause = refusal(error, "the socket") or error
+        raise AddressUnusable(f"cannot listen on {settings.host}:{settings.port}: {cause}") from None
 
 
 @asynccontextmanager

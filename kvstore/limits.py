@@ -56,6 +56,8 @@ def errno_of(error: BaseException) -> int | None:
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     text = str(error)
+    if "can't allocate memory" in text or "can't start new thread" in text:  # torch's words, and Python's
+        return errno.ENOMEM
     return next((number for number in NAMED if os.strerror(number) in text), None)
 
 

@@ -9,6 +9,7 @@ is known here. The clock is the caller's, but for what a `read` takes; one threa
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from ..host import HostTier
 from ..keys import KEY_BYTES
+from ..limits import explained
 from ..slots import PAGE
 from .messages import (
     PACKET_BYTES,
@@ -448,10 +450,13 @@ class DiskTier:
 
     def _take_shelf(self, now: float) -> None:
         try:
-            _, fds, _, _ = socket.recv_fds(self._control, 16, 1)
+            told, fds, _, _ = socket.recv_fds(self._control, 16, 1)
         except OSError:
             return
         if not fds:
+            if told:  # the kernel drops a descriptor that this process has no number for
+                log.warning("%s", explained(OSError(errno.EMFILE, ""), "the socket to the shelf"))
+                self._ask()
             return
         for request in list(self._requests.values()):
             self._give_up(request.message)

@@ -36,7 +36,7 @@ from .messages import (
     encode,
 )
 from .messages import down_decoder as decoder
-from .store import Given, RecordStore, StoreFailed
+from .store import Given, RecordStore, StoreFailed, StoreFull
 from .upkeep import clear_others, others, write_about
 
 BATCH_BYTES = 8 << 20
@@ -207,7 +207,7 @@ class Shelf:
 
     def _refused(self, error: StoreFailed) -> None:
         """One line when it begins, one when it ends."""
-        if not self._refusing:
+        if not self._refusing and not isinstance(error, StoreFull):
             self._refusing = True
             log.error("the disk refuses: %s", error)
 

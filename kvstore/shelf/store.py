@@ -27,7 +27,7 @@ import lmdb
 from xxhash import xxh3_64_intdigest
 
 from ..errors import KVStoreError, RecordDamaged, RecordMissing
-from ..limits import explained
+from ..limits import OUT_OF_DESCRIPTORS, errno_of, explained
 from .holes import ListUnreadable, punch_free_pages
 from .lock import hold
 from .order import RecordOrder
@@ -58,6 +58,10 @@ ANOTHER_FORMAT = "LMDB data format"
 
 class StoreFailed(KVStoreError):
     """The medium refused; what was asked for has not happened."""
+
+
+class StoreFull(StoreFailed):
+    """The disk has no space for KV beyond what is kept free there."""
 
 
 class StoreTorn(KVStoreError):
@@ -321,6 +325,8 @@ class RecordStore:
                 self._punch()
             return max(0, before - self.file_bytes)
         except (OSError, lmdb.Error, StoreFailed, ListUnreadable) as error:
+            if errno_of(error) in OUT_OF_DESCRIPTORS:
+                return 0
             if len(self):
                 log.warning("all KV in %s is given up for space: %s", self.folder / FILE, error)
             return self._empty()
@@ -371,7 +377,7 @@ class RecordStore:
         self.relieve(len(fresh) * self._record_size + TREE_BYTES)
         most = max(0, self.headroom - TREE_BYTES) // self._record_size
         if not most:
-            raise StoreFailed(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
+            raise StoreFull(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
         return fresh[-most:], [record.key for record in fresh[:-most]]
 
     def _give_up(self, keys: list[bytes]) -> None:
@@ -482,14 +488,19 @@ class RecordStore:
                 with self._env.begin(write=True) as txn:
                     return work(txn)
             except lmdb.MapFullError as error:
-                size = self._env.info()["map_size"]
-                most = 2 * self.budget + SPARE
-                if size >= most:
-                    raise StoreFailed("the map is full") from error
-                self._env.set_mapsize(min(most, 2 * size))
-                self._places.mapped(anew=False)
+                self._grow_map(error)
             except (lmdb.Error, OSError) as error:
                 raise self._failed(error) from error
+
+    def _grow_map(self, full: Exception) -> None:
+        size, most = self._env.info()["map_size"], 2 * self.budget + SPARE
+        if size >= most:
+            raise StoreFailed("the map is full") from full
+        try:
+            self._env.set_mapsize(min(most, 2 * size))
+        except (lmdb.Error, MemoryError) as error:  # of a limit on memory; what is mapped stays
+            raise self._failed(error) from error
+        self._places.mapped(anew=False)
 
     def _failed(self, error: Exception) -> KVStoreError:
         """What to raise for it; the next call finds an environment that works, or none ever will."""
