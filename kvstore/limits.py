@@ -22,6 +22,8 @@ NAMED = (
     errno.EAGAIN,
 )
 """Errors that have a limit behind them; looked for by their text where a library tells no number."""
+OUT_OF_MEMORY = ("can't allocate memory", "can't start new thread", "failed to map segment")
+"""The words of torch, Python and the dynamic linker for it."""
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -31,10 +33,12 @@ def explained(error: BaseException, what: str) -> str:
         case errno.EFBIG:
             return f"{what} cannot grow: {_limit('RLIMIT_FSIZE', 'ulimit -f')}"
         case errno.EMFILE:
-            return f"{what} cannot be opened: {_limit('RLIMIT_NOFILE', 'ulimit -n', ' open files')}"
+            return (
+                f"{what} cannot get a file descriptor: {_limit('RLIMIT_NOFILE', 'ulimit -n', ' open files')}"
+            )
         case errno.ENFILE:
             most = _read("/proc/sys/fs/file-max")
-            return f"{what} cannot be opened: the file table of the machine is full (fs.file-max is {most})"
+            return f"{what} cannot get a file descriptor: the machine has no more (fs.file-max is {most})"
         case errno.ENOMEM:
             return f"{what} gets no memory: {_memory()}"
         case errno.ENOSPC:
@@ -56,7 +60,7 @@ def errno_of(error: BaseException) -> int | None:
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     text = str(error)
-    if "can't allocate memory" in text or "can't start new thread" in text:  # torch's words, and Python's
+    if any(words in text for words in OUT_OF_MEMORY):
         return errno.ENOMEM
     return next((number for number in NAMED if os.strerror(number) in text), None)
 

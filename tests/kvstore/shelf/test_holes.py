@@ -18,6 +18,7 @@ from holdfast.kvstore.errors import RecordMissing
 from holdfast.kvstore.shelf import holes
 from holdfast.kvstore.shelf.holes import ListUnreadable, free_runs, punch_free_pages
 from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed
+from holdfast.kvstore.shelf.upkeep import give_back, write_about
 
 MIB = 1 << 20
 SPACE = bytes(range(16))
@@ -204,3 +205,21 @@ sys.stdin.read()
         with pytest.raises(ListUnreadable, match="another process"):
             store._punch()
         other.kill()
+
+
+def test_a_start_on_a_disk_that_kv_has_filled_begins_with_room(disk: Path, tmp_path: Path) -> None:
+    """Before anything else is opened there; what is damaged or held is left alone."""
+    store = RecordStore(disk / SPACE.hex(), SPACE, SIZE, 1 << 30)
+    for number in range(0, 240, 4):
+        store.put([given(one) for one in range(number, number + 4)])
+    store.close()
+    write_about(disk / SPACE.hex(), SIZE)
+    rubbish = disk / "rubbish"
+    rubbish.mkdir()
+    (rubbish / "data.mdb").write_bytes(bytes(4096))
+    fill(disk, 1 << 20)
+    give_back(disk, FLOOR)
+    assert free(disk) >= FLOOR
+    store = RecordStore(disk / SPACE.hex(), SPACE, SIZE, 1 << 30)
+    assert 60 < len(store) < 200 and holds(store, 239)
+    store.close()

@@ -66,7 +66,8 @@ def test_a_shelf_that_could_not_be_started_is_started_later(
     shelf(engine)
     assert here.waits[0] == 0.0 and [wait for wait in here.waits if wait] == [FIRST, 2 * FIRST, 4 * FIRST]
     assert (
-        len(caplog.records) == 3 and "the shelf's process cannot be opened: RLIMIT_NOFILE is" in caplog.text
+        len(caplog.records) == 3
+        and "the shelf's process cannot get a file descriptor: RLIMIT_NOFILE is" in caplog.text
     )
 
 
