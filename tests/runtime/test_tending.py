@@ -168,7 +168,7 @@ def test_a_file_that_kills_its_reader_is_named_and_thrown_away(tmp_path: Path) -
     write_about(beside, SIZE)
     whole = (folder / FILE).read_bytes()
     trees = [at for at in range(2, pages_of(folder / FILE)) if whole[at * 4096 + 10] & 3]
-    for page in trees:
+    for page in reversed(trees):
         spoilt = bytearray(whole)
         spoilt[page * 4096 : (page + 1) * 4096] = bytes(4096)
         (folder / FILE).write_bytes(spoilt)
