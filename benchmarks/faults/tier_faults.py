@@ -37,12 +37,13 @@ from .server_faults import command, launched
 TIGHT = msgspec.structs.replace(POCKET, blocks=40, max_context=608, host_bytes=2 << 20, disk_bytes=64 << 20)
 """Room for one talk and a little: the others' KV goes down and comes back."""
 QUICK = Patience(first=0.002, longest=0.05, total=WEDGED_SECONDS)
-WIDE = msgspec.structs.replace(POCKET, blocks=640, max_context=608, host_bytes=16 << 20, disk_bytes=180 << 20)
+WIDE = msgspec.structs.replace(POCKET, blocks=640, max_context=608, host_bytes=16 << 20, disk_bytes=200 << 20)
 """Room for twenty talks; more than the host tier holds goes to disk."""
-DISK = "200m"
+DISK = "240m"
 CHUNK, CHUNK_SECONDS = 1 << 20, 0.01
 """The program that fills the disk writes so much at once, and then waits."""
-SLACK = 4 << 20  # bytes beyond the journal's reserve that would be free if there were no KV
+SLACK = 16 << 20  # bytes beyond the journal's reserve that would be free if there were no KV; it grows, too
+LEAST_KV = 2 * SLACK  # on disk when it is filled: much of it has to go
 EARLY = 0.5  # of the kills of a server so many come before anything was heard of it
 MOST_EARLY = 2  # and so many in a row, so that each reply has its chance
 
@@ -146,15 +147,15 @@ async def filled(tries: int, seed: int) -> Tally:
 
 async def _stored(running: Serving, store: Path, tally: Tally) -> None:
     """Have sessions say something new until KV goes to disk."""
-    deadline, least = time.monotonic() + WEDGED_SECONDS, 2 * SLACK
+    deadline = time.monotonic() + WEDGED_SECONDS
     async with connect(running.url) as client:
-        while file_bytes(store) < least:
+        while file_bytes(store) < LEAST_KV:
             if time.monotonic() > deadline:
                 tally.lost += 1
                 tally.notes.append(f"try {tally.tries}: no KV goes to disk again")
                 return
             async with client.session() as chat:
-                await chat.say(f"{time.monotonic_ns()} {FACTS * 4}", max_output_tokens=1).text()
+                await chat.say(f"{time.monotonic_ns()} {FACTS * 14}", max_output_tokens=1).text()
                 await chat.settle("disk")
 
 
