@@ -64,6 +64,12 @@ class Tenants:
         self._limits = limits
         self._tenants: dict[bytes, Tenant] = {}
 
+    def change(self, limits: Mapping[bytes, TenantLimits]) -> None:
+        """From now on these hold."""
+        self._limits = limits
+        for salt, tenant in self._tenants.items():
+            tenant.limits = limits.get(salt, TenantLimits())
+
     def __getitem__(self, salt: bytes) -> Tenant:
         if salt not in self._tenants:
             self._tenants[salt] = Tenant(self._limits.get(salt, TenantLimits()))
