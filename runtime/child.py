@@ -18,7 +18,7 @@ import socket
 import threading
 
 from ..kvstore.limits import NAMED, errno_of, explained
-from .errors import LinkClosed, RuntimeFault, SettingsInvalid
+from .errors import EngineStarved, LinkClosed, RuntimeFault
 from .link.blackbox import BlackBox
 from .link.codec import frame, receive_one
 from .link.messages import Fatal
@@ -72,7 +72,7 @@ def _serve(sock: socket.socket, pulse: Pulse, memory: int | None, shelf: int | N
             loaded = load_engine(settings, progress, pulse, memory, shelf)
         except (MemoryError, OSError, RuntimeError, ImportError) as error:
             if errno_of(error) in NAMED:
-                raise SettingsInvalid(explained(error, "the engine's process")) from error
+                raise EngineStarved(explained(error, "the engine's process")) from error
             raise
         if loaded.hello.kernels == "cpu":
             from ..kernels.cpu.cores import bind  # here, where this process is the engine's own
