@@ -18,6 +18,7 @@ from ..sessions.book import Reopened, SessionBook
 from ..sessions.errors import SessionLimit, StorageUnavailable
 from ..sessions.family import Member
 from ..sessions.items import new_id
+from ..sessions.session import Session
 from .live import Birth, LiveSession
 from .settings import Limits
 
@@ -66,8 +67,13 @@ class Registry:
         defaults = asdict(self._link.hello.defaults)
         resource = SessionResource(id="", model=self._model, **defaults)
         birth = Birth(session=resource, conversation=new_id("conv"))
+        vocab_size = self._link.hello.vocab_size
         session = self._book.create(owner=owner, salt=salt, config=msgspec.msgpack.encode(birth))
-        live = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
+        try:
+            live = LiveSession.begin(session, birth, self._limits, vocab_size)
+        except BaseException:
+            self._discard(session)
+            raise
         return self._hold(live, holder)
 
     async def make_room(self, salt: bytes, more: int = 1) -> None:
@@ -95,7 +101,11 @@ class Registry:
             await self.make_room(salt)
             found = await self._book.resume(handle, owner)
         if isinstance(found, Reopened):
-            live = LiveSession.again(found, self._limits, self._link.hello.vocab_size)
+            try:
+                live = LiveSession.again(found, self._limits, self._link.hello.vocab_size)
+            except BaseException:  # in memory with nobody to speak for it, its handle would open nothing
+                self._discard(found.session, interrupt=True)
+                raise
         else:
             live = self._live[found.id]
         before = self._holders.get(live.id)
@@ -114,14 +124,22 @@ class Registry:
         await self.make_room(self._book.salt_of(live.id), children)
         births = [live.birth_of_child() for _ in range(children)]
         sessions = await self._book.fork(live.id, [msgspec.msgpack.encode(birth) for birth in births], at)
-        made = []
-        for session, birth in zip(sessions, births, strict=True):
-            child = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
-            child.conversation.configure(msgspec.structs.replace(live.conversation.session, id=session.id))
-            child.resumable = True
+        made: list[LiveSession] = []
+        try:
+            for session, birth in zip(sessions, births, strict=True):
+                child = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
+                child.conversation.configure(
+                    msgspec.structs.replace(live.conversation.session, id=session.id)
+                )
+                child.resumable = True
+                made.append(child)
+        except BaseException:  # nobody has a handle of any of them
+            for session in sessions:
+                await self._book.discard(session.id)
+            raise
+        for child in made:
             self._enter(child)
             self._wait_for(child)
-            made.append(child)
         return made
 
     async def tree(self, session_id: str) -> list[Member]:
@@ -189,6 +207,13 @@ class Registry:
         """Nobody has it: it is put away unless somebody comes."""
         loop = asyncio.get_running_loop()
         self._leases[live.id] = loop.call_later(self._limits.resume_seconds, self._put_away, live)
+
+    def _discard(self, session: Session, *, interrupt: bool = False) -> None:
+        """Close a session that could not be brought to life; the journal keeps one that was there before."""
+        close = self._book.close(session.id, interrupt=True) if interrupt else self._book.discard(session.id)
+        leaving = asyncio.ensure_future(close)
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
     def _enter(self, live: LiveSession) -> None:
         self._live[live.id] = live

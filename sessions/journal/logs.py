@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as changed
 
+from ...kvstore.limits import explained
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
 from . import segment
 from .disk import Disk
@@ -139,7 +140,7 @@ class LogFolder:
             return logs, logs._opened(model, known, write)
         except OSError as fault:
             logs.close()
-            raise StoreUnusable(f"the journal {folder} cannot be opened: {_cause(fault)}") from None
+            raise StoreUnusable(explained(fault, f"the journal {folder}")) from None
         except BaseException:
             logs.close()
             raise
@@ -440,17 +441,13 @@ class LogFolder:
         except OSError as fault:
             if not self._cut(active):
                 self._abandon(active, records)
-            raise StorageUnavailable(
-                f"the journal cannot be written: {active.path}: {_cause(fault)}"
-            ) from None
+            raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
         try:
             self.disk.sync(active.fd)
         except OSError as fault:
             self._cut(active)
             self._abandon(active, records)
-            raise StorageUnavailable(
-                f"the journal cannot be synced: {active.path}: {_cause(fault)}"
-            ) from None
+            raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
         active.end = at
         active.entries += len(records)
         active.fresh.update(one.session for one in records)
@@ -505,7 +502,7 @@ class LogFolder:
             with suppress(OSError):
                 self.disk.remove(target)
                 self.disk.remove(one.index_path)
-            raise StorageUnavailable(f"the journal cannot be written: {path}: {_cause(fault)}") from None
+            raise StorageUnavailable(explained(fault, f"the journal's log {path}")) from None
         self._next_number += 1
         self.made = False
         if name is None:
@@ -626,8 +623,8 @@ class LogFolder:
             data = self.disk.read(one.fd, length, offset)
         except OSError as fault:
             if fault.errno == errno.EIO:
-                raise RecordDamaged(f"{one.path} cannot be read at {offset}: {_cause(fault)}") from None
-            raise StorageUnavailable(f"the journal cannot be read: {one.path}: {_cause(fault)}") from None
+                raise RecordDamaged(f"{one.path} cannot be read at {offset}: {fault.strerror}") from None
+            raise StorageUnavailable(explained(fault, f"the journal's log {one.path}")) from None
         found = segment.record_at(data, 0, self.header.sync, one.header.file_seed(), offset)
         if found is None:
             raise RecordDamaged(f"a record's checksum is wrong ({one.path}, offset {offset})")
@@ -736,10 +733,6 @@ def _extra(record: Found) -> bytes:
 
 def _extra_bytes(record: Found) -> int:
     return len(_extra(record))
-
-
-def _cause(fault: OSError) -> str:
-    return fault.strerror or str(fault)
 
 
 def named(names: Sequence[str]) -> str:
