@@ -34,6 +34,7 @@ from .state import Loaded, extra_of
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"(\d{8,})\.log")
+MOST_AHEAD = 1 << 20  # zeros behind the active log's end
 NAMED = 20  # sessions in one line of the log
 
 
@@ -46,6 +47,7 @@ class Log:
     header: SegmentHeader
     path: Path
     end: int = LOG_START
+    room: int = 0
     index_end: int = 0
     fd: int | None = None
     index_fd: int | None = None
@@ -55,6 +57,12 @@ class Log:
     fresh: set[int] = field(default_factory=set)
     dirty: bool = False
     entries: int = 0
+
+    @property
+    def fd_to_write(self) -> int:
+        """Of the file, which is open."""
+        assert self.fd is not None
+        return self.fd
 
     @property
     def number(self) -> int:
@@ -114,6 +122,7 @@ class LogFolder:
         self._free_slots: list[int] = []
         self._next_number = 1
         self._believing = True
+        self._ahead = min(MOST_AHEAD, segment_bytes // 16)
 
     # --- opening --------------------------------------------------------------------------------------------
 
@@ -148,6 +157,8 @@ class LogFolder:
     def close(self) -> None:
         """Close the files; the active log's index is whole on the disk."""
         active = self.active
+        if active is not None:
+            self._cut(active)
         if active is not None and active.index_fd is not None:
             with suppress(OSError):
                 self.disk.sync(active.index_fd)
@@ -277,9 +288,10 @@ class LogFolder:
         if self._believing and not last and index is not None and index.sealed == size:
             entries, extras = index.entries(), dict(index.extras())
             return self._known(one, entries, np.zeros(len(entries), bool), extras)
-        entries, hits, extras, clean = self._scanned(one, size, index, last=last and write)
+        entries, hits, extras, clean = self._scanned(one, size, index, last=last and write, active=last)
         if last and write and clean and index is not None and LOG_START <= one.end < self.segment_bytes:
             one.index_fd = self.disk.open(one.index_path, write=True)
+            one.room = max(one.room, one.end)
             self.active = one
         elif clean and write and not last:
             self._rewrite_index(one, entries, extras)
@@ -299,11 +311,11 @@ class LogFolder:
         return found
 
     def _scanned(
-        self, one: Log, size: int, index: segment.Index | None, *, last: bool
+        self, one: Log, size: int, index: segment.Index | None, *, last: bool, active: bool
     ) -> tuple[Any, Any, dict[int, bytes], bool]:
         """Entries of a log that is read whole, which of them are hit, their extras, and whether all is well.
 
-        ``last``: it is the active one, and may be written to.
+        ``active``: it is the last one, which has zeros behind its end; ``last``: and may be written to.
         """
         assert one.fd is not None
         data = self.disk.read(one.fd, size, 0)
@@ -331,7 +343,7 @@ class LogFolder:
             if record.offset < cut and (at <= finished or record.offset in committed)
         ]
         hits = told[[offset not in offsets for offset in told["offset"].tolist()]]
-        unknown = self._unknown(one, found, told, size, index)
+        unknown = self._unknown(one, found, told, data, index, last=active)
         extras = {record.offset: extra for record in records if (extra := _extra(record))}
         if index is not None:
             gone = set(hits["offset"].tolist())
@@ -354,9 +366,11 @@ class LogFolder:
         flags = np.concatenate([np.zeros(len(entries), bool), np.ones(len(hits), bool)])
         clean = cut == size and not len(hits) and not unknown
         kept = max((one.offset + segment.padded(len(one.payload)) for one in records), default=LOG_START)
-        if clean and last and kept < size:  # a group that was never acknowledged: a write that was cut off
-            self.disk.truncate(one.fd, kept)
-            one.end = kept
+        if clean and last and kept < size:
+            one.end, one.room = kept, size
+            if any(data[kept:]):  # a group that was never acknowledged: a write that was cut off
+                self.disk.truncate(one.fd, kept)
+                one.room = kept
         if clean and last and index is not None and (not index.whole or len(told) < len(records)):
             clean = self._mend(one, entries, extras)
         return np.concatenate([entries, hits]), flags, extras, clean
@@ -370,10 +384,17 @@ class LogFolder:
         return True
 
     def _unknown(
-        self, one: Log, found: segment.Scan, told: Any, size: int, index: segment.Index | None
+        self,
+        one: Log,
+        found: segment.Scan,
+        told: Any,
+        data: bytes,
+        index: segment.Index | None,
+        *,
+        last: bool,
     ) -> int:
         """Records that are damaged and of which the index says nothing; it is said how many."""
-        unknown = 0
+        unknown, size = 0, len(data)
         starts = told["offset"].tolist()
         by_end = {record.offset: record for record in found.records}
         for begin, beyond in found.gaps:
@@ -389,7 +410,8 @@ class LogFolder:
                 count -= sum(begin <= offset < beyond for offset in starts)
                 unknown += max(1, count)
         tail = sum(offset >= found.end for offset in starts)
-        if size > found.end and not tail and (index is None or not index.whole):
+        ahead = last and not any(data[found.end :])  # zeros that were written ahead
+        if size > found.end and not tail and not ahead and (index is None or not index.whole):
             unknown += 1
             self.findings.say(
                 f"the last {size - found.end} bytes of {one.path} are no record: "
@@ -437,7 +459,7 @@ class LogFolder:
             places.append(place_of(active.slot, at, len(pieces[-1])))
             at += len(pieces[-1])
         try:
-            self.disk.write(active.fd, b"".join(pieces), active.end)
+            self._put(active, b"".join(pieces), at)
         except OSError as fault:
             if not self._cut(active):
                 self._abandon(active, records)
@@ -454,6 +476,20 @@ class LogFolder:
         self.next_session = max(self.next_session, 1 + max(one.session for one in records))
         self._tell_index(active, entries, b"".join(one.extra for one in records))
         return places, first, moment
+
+    def _put(self, one: Log, data: bytes, end: int) -> None:
+        """Write at the log's end, up to ``end``. Raises ``OSError``.
+
+        To sync what is written over costs less than to sync a file that grows: that waits until the file system
+        has written what other files of it have grown by, such as KV. So zeros are written ahead, where there is
+        room for them.
+        """
+        if end > one.room:
+            with suppress(OSError):
+                self.disk.write(one.fd_to_write, data + bytes(self._ahead), one.end)
+                one.room = end + self._ahead
+                return
+        self.disk.write(one.fd_to_write, data, one.end)
 
     def roll(self) -> None:
         """The active log takes no more; the next group begins another."""
@@ -524,6 +560,7 @@ class LogFolder:
             self.disk.truncate(one.fd, one.end)
         except OSError:
             return False
+        one.room = one.end
         return True
 
     def _abandon(self, one: Log, records: Sequence[Fresh]) -> None:
@@ -550,7 +587,8 @@ class LogFolder:
                 self.disk.remove(one.index_path)
 
     def _seal(self, one: Log) -> None:
-        """Its index says that it is complete, on the disk."""
+        """It has its length, and its index says that it is complete, on the disk."""
+        self._cut(one)
         if one.index_fd is None:
             return
         self._tell_index(one, [], b"", segment.SEALED)
@@ -639,7 +677,7 @@ class LogFolder:
             return index.entries(), dict(index.extras())
         kept, self.findings = self.findings, Findings()
         try:
-            entries, _, extras, _ = self._scanned(one, one.end, index, last=False)
+            entries, _, extras, _ = self._scanned(one, one.end, index, last=False, active=False)
         finally:
             self.findings = kept
         return entries, extras

@@ -31,7 +31,7 @@ class BadDisk(Disk):
         self.error = 0
         self.times = 1
         self.share = 0.5
-        self._synced: dict[int, int] = {}
+        self._unsynced: dict[int, list[tuple[int, int]]] = {}
 
     def arm(self, at: int, error: int = 0, times: int = 1, share: float = 0.5) -> None:
         self.calls, self.at, self.error, self.times, self.share = 0, at, error, times, share
@@ -42,23 +42,23 @@ class BadDisk(Disk):
     def create(self, path: Path) -> int:
         self._step()
         fd = super().create(path)
-        self._synced[fd] = 0
+        self._unsynced[fd] = []
         return fd
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
         if self._fails():
             super().write(fd, data[: int(len(data) * self.share)], offset)
             self._raise()
+        self._unsynced.setdefault(fd, []).append((offset, len(data)))
         super().write(fd, data, offset)
 
     def sync(self, fd: int) -> None:
         if self._fails():
             if self.error:
-                size, kept = self.size(fd), self._synced.get(fd, 0)
-                os.ftruncate(fd, kept)
-                os.ftruncate(fd, size)
+                for offset, length in self._unsynced.pop(fd, []):
+                    os.pwrite(fd, bytes(max(0, min(length, self.size(fd) - offset))), offset)
             self._raise()
-        self._synced[fd] = self.size(fd)
+        self._unsynced[fd] = []
 
     def truncate(self, fd: int, length: int) -> None:
         self._step()
@@ -77,7 +77,7 @@ class BadDisk(Disk):
 
     def open(self, path: Path, *, write: bool = False) -> int:
         fd = super().open(path, write=write)
-        self._synced[fd] = self.size(fd)
+        self._unsynced[fd] = []
         return fd
 
     def _step(self) -> None:
