@@ -152,6 +152,11 @@ class LiveSession:
         """Responses that run."""
         return len(self._responses)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no response runs, and no event is being served."""
+        return not self._responses and not self._beside_tasks
+
     # --- sockets --------------------------------------------------------------------------------------------
 
     def resume(self, outbox: Sink, after: str | None) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from ..runtime.link.client import EngineLink
 from ..sdk.frames.session import SessionResource
 from ..sessions.book import Reopened, SessionBook
-from ..sessions.errors import SessionLimit, StorageUnavailable
+from ..sessions.errors import StorageUnavailable
 from ..sessions.family import Member
 from ..sessions.items import new_id
 from .live import Birth, LiveSession
@@ -41,8 +41,11 @@ class Registry:
         self._limits = limits
         self._live: dict[str, LiveSession] = {}
         self._holders: dict[str, Holder] = {}
-        self._leases: dict[str, asyncio.TimerHandle] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leases: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}
+        self._left: dict[
+            bytes, dict[str, LiveSession]
+        ] = {}  # by tenant: sessions on no socket, longest left first
+        self._leaving: set[asyncio.Future[None]] = set()
         self._works: set[asyncio.Future[Any]] = set()
         self._closing = False
 
@@ -63,6 +66,7 @@ class Registry:
 
         Raises ``SessionLimit``, ``StorageUnavailable``.
         """
+        self.make_room(salt)
         defaults = asdict(self._link.hello.defaults)
         resource = SessionResource(id="", model=self._model, **defaults)
         birth = Birth(session=resource, conversation=new_id("conv"))
@@ -70,30 +74,24 @@ class Registry:
         live = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
         return self._hold(live, holder)
 
-    async def make_room(self, salt: bytes, more: int = 1) -> None:
-        """Where a tenant has as many open as it may: its sessions that nobody is on, and that say nothing, are
-        put away before their time, as far as they can come back from the journal; the longest left first.
+    def make_room(self, salt: bytes, more: int = 1) -> None:
+        """Let a tenant open ``more`` sessions: where no places are left, sessions that no socket has and that
+        do nothing are put away before their time. `Tenants.room` says whose; of a tenant's the longest left go
+        first. One that was ever opened goes only where the journal has it. Raises ``SessionLimit``.
         """
-        if self._book.has_room(salt, more):
-            return
-        for live in [self._live[session_id] for session_id in self._leases if session_id in self._live]:
-            if self._book.has_room(salt, more):
-                return
-            idle = live.id in self._leases and not live.responses and live.session.log.durable
-            if idle and self._book.salt_of(live.id) == salt:
-                self._leases.pop(live.id).cancel()
-                await self._leave(live, interrupt=False)
+        idle = {tenant: map(_id, filter(self._may_go, left.values())) for tenant, left in self._left.items()}
+        for session_id in self._book.room(salt, more, idle):
+            self._put_away(self._live[session_id])
 
-    async def resume(self, holder: Holder, handle: str, owner: bytes, salt: bytes = b"") -> LiveSession:
+    def _may_go(self, live: LiveSession) -> bool:
+        return live.at_rest and (live.session.log.durable or self._book.unopened(live.id))
+
+    async def resume(self, holder: Holder, handle: str, owner: bytes) -> LiveSession:
         """The session that ``handle`` opens, on this socket from now on.
 
         Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``.
         """
-        try:
-            found = await self._book.resume(handle, owner)
-        except SessionLimit:
-            await self.make_room(salt)
-            found = await self._book.resume(handle, owner)
+        found = await self._book.resume(handle, owner, self.make_room)
         if isinstance(found, Reopened):
             live = LiveSession.again(found, self._limits, self._link.hello.vocab_size)
         else:
@@ -111,7 +109,8 @@ class Registry:
         return await self._whole(self._forked(live, children, at))
 
     async def _forked(self, live: LiveSession, children: int, at: str | None) -> list[LiveSession]:
-        await self.make_room(self._book.salt_of(live.id), children)
+        self._book.check_fork(live.id, children)
+        self.make_room(self._book.salt_of(live.id), children)
         births = [live.birth_of_child() for _ in range(children)]
         sessions = await self._book.fork(live.id, [msgspec.msgpack.encode(birth) for birth in births], at)
         made = []
@@ -140,8 +139,7 @@ class Registry:
     async def _pruned(self, target: str, number: int | None) -> None:
         await self._book.settled()  # who is coming back just now is among those below, or not at all
         live, holder = self._live.pop(target, None), self._holders.pop(target, None)
-        if (lease := self._leases.pop(target, None)) is not None:
-            lease.cancel()
+        self._end_lease(target)
         if holder is not None:
             holder.moved()
         try:
@@ -188,7 +186,19 @@ class Registry:
     def _wait_for(self, live: LiveSession) -> None:
         """Nobody has it: it is put away unless somebody comes."""
         loop = asyncio.get_running_loop()
-        self._leases[live.id] = loop.call_later(self._limits.resume_seconds, self._put_away, live)
+        salt = self._book.salt_of(live.id)
+        timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)
+        self._leases[live.id] = (timer, salt)
+        self._left.setdefault(salt, {})[live.id] = live
+
+    def _end_lease(self, session_id: str) -> None:
+        """Somebody came, or it is put away."""
+        timer, salt = self._leases.pop(session_id, (None, b""))
+        if timer is not None:
+            timer.cancel()
+            del self._left[salt][session_id]
+            if not self._left[salt]:
+                del self._left[salt]
 
     def _enter(self, live: LiveSession) -> None:
         self._live[live.id] = live
@@ -198,19 +208,26 @@ class Registry:
     def _hold(self, live: LiveSession, holder: Holder) -> LiveSession:
         self._enter(live)
         self._holders[live.id] = holder
-        lease = self._leases.pop(live.id, None)
-        if lease is not None:
-            lease.cancel()
+        self._end_lease(live.id)
         return live
 
     def _put_away(self, live: LiveSession) -> None:
-        self._leases.pop(live.id, None)
-        leaving = asyncio.ensure_future(self._leave(live, interrupt=self._closing))
+        """End a session here, unless somebody came back; its place is free at once."""
+        self._end_lease(live.id)
+        if self._closing or live.id not in self._holders:
+            self._leave(live, interrupt=self._closing)
+
+    def _leave(self, live: LiveSession, *, interrupt: bool) -> asyncio.Future[None]:
+        """Done when all that it still has to do is done."""
+        if self._live.pop(live.id, None) is None:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        leaving = asyncio.ensure_future(self._book.close(live.id, settle=live.aclose, interrupt=interrupt))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
+        return leaving
 
-    async def _leave(self, live: LiveSession, *, interrupt: bool) -> None:
-        if live.id in self._holders and not interrupt:
-            return  # somebody came back just now
-        if self._live.pop(live.id, None) is not None:
-            await self._book.close(live.id, settle=live.aclose, interrupt=interrupt)
+
+def _id(live: LiveSession) -> str:
+    return live.id

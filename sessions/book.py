@@ -7,11 +7,12 @@ nothing of sockets or of what a client has seen.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -66,7 +67,8 @@ class SessionBook:
         self._pruned: set[str] = set()  # sessions that are being forgotten
         self._reopening = asyncio.Lock()
         self._opened = self._reopened = 0
-        self._tenants = Tenants(self.settings.tenants)
+        self._tenants = Tenants(self.settings.tenants, self.settings.max_sessions)
+        self._unopened: dict[str, set[str]] = {}  # by root: forks that nobody has come for
         self.waits = Waits()
         if journal is not None:
             journal.condense = partial(
@@ -97,6 +99,7 @@ class SessionBook:
         ``SessionUnknown``, ``SessionLimit``, ``StorageUnavailable``, ``ItemUnknown`` or ``CutInvalid``.
         """
         session = self.get(session_id)
+        self.check_fork(session_id, len(configs))
         self._check_room(self._records[session_id].salt, len(configs))
         if session.log.fault is not None:
             raise session.log.fault
@@ -104,6 +107,21 @@ class SessionBook:
         children = [self._child(session, history.branch(), operations, config) for config in configs]
         await session.lend([sequence for _, sequence in children], history.tree.head)
         return [child for child, _ in children]
+
+    def check_fork(self, session_id: str, children: int) -> None:
+        """Raises ``SessionUnknown``, or ``SessionLimit``: its tree has too many forks that nobody opened."""
+        self.get(session_id)
+        there = len(self._unopened.get(root_of(self._records[session_id]), ()))
+        if there + children > self.settings.max_unopened:
+            raise SessionLimit(
+                f"This tree has {there} forks that nobody has opened; it may have {self.settings.max_unopened}:"
+                " open or prune some first"
+            )
+
+    def unopened(self, session_id: str) -> bool:
+        """Whether this is an open session that was forked off, and that nobody has come for."""
+        record = self._records.get(session_id)
+        return record is not None and session_id in self._unopened.get(root_of(record), ())
 
     async def family(self, session_id: str) -> list[Member]:
         """The session, all it was forked from and all that were forked from these, parents before children.
@@ -164,16 +182,16 @@ class SessionBook:
         self.get(session_id)
         return self._records[session_id].salt
 
-    def has_room(self, salt: bytes, more: int = 1) -> bool:
-        """Whether this tenant could open so many sessions more now."""
-        try:
-            self._check_room(salt, more)
-        except SessionLimit:
-            return False
-        return True
+    def room(self, salt: bytes, more: int, idle: Mapping[bytes, Iterable[str]]) -> list[str]:
+        """Open sessions to close so that this tenant can open ``more``; see `Tenants.room`."""
+        return self._tenants.room(salt, more, idle)
 
-    async def resume(self, handle: str, owner: bytes) -> Session | Reopened:
+    async def resume(
+        self, handle: str, owner: bytes, make_room: Callable[[bytes], None] | None = None
+    ) -> Session | Reopened:
         """The session that ``handle`` opens; it has a new handle from now on.
+
+        ``make_room`` is called before a session comes from the journal, with the salt of its tenant.
 
         Raises ``HandleUnknown``, the same for every reason; ``RecordDamaged``, ``SessionLimit``,
         ``StorageUnavailable``.
@@ -184,44 +202,55 @@ class SessionBook:
         async with self._reopening:
             found: Session | Reopened | None = self._by_handle.get(digest)
             if found is None and self.journal is not None:
-                found = await self._reopen(self.journal, digest, owner)
+                found = await self._reopen(self.journal, digest, owner, make_room or self._check_room)
         session = found.session if isinstance(found, Reopened) else found
         if found is None or session is None or not session.handles.opens(digest, owner):
             raise _unknown()
+        self._open(session.id)
         self._forget_handles(session)
         session.handles.use(digest)
         self._know_handles(session)
         return found
 
-    async def close(
+    def close(
         self,
         session_id: str,
         *,
         settle: Callable[[], Awaitable[None]] | None = None,
         interrupt: bool = False,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """End a session and forget it; the journal, if there is one, does not. Raises ``SessionUnknown``.
 
-        ``settle`` is awaited first: who reads its responses leaves them. ``interrupt``: in the journal they
-        have not ended, and go on when the session is opened again.
+        Its place is free at once; await the rest. ``settle`` is awaited first: who reads its responses leaves
+        them. ``interrupt``: in the journal they have not ended, and go on when the session is opened again.
         """
         session = self.get(session_id)
+        self._open(session_id)
         self._forget_handles(session)
-        self._tenants[self._records[session_id].salt].sessions -= 1
+        self._tenants.leave(self._records[session_id].salt)
         del self._sessions[session_id], self._records[session_id]
         left = asyncio.Event()
         leaving = dict.fromkeys(session.handles.digests(), left)
         self._leaving.update(leaving)
         self._closing[session_id] = left
+        if interrupt:
+            session.log.close()
+        return self._closed(session, left, leaving, settle)
+
+    async def _closed(
+        self,
+        session: Session,
+        left: asyncio.Event,
+        leaving: Iterable[bytes],
+        settle: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         try:
-            if interrupt:
-                session.log.close()
             if settle is not None:
                 await settle()
             await session.aclose()
         finally:
             left.set()
-            del self._closing[session_id]
+            del self._closing[session.id]
             for digest in leaving:
                 del self._leaving[digest]
 
@@ -275,7 +304,9 @@ class SessionBook:
         told = {record.id: self._sessions[record.id].statistics() for record in records}
         return {session_id: (int(one["items"]), int(one["tokens"])) for session_id, one in told.items()}
 
-    async def _reopen(self, journal: Journal, digest: bytes, owner: bytes) -> Reopened | None:
+    async def _reopen(
+        self, journal: Journal, digest: bytes, owner: bytes, make_room: Callable[[bytes], None]
+    ) -> Reopened | None:
         known = await journal.read(lambda store: store.handle(digest))
         if known is None or known.owner != owner or known.session in journal.live:
             return None
@@ -286,7 +317,7 @@ class SessionBook:
             stored = await journal.read(lambda store: store.session(known.session))
             if digest not in stored.keyring.digests() or stored.record.id in self._pruned:
                 raise _unknown()
-            self._check_room(stored.record.salt)
+            make_room(stored.record.salt)
             return await self._again(journal, stored)
         except BaseException:
             journal.live.discard(known.session)
@@ -299,8 +330,12 @@ class SessionBook:
             max_items=self.settings.max_items,
             max_events=journal.settings.max_events,
         )
-        replayed = await asyncio.to_thread(work)
-        self._check_room(stored.record.salt)  # others may have come meanwhile
+        salt = stored.record.salt
+        self._tenants.enter(salt)  # others may come meanwhile: the place is held
+        try:
+            replayed = await asyncio.to_thread(work)
+        finally:
+            self._tenants.leave(salt)
         log = JournaledLog(journal, stored.number, stored.written, stored.record.salt)
         handles = SessionHandles(stored.record.owner, log, stored.keyring)
         session = self._made(stored.record, log, handles, replayed.history)
@@ -321,6 +356,7 @@ class SessionBook:
         handles = SessionHandles(record.owner, log)
         session = self._made(record, log, handles, history, sequence)
         self._opened += 1
+        self._unopened.setdefault(root_of(record), set()).add(session.id)
         return session, sequence
 
     def _made(
@@ -346,16 +382,23 @@ class SessionBook:
             waits=self.waits,
             tenant=self._tenants[record.salt],
         )
-        self._tenants[record.salt].sessions += 1
+        self._tenants.enter(record.salt)
         self._records[session.id] = record
         self._sessions[session.id] = session
         self._know_handles(session)
         return session
 
     def _check_room(self, salt: bytes, more: int = 1) -> None:
-        self._tenants[salt].check_sessions(more)
-        if len(self._sessions) + more > self.settings.max_sessions:
-            raise SessionLimit(f"{self.settings.max_sessions} sessions are open")
+        self._tenants.check(salt, more)
+
+    def _open(self, session_id: str) -> None:
+        """Somebody came for it, or it is gone: it is no unopened fork."""
+        root = root_of(self._records[session_id])
+        forks = self._unopened.get(root)
+        if forks is not None:
+            forks.discard(session_id)
+            if not forks:
+                del self._unopened[root]
 
     def _know_handles(self, session: Session) -> None:
         self._by_handle.update((digest, session) for digest in session.handles.digests())

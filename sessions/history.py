@@ -142,6 +142,7 @@ class History:
         self._rendered = self._preamble
         self._entries: list[_Entry] = []
         self._home: dict[str, _Entry] = {}
+        self._shared = False  # these two are another history's, too: copy them before a change
         self._slot: Slot | None = None
         self._matched = 0  # so many first entries are the tree's path to its head, if any are known to be
         self._appended = True  # nothing but appending since the running turn began
@@ -208,6 +209,7 @@ class History:
         else:
             place = self._after(previous_item_id)
         self._edited(place)
+        self._own()
         self._entries.insert(place, item)
         self._home[item.id] = item
         self.record(Inserted(item=item, previous=previous_item_id))
@@ -215,6 +217,7 @@ class History:
     def delete(self, item_id: str) -> None:
         """Take an item out. What else its reply held stays, as items. Raises ``ItemUnknown``."""
         self._loosen(item_id, "item_id")
+        self._own()
         place = self._index(self._home.pop(item_id))
         self._edited(place)
         del self._entries[place]
@@ -233,6 +236,7 @@ class History:
             rest = entry.up_to(cut.keep, ids_from(cut.tail), cut.items)
             self._split(entry, rest, cut.node)
             left = [rest]
+        self._own()
         for item in _items_of(entry):
             del self._home[item.id]
         self._edited(place)
@@ -249,6 +253,7 @@ class History:
         if self._slot is not None:
             raise ConversationBusy("A response writes this conversation: cancel it before going back")
         place = 0 if item_id is None else self._after(item_id)
+        self._own()
         for entry in self._entries[place:]:
             for item in _items_of(entry):
                 del self._home[item.id]
@@ -263,7 +268,8 @@ class History:
         other.tree.move(self.tree.head)
         other._rendered, other._slot = self._rendered, self._slot
         other._matched, other._appended = self._matched, self._appended
-        other._entries, other._home = list(self._entries), dict(self._home)
+        other._entries, other._home = self._entries, self._home
+        self._shared = other._shared = True
         return other
 
     @property
@@ -300,6 +306,7 @@ class History:
             raise ConversationBusy("A response already writes this conversation")
         script = self.script()
         self._slot, self._appended = Slot(), True
+        self._own()
         self._entries.append(self._slot)
         return Turn(self._slot, script)
 
@@ -321,9 +328,15 @@ class History:
     def _close(self, turn: Turn) -> int:
         assert self._slot is turn.slot, "only the running turn can end"
         place = self._index(turn.slot)
+        self._own()
         del self._entries[place]
         self._slot = None
         return place
+
+    def _own(self) -> None:
+        """Have entries of one's own, before they change."""
+        if self._shared:
+            self._entries, self._home, self._shared = list(self._entries), dict(self._home), False
 
     def _segments(self) -> tuple[Segment, ...]:
         """The entries up to the slot; there is never more than one."""
@@ -391,6 +404,7 @@ class History:
         if isinstance(entry, Reply):
             place = self._index(entry)
             self._edited(place)
+            self._own()
             self._entries[place : place + 1] = entry.items
             self._home.update((item.id, item) for item in entry.items)
 
