@@ -95,6 +95,7 @@ class LiveSession:
             vocab_size=vocab_size,
             conversation_id=birth.conversation,
             admit=session.check_turns,
+            most_characters=session.most_characters,
         )
         self.feed = Feed(limits, replies, lambda: session.handles.current)
         self._verbs = Verbs(session, self.conversation, self._acknowledge)

@@ -116,7 +116,7 @@ class Registry:
         made = []
         for session, birth in zip(sessions, births, strict=True):
             child = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
-            child.conversation.configure(msgspec.structs.replace(live.conversation.session, id=session.id))
+            child.conversation.configure_as(live.conversation)
             child.resumable = True
             self._enter(child)
             self._wait_for(child)
@@ -133,11 +133,14 @@ class Registry:
 
     async def prune(self, session_id: str, target: str) -> None:
         """End a session of this one's tree and forget it. Raises what ``SessionBook.check_pruned`` does."""
+        owner = self._book.get(session_id).handles.owner  # of the whole tree
         number = await self._book.check_pruned(session_id, target)
-        await self._whole(self._pruned(target, number))
+        await self._whole(self._pruned(target, number, owner))
 
-    async def _pruned(self, target: str, number: int | None) -> None:
-        await self._book.settled()  # who is coming back just now is among those below, or not at all
+    async def _pruned(self, target: str, number: int | None, owner: bytes) -> None:
+        await self._book.settled(
+            owner
+        )  # one that is coming back just now is among those below, or not at all
         live, holder = self._live.pop(target, None), self._holders.pop(target, None)
         self._end_lease(target)
         if holder is not None:

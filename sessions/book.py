@@ -7,6 +7,7 @@ nothing of sockets or of what a client has seen.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from .session import Session
 from .settings import SessionSettings
 from .tenants import Tenants
 from .waits import Waits
+from .workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,10 @@ class SessionBook:
         self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
         self._closing: dict[str, asyncio.Event] = {}  # the same, by id
         self._pruned: set[str] = set()  # sessions that are being forgotten
-        self._reopening = asyncio.Lock()
+        self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner
         self._opened = self._reopened = 0
-        self._tenants = Tenants(self.settings.tenants, self.settings.max_sessions)
+        self._workers = Workers()
+        self._tenants = Tenants(self.settings.tenants, self.settings.max_sessions, self._workers)
         self._unopened: dict[str, set[str]] = {}  # by root: forks that nobody has come for
         self.waits = Waits()
         if journal is not None:
@@ -152,9 +155,9 @@ class SessionBook:
         self._pruned.add(target)
         return {record.id: number for number, record in kept}.get(target)
 
-    async def settled(self) -> None:
-        """Wait until who was coming back from the journal is open, or was refused."""
-        async with self._reopening:
+    async def settled(self, owner: bytes) -> None:
+        """Wait until this owner's session that was coming back from the journal is open, or was refused."""
+        async with self._reopening[owner]:
             return
 
     async def forget(self, target: str, number: int | None) -> None:
@@ -199,7 +202,7 @@ class SessionBook:
         digest = digest_of(handle)
         if (leaving := self._leaving.get(digest)) is not None:
             await leaving.wait()
-        async with self._reopening:
+        async with self._reopening[owner]:
             found: Session | Reopened | None = self._by_handle.get(digest)
             if found is None and self.journal is not None:
                 found = await self._reopen(self.journal, digest, owner, make_room or self._check_room)
@@ -280,6 +283,7 @@ class SessionBook:
         """End all sessions; in the journal what runs is interrupted, not ended."""
         for session_id in list(self._sessions):
             await self.close(session_id, interrupt=True)
+        await self._workers.aclose()
 
     def _family(self, session_id: str, kept: Iterable[tuple[int, SessionRecord]]) -> list[Member]:
         """Of those the journal has ``kept`` and those in memory. Raises ``SessionUnknown``: it was closed

@@ -33,7 +33,7 @@ class SessionSettings:
     max_sessions: int = 10_000
     max_unopened: int = 256
     max_items: int = 20_000
-    aside_characters: int = 32_768
+    aside_characters: int = 4096
     debounce_seconds: float = 0.01
     recovery_seconds: float = 60.0
     tenants: Mapping[bytes, TenantLimits] = field(default_factory=dict)

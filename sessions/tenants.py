@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from .errors import SessionLimit, TurnLimit
 from .settings import TenantLimits
+from .workers import Slot, Workers
 
 _Idle = TypeVar("_Idle")
 
@@ -30,10 +31,11 @@ class Running(Protocol):
 
 
 class Tenant:
-    """One tenant's sessions and replies."""
+    """One tenant's sessions and replies, and its turn at the threads that tokenize."""
 
-    def __init__(self, limits: TenantLimits) -> None:
+    def __init__(self, limits: TenantLimits, slot: Slot | None = None) -> None:
         self.limits = limits
+        self.slot = slot or Workers().slot()
         self.sessions = 0
         """Open now."""
         self._running: list[Running] = []
@@ -72,8 +74,9 @@ class Tenants:
     ``limits``: of the tenants that are known; one without a limit of sessions may be among them.
     """
 
-    def __init__(self, limits: Mapping[bytes, TenantLimits], places: int) -> None:
+    def __init__(self, limits: Mapping[bytes, TenantLimits], places: int, workers: Workers) -> None:
         self._limits = limits
+        self._workers = workers
         self._places = places
         self._tenants: dict[bytes, Tenant] = {}
         promised = sum(one.sessions or 0 for one in limits.values())
@@ -84,7 +87,7 @@ class Tenants:
 
     def __getitem__(self, salt: bytes) -> Tenant:
         if salt not in self._tenants:
-            self._tenants[salt] = Tenant(self._limits.get(salt, TenantLimits()))
+            self._tenants[salt] = Tenant(self._limits.get(salt, TenantLimits()), self._workers.slot())
         return self._tenants[salt]
 
     def enter(self, salt: bytes) -> None:
