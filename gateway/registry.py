@@ -16,7 +16,7 @@ from ..runtime.link.client import EngineLink
 from ..sdk.frames.session import SessionResource
 from ..sessions.book import Reopened, SessionBook
 from ..sessions.errors import StorageUnavailable
-from ..sessions.family import Member
+from ..sessions.family import Page
 from ..sessions.items import new_id
 from .live import Birth, LiveSession
 from .settings import Limits
@@ -123,9 +123,9 @@ class Registry:
             made.append(child)
         return made
 
-    async def tree(self, session_id: str) -> list[Member]:
-        """The tree of sessions that this one belongs to. Raises what ``SessionBook.family`` does."""
-        return await self._book.family(session_id)
+    async def tree(self, session_id: str, limit: int, after: str | None) -> Page:
+        """Some of the tree of sessions that this one is in. Raises what ``SessionBook.family_page`` does."""
+        return await self._book.family_page(session_id, limit, after)
 
     async def name(self, session_id: str, name: str) -> str:
         """Name a session. Raises what ``SessionBook.name`` does."""

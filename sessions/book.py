@@ -7,6 +7,8 @@ nothing of sockets or of what a client has seen.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +21,7 @@ import msgspec
 
 from ..runtime.link.client import EngineLink
 from .errors import HandleUnknown, SessionLimit, SessionUnknown, StorageUnavailable
-from .family import Member, check_pruned, checked_name, child_of, members, root_of
+from .family import FamilyTree, Member, Page, check_pruned, checked_name, child_of, root_of
 from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
@@ -71,7 +73,9 @@ class SessionBook:
         self._opened = self._reopened = 0
         self._workers = Workers()
         self._tenants = Tenants(self.settings.tenants, self.settings.max_sessions, self._workers)
-        self._unopened: dict[str, set[str]] = {}  # by root: forks that nobody has come for
+        self._trees: dict[str, FamilyTree] = {}  # by root, of sessions that are open
+        self._loading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by root: the journal is asked once
+        self._numbers = itertools.count(1)  # of sessions without a journal
         self.waits = Waits()
         if journal is not None:
             journal.condense = partial(
@@ -114,7 +118,7 @@ class SessionBook:
     def check_fork(self, session_id: str, children: int) -> None:
         """Raises ``SessionUnknown``, or ``SessionLimit``: its tree has too many forks that nobody opened."""
         self.get(session_id)
-        there = len(self._unopened.get(root_of(self._records[session_id]), ()))
+        there = len(self._tree_of(session_id).unopened)
         if there + children > self.settings.max_unopened:
             raise SessionLimit(
                 f"This tree has {there} forks that nobody has opened; it may have {self.settings.max_unopened}:"
@@ -123,25 +127,42 @@ class SessionBook:
 
     def unopened(self, session_id: str) -> bool:
         """Whether this is an open session that was forked off, and that nobody has come for."""
-        record = self._records.get(session_id)
-        return record is not None and session_id in self._unopened.get(root_of(record), ())
+        return session_id in self._sessions and session_id in self._tree_of(session_id).unopened
 
     async def family(self, session_id: str) -> list[Member]:
         """The session, all it was forked from and all that were forked from these, parents before children.
 
         Raises ``SessionUnknown``, ``RecordDamaged``, ``StorageUnavailable``.
         """
-        return self._family(session_id, await self._kept_family(session_id))
+        return (await self.family_page(session_id, None)).members
+
+    async def family_page(self, session_id: str, limit: int | None, after: str | None = None) -> Page:
+        """At most ``limit`` of its family: those that come after the session ``after``, or the first ones.
+
+        Raises ``MemberUnknown``, and what `family` does.
+        """
+        tree = await self._whole_tree(session_id)
+        branches, last = tree.page(after, limit)
+        found = []
+        for branch in branches:
+            session = self._sessions.get(branch.id)
+            told = {} if session is None else session.statistics()
+            items, tokens = (int(told[name]) if told else None for name in ("items", "tokens"))
+            found.append(Member(branch.id, branch.parent, branch.name, session is not None, items, tokens))
+        return Page(found, last)
 
     async def name(self, session_id: str, name: str) -> str:
         """Name the branch that a session is; "" takes its name back. Returns the name as it is kept.
 
         Raises ``NameInvalid``, and what `family` does.
         """
-        name = checked_name(name, session_id, await self.family(session_id))
-        session = self.get(session_id)
-        self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
-        session.log.rewrite(self._records[session_id])
+        tree = await self._whole_tree(session_id)
+        name = checked_name(name, session_id, tree)
+        session, number = self.get(session_id), tree.number(session_id)
+        assert number is not None, "it is open"
+        record = self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
+        tree.add(number, record)
+        session.log.rewrite(record)
         return name
 
     async def check_pruned(self, session_id: str, target: str) -> int | None:
@@ -150,10 +171,11 @@ class SessionBook:
 
         Raises ``MemberUnknown``, ``PruneInvalid``, and what `family` does.
         """
-        kept = await self._kept_family(session_id)
-        check_pruned(target, session_id, self._family(session_id, kept))
+        tree = await self._whole_tree(session_id)
+        number = check_pruned(target, session_id, tree)
         self._pruned.add(target)
-        return {record.id: number for number, record in kept}.get(target)
+        tree.drop(target)
+        return None if self.journal is None else number
 
     async def settled(self, owner: bytes) -> None:
         """Wait until this owner's session that was coming back from the journal is open, or was refused."""
@@ -209,7 +231,7 @@ class SessionBook:
         session = found.session if isinstance(found, Reopened) else found
         if found is None or session is None or not session.handles.opens(digest, owner):
             raise _unknown()
-        self._open(session.id)
+        self._tree_of(session.id).unopened.discard(session.id)
         self._forget_handles(session)
         session.handles.use(digest)
         self._know_handles(session)
@@ -228,7 +250,7 @@ class SessionBook:
         them. ``interrupt``: in the journal they have not ended, and go on when the session is opened again.
         """
         session = self.get(session_id)
-        self._open(session_id)
+        self._leave_tree(session)
         self._forget_handles(session)
         self._tenants.leave(self._records[session_id].salt)
         del self._sessions[session_id], self._records[session_id]
@@ -285,28 +307,25 @@ class SessionBook:
             await self.close(session_id, interrupt=True)
         await self._workers.aclose()
 
-    def _family(self, session_id: str, kept: Iterable[tuple[int, SessionRecord]]) -> list[Member]:
-        """Of those the journal has ``kept`` and those in memory. Raises ``SessionUnknown``: it was closed
-        meanwhile."""
-        self.get(session_id)
-        root = root_of(self._records[session_id])
-        live = [record for record in self._records.values() if root_of(record) == root]
-        known = [*(record for _, record in kept), *live]  # the last are as they are now
-        found = members(self._records[session_id], known, self._sizes(live))
-        return [member for member in found if member.id not in self._pruned]
-
-    async def _kept_family(self, session_id: str) -> list[tuple[int, SessionRecord]]:
-        log = self.get(session_id).log
+    async def _whole_tree(self, session_id: str) -> FamilyTree:
+        """Its tree, with what the journal has of it. Raises what `family` does."""
+        log, tree = self.get(session_id).log, self._tree_of(session_id)
         if self.journal is None or not isinstance(log, JournaledLog):
-            return []
-        log.sync()
-        number = log.number
-        return await self.journal.read(lambda store: store.family(number))
+            return tree
+        root = root_of(self._records[session_id])
+        async with self._loading[root]:
+            if tree.stale(time.monotonic()):
+                tree.begin_load()
+                log.sync()
+                number = log.number
+                kept = await self.journal.read(lambda store: store.family(number))
+                tree.load(kept, time.monotonic(), open_=self._sessions, pruned=self._pruned)
+        self.get(session_id)
+        return tree if tree is self._tree_of(session_id) else await self._whole_tree(session_id)
 
-    def _sizes(self, records: Iterable[SessionRecord]) -> dict[str, tuple[int, int]]:
-        """Items and tokens of these sessions, which are in memory."""
-        told = {record.id: self._sessions[record.id].statistics() for record in records}
-        return {session_id: (int(one["items"]), int(one["tokens"])) for session_id, one in told.items()}
+    def _tree_of(self, session_id: str) -> FamilyTree:
+        """What is known of the tree of an open session."""
+        return self._trees[root_of(self._records[session_id])]
 
     async def _reopen(
         self, journal: Journal, digest: bytes, owner: bytes, make_room: Callable[[bytes], None]
@@ -360,7 +379,7 @@ class SessionBook:
         handles = SessionHandles(record.owner, log)
         session = self._made(record, log, handles, history, sequence)
         self._opened += 1
-        self._unopened.setdefault(root_of(record), set()).add(session.id)
+        self._tree_of(session.id).unopened.add(session.id)
         return session, sequence
 
     def _made(
@@ -389,20 +408,24 @@ class SessionBook:
         self._tenants.enter(record.salt)
         self._records[session.id] = record
         self._sessions[session.id] = session
+        tree = self._trees.setdefault(root_of(record), FamilyTree())
+        tree.add(log.number if isinstance(log, JournaledLog) else next(self._numbers), record)
+        tree.opened += 1
         self._know_handles(session)
         return session
 
     def _check_room(self, salt: bytes, more: int = 1) -> None:
         self._tenants.check(salt, more)
 
-    def _open(self, session_id: str) -> None:
-        """Somebody came for it, or it is gone: it is no unopened fork."""
-        root = root_of(self._records[session_id])
-        forks = self._unopened.get(root)
-        if forks is not None:
-            forks.discard(session_id)
-            if not forks:
-                del self._unopened[root]
+    def _leave_tree(self, session: Session) -> None:
+        root, tree = root_of(self._records[session.id]), self._tree_of(session.id)
+        tree.unopened.discard(session.id)
+        if not session.log.durable:
+            tree.drop(session.id)
+        tree.opened -= 1
+        if not tree.opened:
+            del self._trees[root]
+            self._loading.pop(root, None)
 
     def _know_handles(self, session: Session) -> None:
         self._by_handle.update((digest, session) for digest in session.handles.digests())

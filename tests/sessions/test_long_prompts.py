@@ -100,9 +100,7 @@ async def test_a_long_prompt_has_the_ids_of_one_that_is_tokenized_at_once() -> N
     await ask(session, LONG)
     await ask(session, LONG + "And more?")
     assert prompts(link)[0] == one_shot(("user", LONG))
-    assert prompts(link)[1] == one_shot(
-        ("user", LONG), ("assistant", "Hello"), ("user", LONG + "And more?")
-    )
+    assert prompts(link)[1] == one_shot(("user", LONG), ("assistant", "Hello"), ("user", LONG + "And more?"))
 
 
 @run
