@@ -81,11 +81,20 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
 
 
 def show(
-    name: str, seed: int, figures: Mapping[str, Any], goals: Sequence[Goal], out: Path | None = None
+    name: str,
+    seed: int,
+    figures: Mapping[str, Any],
+    goals: Sequence[Goal],
+    out: Path | None = None,
+    *,
+    quiet: bool = False,
 ) -> None:
-    """Print the table of goals and the whole as JSON, to stdout; keep the JSON in folder ``out``."""
+    """Print the table of goals and the whole as JSON, to stdout; keep the JSON in folder ``out``.
+
+    ``quiet``: the JSON alone.
+    """
     width = max((len(goal.name) for goal in goals), default=0)
-    for goal in goals:
+    for goal in () if quiet else goals:
         sign = "≥" if goal.better == "higher" else "≤"
         verdict = "met" if goal.met else "MISSED"
         print(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.benchmarks.paired import WORSE, Ratio
 from holdfast.runtime.link.process import ChildEngine
 
 PEERS = {
@@ -172,7 +173,35 @@ def test_agent_compares_loops_of_the_same_tokens(tmp_path: Path) -> None:
     assert {goal["unit"] for goal in told["goals"]} == {"x", "ms"}
 
 
-@pytest.mark.parametrize("name", ["turns", "decode", "prefill", "memory", "load", "agent"])
+def test_floods_watch_a_victim_of_another_tenant(tmp_path: Path) -> None:
+    told = quick("floods", tmp_path, "--only", "rubbish", "long prompts")
+    assert set(told["floods"]) == {"rubbish", "long prompts"}
+    for flood in told["floods"].values():
+        assert flood["alone"]["turns"] > 0 and flood["alone"]["sessions"] > 0 and not flood["alone"]["failed"]
+        assert flood["attacker"]["sockets"] > 0
+    assert told["floods"]["rubbish"]["attacker"]["frames"] > 0
+    assert {goal["better"] for goal in told["goals"]} == {"lower", "higher"} and len(told["goals"]) == 8
+
+
+def test_paired_runs_take_ratios_within_a_round(tmp_path: Path) -> None:
+    checkout = str(Path(__file__).resolve().parents[2])
+    told = quick("paired", tmp_path, "fork", "--before", checkout, "--rounds", "2")
+    assert told["before"] == told["after"] and told["figures"]
+    for one in told["figures"].values():
+        assert one["runs"] == [
+            after / before for after, before in zip(one["after"], one["before"], strict=True)
+        ]
+        assert one["low"] <= one["ratio"] <= one["high"]
+
+
+def test_a_ratio_is_slower_only_where_its_whole_interval_is() -> None:
+    surely = Ratio.of([1.2, 1.21, 1.19, 1.2])
+    assert surely.slower("lower") > WORSE > surely.slower("higher")
+    assert Ratio.of([0.9, 1.4, 1.0, 1.3]).slower("lower") < WORSE
+    assert Ratio.of([1.0, 1.0]).low == Ratio.of([1.0, 1.0]).high == 1.0
+
+
+@pytest.mark.parametrize("name", ["turns", "decode", "prefill", "memory", "load", "agent", "floods"])
 def test_what_it_cannot_measure_is_exit_1(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

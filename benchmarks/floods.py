@@ -1,0 +1,219 @@
+"""``holdfast bench floods``: what one tenant's floods cost another tenant.
+
+Each flood meets a new server with two tenants: the attacker has no limits, the victim is promised 50 sessions.
+The victim opens a session, takes a turn in it, and goes on so until it has 50; then it takes turns in these.
+First alone, then while another process floods the server (`harness/flood.py`, at the lowest priority). The
+victim's TTFT, the gaps between its tokens and what it was refused are compared, and the gateway's memory is
+watched.
+
+A step of the engine is taken to be as long as the 90th percentile of the victim's gaps during the flood.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from holdfast.sdk import Chat, SDKError, connect
+
+from .harness.flood import FLOODS
+from .harness.options import CannotMeasure, Options, options_of, parser_of, run
+from .harness.servers import Server, cpu_seconds, memory_bytes, server
+from .harness.workers import environment
+from .report import Goal, percentile, show, summary, table
+
+PROMISED = 50
+STEPS = 3.0
+GROWTH_MIB = 64.0
+LOOK_SECONDS = 0.05
+WARM_TURNS = 10
+OUT_TOKENS = 12
+LATE_SECONDS = 30.0
+KEYS = f"""\
+[tenants.attacker]
+keys = ["attacker-key"]
+
+[tenants.victim]
+keys = ["victim-key"]
+sessions = {PROMISED}
+"""
+
+
+@dataclass(slots=True)
+class Window:
+    """What the victim saw in one stretch of time. Times in seconds, memory in bytes.
+
+    ``failed``: what it was refused, or lost. ``opened``: how many sessions it had in the end.
+    """
+
+    ttft: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    opened: int = 0
+    growth: int = 0
+    gateway_cpu: float = 0.0
+    seconds: float = 0.0
+
+    def told(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "turns": len(self.ttft),
+            "ttft_ms": summary(1000 * value for value in self.ttft) if self.ttft else None,
+            "gap_p50_ms": 1000 * percentile(self.gaps, 0.5),
+            "gap_p90_ms": 1000 * percentile(self.gaps, 0.9),
+            "sessions": self.opened,
+            "failed": self.failed[:20],
+            "failures": len(self.failed),
+            "memory_growth_mib": self.growth / (1 << 20),
+            "gateway_cores": self.gateway_cpu / self.seconds,
+        }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; 0 if it could measure, 1 if not."""
+    parser = parser_of("floods", __doc__, ("pocket",), rounds=1)
+    parser.add_argument("--seconds", type=float, default=15.0, help="alone, and again under each flood")
+    parser.add_argument("--only", nargs="+", choices=FLOODS, default=tuple(FLOODS), help="these floods")
+    parser.add_argument("--json", action="store_true", help="print the JSON, without the tables")
+    chosen = parser.parse_args(words)
+    seconds = 1.5 if chosen.quick else chosen.seconds
+    options = options_of(chosen)
+    return run("floods", lambda: measure(options, seconds, chosen.only, quiet=chosen.json))
+
+
+def measure(options: Options, seconds: float, names: Sequence[str], *, quiet: bool) -> None:
+    """Run the floods, print and keep."""
+    found: dict[str, dict[str, Any]] = {}
+    goals: list[Goal] = []
+    for name in names:
+        alone, flooded, sent = asyncio.run(_flood(options, name, seconds))
+        found[name] = {"alone": alone.told(), "flooded": flooded.told(), "attacker": sent}
+        if not alone.ttft:
+            raise CannotMeasure(f"before {name} no turn was completed: {alone.failed[:1]}")
+        limit = percentile(alone.ttft, 0.9) + STEPS * percentile(flooded.gaps, 0.9)
+        goals += [
+            Goal(f"{name}: p90 TTFT", 1000 * percentile(flooded.ttft, 0.9), "ms", 1000 * limit, "lower"),
+            Goal(f"{name}: memory growth", flooded.growth / (1 << 20), "MiB", GROWTH_MIB, "lower"),
+            Goal(f"{name}: turns lost or refused", float(len(flooded.failed)), "", 0.0, "lower"),
+            Goal(f"{name}: sessions of {PROMISED}", float(flooded.opened), "", float(alone.opened), "higher"),
+        ]
+    if not quiet:
+        _table(found)
+    settings = {"model": "pocket", "threads": options.threads, "quick": options.quick, "seconds": seconds}
+    show("floods", options.seed, {**settings, "floods": found}, goals, options.out, quiet=quiet)
+
+
+async def _flood(options: Options, name: str, seconds: float) -> tuple[Window, Window, dict[str, int]]:
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys.toml"
+        keys.write_text(KEYS)
+        words = ("--device", "cpu", "--keys", str(keys), "--store", str(Path(folder) / "store"))
+        with server("pocket", options.threads, *words) as running:
+            await _victim(running, seconds, turns=WARM_TURNS)
+            alone = await _victim(running, seconds)
+            command = (sys.executable, "-m", "holdfast.benchmarks.harness.flood", name, running.url)
+            attacker = await asyncio.create_subprocess_exec(
+                *command,
+                "attacker-key",
+                str(seconds),
+                stdout=asyncio.subprocess.PIPE,
+                env=environment(1, ours=True),
+            )
+            try:
+                flooded = await _victim(running, seconds)
+                said, _ = await asyncio.wait_for(attacker.communicate(), LATE_SECONDS)
+            finally:
+                with suppress(ProcessLookupError):
+                    attacker.kill()
+            if attacker.returncode:
+                raise CannotMeasure(f"the attacker of {name} failed")
+            return alone, flooded, json.loads(said)
+
+
+async def _victim(running: Server, seconds: float, *, turns: int | None = None) -> Window:
+    """Take turns for so long; or just so many."""
+    window = Window()
+    before, spent = memory_bytes(running.gateway)["now"], cpu_seconds(running.gateway)
+    began = time.perf_counter()
+    watching = asyncio.create_task(_watch(running, before, window))
+    try:
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(connect(running.url, api_key="victim-key"))
+            chats: list[Chat] = []
+            while (turns is None and time.perf_counter() < began + seconds) or len(window.ttft) < (
+                turns or 0
+            ):
+                try:
+                    async with asyncio.timeout(LATE_SECONDS):
+                        if len(chats) < PROMISED:
+                            opening = client.session(
+                                temperature=0, min_output_tokens=OUT_TOKENS, max_output_tokens=OUT_TOKENS
+                            )
+                            chats.append(await stack.enter_async_context(opening))
+                        await _turn(chats[len(window.ttft) % len(chats)], window)
+                except (SDKError, TimeoutError) as fault:
+                    window.failed.append(f"{type(fault).__name__}: {fault}")
+                    await asyncio.sleep(LOOK_SECONDS)
+            window.opened = len(chats)
+    finally:
+        watching.cancel()
+    window.seconds = time.perf_counter() - began
+    window.gateway_cpu = cpu_seconds(running.gateway) - spent
+    return window
+
+
+async def _turn(chat: Chat, window: Window) -> None:
+    began = time.perf_counter()
+    said = [time.perf_counter() async for _ in chat.say("My name is Marisol. What is my name?")]
+    window.ttft.append(said[0] - began)
+    window.gaps += [later - earlier for earlier, later in pairwise(said)]
+
+
+async def _watch(running: Server, before: int, window: Window) -> None:
+    while True:
+        window.growth = max(window.growth, memory_bytes(running.gateway)["now"] - before)
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _table(found: dict[str, dict[str, Any]]) -> None:
+    rows = []
+    for name, one in found.items():
+        alone, flooded = one["alone"], one["flooded"]
+        rows.append(
+            [
+                name,
+                alone["ttft_ms"]["p90"],
+                flooded["ttft_ms"]["p90"] if flooded["ttft_ms"] else float("nan"),
+                alone["gap_p90_ms"],
+                flooded["gap_p90_ms"],
+                alone["sessions"],
+                flooded["sessions"],
+                flooded["failures"],
+                flooded["memory_growth_mib"],
+                flooded["gateway_cores"],
+            ]
+        )
+    columns = [
+        "flood",
+        "TTFT p90",
+        "flooded",
+        "gap p90",
+        "flooded",
+        "sessions",
+        "flooded",
+        "lost",
+        "MiB",
+        "cores",
+    ]
+    table(
+        "A victim beside one attacker of another tenant; ms; memory and CPU are the gateway's", columns, rows
+    )
