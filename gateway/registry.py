@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from ..runtime.link.client import EngineLink
 from ..sdk.frames.session import SessionResource
 from ..sessions.book import Reopened, SessionBook
-from ..sessions.errors import StorageUnavailable
+from ..sessions.errors import SessionLimit, StorageUnavailable
 from ..sessions.family import Page
 from ..sessions.items import new_id
 from .live import Birth, LiveSession
@@ -45,6 +45,7 @@ class Registry:
         self._left: dict[
             bytes, dict[str, LiveSession]
         ] = {}  # by tenant: sessions on no socket, longest left first
+        self._forks: dict[bytes, dict[str, LiveSession]] = {}  # those of them that nobody has come for yet
         self._leaving: set[asyncio.Future[None]] = set()
         self._works: set[asyncio.Future[Any]] = set()
         self._closing = False
@@ -110,7 +111,9 @@ class Registry:
 
     async def _forked(self, live: LiveSession, children: int, at: str | None) -> list[LiveSession]:
         self._book.check_fork(live.id, children)
-        self.make_room(self._book.salt_of(live.id), children)
+        salt = self._book.salt_of(live.id)
+        self._thin_forks(salt, children)
+        self.make_room(salt, children)
         births = [live.birth_of_child() for _ in range(children)]
         sessions = await self._book.fork(live.id, [msgspec.msgpack.encode(birth) for birth in births], at)
         made = []
@@ -120,8 +123,26 @@ class Registry:
             child.resumable = True
             self._enter(child)
             self._wait_for(child)
+            self._forks.setdefault(salt, {})[child.id] = child
             made.append(child)
         return made
+
+    def _thin_forks(self, salt: bytes, more: int) -> None:
+        """Put away a tenant's oldest forks that nobody has come for, so that ``more`` are within its bound.
+
+        Raises ``SessionLimit`` where the journal does not have them.
+        """
+        forks = self._forks.get(salt, {})
+        excess = len(forks) + more - self._limits.unopened_forks
+        if excess > 0:
+            oldest = [fork for fork in forks.values() if fork.at_rest and fork.session.log.durable][:excess]
+            if len(oldest) < excess:
+                raise SessionLimit(
+                    f"This tenant has {len(forks)} forks that nobody has opened; it may have"
+                    f" {self._limits.unopened_forks}: open or prune some first"
+                )
+            for fork in oldest:
+                self._put_away(fork)
 
     async def tree(self, session_id: str, limit: int, after: str | None) -> Page:
         """Some of the tree of sessions that this one is in. Raises what ``SessionBook.family_page`` does."""
@@ -199,9 +220,11 @@ class Registry:
         timer, salt = self._leases.pop(session_id, (None, b""))
         if timer is not None:
             timer.cancel()
-            del self._left[salt][session_id]
-            if not self._left[salt]:
-                del self._left[salt]
+            for sessions in (self._left, self._forks):
+                if session_id in sessions.get(salt, ()):
+                    del sessions[salt][session_id]
+                    if not sessions[salt]:
+                        del sessions[salt]
 
     def _enter(self, live: LiveSession) -> None:
         self._live[live.id] = live
