@@ -84,6 +84,15 @@ class Guidance:
         """Whether the tokenizer is loaded."""
         return self._tokenizer is not None
 
+    @property
+    def threads(self) -> int:
+        """So many are compiled at once."""
+        return WORKERS
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether it is kept."""
+        return grammar in self._kept
+
     def compile(
         self, grammar: Grammar, stop_ids: tuple[int, ...], said: NDArray[np.int32]
     ) -> Future[Matcher]:
