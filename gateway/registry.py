@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from itertools import islice, takewhile
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -45,7 +46,9 @@ class Registry:
         self._left: dict[
             bytes, dict[str, LiveSession]
         ] = {}  # by tenant: sessions on no socket, longest left first
-        self._forks: dict[bytes, dict[str, LiveSession]] = {}  # those of them that nobody has come for yet
+        self._forks: dict[
+            bytes, dict[str, tuple[LiveSession, float]]
+        ] = {}  # those nobody has come for, since when
         self._leaving: set[asyncio.Future[None]] = set()
         self._works: set[asyncio.Future[Any]] = set()
         self._closing = False
@@ -80,7 +83,11 @@ class Registry:
         do nothing are put away before their time. `Tenants.room` says whose; of a tenant's the longest left go
         first. One that was ever opened goes only where the journal has it. Raises ``SessionLimit``.
         """
-        idle = {tenant: map(_id, filter(self._may_go, left.values())) for tenant, left in self._left.items()}
+        idle = {
+            tenant: map(_id, filter(self._may_go, left.values()))
+            for tenant, left in self._left.items()
+            if left
+        }
         for session_id in self._book.room(salt, more, idle):
             self._put_away(self._live[session_id])
 
@@ -123,26 +130,33 @@ class Registry:
             child.resumable = True
             self._enter(child)
             self._wait_for(child)
-            self._forks.setdefault(salt, {})[child.id] = child
+            self._forks.setdefault(salt, {})[child.id] = (child, asyncio.get_running_loop().time())
             made.append(child)
         return made
 
     def _thin_forks(self, salt: bytes, more: int) -> None:
         """Put away a tenant's oldest forks that nobody has come for, so that ``more`` are within its bound.
 
-        Raises ``SessionLimit`` where the journal does not have them.
+        Young ones stay, and those that the journal does not have. Raises ``SessionLimit`` where too many stay.
         """
-        forks = self._forks.get(salt, {})
-        excess = len(forks) + more - self._limits.unopened_forks
+        forks, most = self._forks.get(salt, {}), self._limits.unopened_forks
+        excess = len(forks) + more - most
         if excess > 0:
-            oldest = [fork for fork in forks.values() if fork.at_rest and fork.session.log.durable][:excess]
-            if len(oldest) < excess:
+            born = asyncio.get_running_loop().time() - self._limits.young_seconds
+            by_age = takewhile(lambda one: one[1] <= born, forks.values())
+            old = list(islice((fork for fork, _ in by_age if self._may_wait(fork)), excess))
+            if len(old) < excess:
                 raise SessionLimit(
-                    f"This tenant has {len(forks)} forks that nobody has opened; it may have"
-                    f" {self._limits.unopened_forks}: open or prune some first"
+                    f"This tenant has {len(forks)} forks that nobody has opened; it may have {most}: open or"
+                    " prune some first, or wait"
                 )
-            for fork in oldest:
+            for fork in old:
                 self._put_away(fork)
+
+    @staticmethod
+    def _may_wait(fork: LiveSession) -> bool:
+        """Whether it can wait in the journal."""
+        return fork.at_rest and fork.session.log.durable
 
     async def tree(self, session_id: str, limit: int, after: str | None) -> Page:
         """Some of the tree of sessions that this one is in. Raises what ``SessionBook.family_page`` does."""
@@ -220,11 +234,8 @@ class Registry:
         timer, salt = self._leases.pop(session_id, (None, b""))
         if timer is not None:
             timer.cancel()
-            for sessions in (self._left, self._forks):
-                if session_id in sessions.get(salt, ()):
-                    del sessions[salt][session_id]
-                    if not sessions[salt]:
-                        del sessions[salt]
+            self._left[salt].pop(session_id)
+            self._forks.get(salt, {}).pop(session_id, None)
 
     def _enter(self, live: LiveSession) -> None:
         self._live[live.id] = live

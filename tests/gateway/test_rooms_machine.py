@@ -307,27 +307,31 @@ async def test_a_known_tenant_without_limits_has_its_part_though_others_hold_all
     await registry.aclose()
 
 
-async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_bound() -> None:
+@pytest.mark.parametrize(("kept", "young"), [(True, 0.0), (False, 0.0), (True, 60.0)])
+async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_bound(
+    kept: bool, young: float
+) -> None:
     link = Scripted(spoken, END)
     with TemporaryDirectory(dir=MEMORY) as folder:
-        journal = await Journal.open(Path(folder), b"model", JournalSettings(reserve_bytes=0))
-        for kept in (journal, None):
-            book = SessionBook(link, LANGUAGE, SessionSettings(), kept)
-            registry = Registry(book, link, "scripted", Limits(unopened_forks=10))
-            one, two, other = (registry.open(Socket(), salt, salt) for salt in (KNOWN, KNOWN, OTHER))
-            first = await registry.fork(one, 6, None)
-            await registry.fork(other, 10, None)
-            if kept is None:
-                with pytest.raises(SessionLimit, match="6 forks that nobody has opened; it may have 10"):
-                    await registry.fork(two, 6, None)
-                assert len(registry) == 19
-            else:
+        numbers = JournalSettings(reserve_bytes=0)
+        journal = await Journal.open(Path(folder), b"model", numbers) if kept else None
+        book = SessionBook(link, LANGUAGE, SessionSettings(), journal)
+        registry = Registry(book, link, "scripted", Limits(unopened_forks=10, young_seconds=young))
+        one, two, other = (registry.open(Socket(), salt, salt) for salt in (KNOWN, KNOWN, OTHER))
+        first = await registry.fork(one, 6, None)
+        await registry.fork(other, 10, None)
+        if kept and not young:
+            await registry.fork(two, 6, None)
+            assert len(registry) == 3 + 10 + 10
+            gone, stays = first[1], first[2]
+            assert await registry.resume(Socket(), stays.session.handles.current, KNOWN) is stays
+            again = await registry.resume(Socket(), gone.session.handles.current, KNOWN)
+            assert again.id == gone.id and again is not gone
+        else:
+            with pytest.raises(SessionLimit, match="6 forks that nobody has opened; it may have 10"):
                 await registry.fork(two, 6, None)
-                assert len(registry) == 3 + 10 + 10
-                gone, stays = first[1], first[2]
-                assert await registry.resume(Socket(), stays.session.handles.current, KNOWN) is stays
-                again = await registry.resume(Socket(), gone.session.handles.current, KNOWN)
-                assert again.id == gone.id and again is not gone
-            await registry.aclose()
-            await book.aclose()
-        await journal.aclose()
+            assert len(registry) == 19
+        await registry.aclose()
+        await book.aclose()
+        if journal is not None:
+            await journal.aclose()
