@@ -39,7 +39,7 @@ KEPT_BYTES = 8 << 20
 """Of the texts of those."""
 
 WORKERS = 4
-NICENESS = 5
+NICENESS = 10
 """Of the threads that compile, where the system has one for each: a step goes first."""
 
 AT_ONCE = 64
