@@ -73,6 +73,8 @@ class Slot:
         except asyncio.CancelledError:
             gone.set()
             raise
+        finally:
+            del running  # with an error in it, it would hold this frame, and this frame it
 
     def _ended(self, running: asyncio.Future[_T]) -> None:
         self._free.release()
