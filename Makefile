@@ -7,7 +7,7 @@ BIN := .venv/bin
 PEERS := transformers openvino-genai
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: demo test slow check bench peers faults paths aot gpu clients clean
+.PHONY: demo test slow check bench peers faults paths aot aot-with gpu gpu-wheels clients clean
 
 demo: .venv/ready
 	$(BIN)/holdfast demo
@@ -53,9 +53,22 @@ paths: .venv/ready
 aot: .venv/ready
 	TRITON_CACHE_DIR=build/triton $(BIN)/python -m holdfast.kernels.gpu.ahead --json build/ahead.json
 
-# One command on a machine with a GPU; there torch is the machine's own, so no environment is made.
+# The same by another triton, as a machine with a GPU may have it, and that steps compile nothing after the
+# rehearsal: `make aot-with TRITON=3.6.0`.
+aot-with: .venv/ready
+	test -d build/triton-$(TRITON) || $(BIN)/python -m pip install --quiet --no-deps --target build/triton-$(TRITON) triton==$(TRITON)
+	PYTHONPATH=build/triton-$(TRITON) TRITON_CACHE_DIR=build/triton $(BIN)/python -m holdfast.kernels.gpu.ahead
+	PYTHONPATH=build/triton-$(TRITON) TRITON_CACHE_DIR=build/triton $(BIN)/python tests/runtime/compile_closure.py
+
+# One command on a machine with a GPU; there torch is the machine's own, so no environment is made. Called again
+# it goes on with the parts that are not in RESULTS; PART="decode models" runs these, again too.
 gpu:
-	$(if $(wildcard .venv/ready),$(BIN)/python,$(PYTHON)) benchmarks/gpu/run.py $(if $(PART),--part $(PART))
+	$(if $(wildcard .venv/ready),$(BIN)/python,$(PYTHON)) benchmarks/gpu/run.py $(if $(PART),--again $(addprefix --part ,$(PART))) \
+		$(if $(RESULTS),--results $(RESULTS)) $(if $(BUDGET),--budget $(BUDGET))
+
+# What such a machine lacks beside torch and transformers, to be carried to it with this folder.
+gpu-wheels:
+	$(PYTHON) benchmarks/gpu/wheels.py
 
 clients: .venv-clients/ready
 

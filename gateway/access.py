@@ -1,15 +1,17 @@
-"""Who may come in: one guard before every route, for HTTP and WebSocket alike.
+"""Who may come in, and by which name: one guard before every route, for HTTP and WebSocket alike.
 
 With keys, every route but the probes asks for ``Authorization: Bearer``; a key stands for a tenant, whose
 cached KV no other tenant finds. Without keys the server trusts its machine, but not web pages that the
-machine's user looks at: a foreign ``Origin`` is refused.
+machine's user looks at: a foreign ``Origin`` is refused, and so is a ``Host`` that is no name of this server
+(a page can point a name of its own at this machine, and then reads what it likes: DNS rebinding).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,30 +22,40 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import KeysUnusable
+from .settings import GatewaySettings
 
 PROBES = frozenset({"/health", "/ready"})
+OPERATORS_ROUTES = frozenset({"/metrics", "/version"})
+"""What an operator's key opens that is no tenant's."""
 TENANT = "holdfast.tenant"
 """Where a request's scope has the salt of its tenant."""
+OPERATOR = "holdfast.operator"
+"""Where it has whether everybody's numbers may be shown."""
+KEY = "holdfast.key"
+"""Where it has the digest of its key, if keys are asked for."""
 MOST_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """Of a tenant."""
+HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.ASCII)
+"""A Host header's value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Who may come in: the tenant of each key, by the key's digest."""
+    """Who may come in: the tenant of each key, by the key's digest, and the digests of operators' keys."""
 
     tenants: Mapping[bytes, str]
+    operators: frozenset[bytes] = frozenset()
 
     @classmethod
     def one(cls, key: str) -> Keys:
-        """A single key, of a tenant without a name.
+        """A single key, of a tenant without a name, who is the operator too: there is nobody else.
 
         Raises ``KeysUnusable``: whoever gives none would be let in by an empty one.
         """
         if not key or key != key.strip():
             raise KeysUnusable("--api-key is empty, or begins or ends with a blank")
-        return cls({_digest(key): ""})
+        return cls({_digest(key): ""}, frozenset({_digest(key)}))
 
     @classmethod
     def read(cls, path: Path) -> Keys:
@@ -66,6 +78,24 @@ class Keys:
     def tenant(self, key: str) -> str | None:
         """Whose key it is; None: nobody's."""
         return self.tenants.get(_digest(key))
+
+    def is_operator(self, key: str) -> bool:
+        """Whether everybody's numbers may be shown for it."""
+        return _digest(key) in self.operators
+
+    def with_operators(self, keys: Iterable[str], place: str) -> Keys:
+        """The same with these operators' keys and no others. Raises ``KeysUnusable``, naming their place."""
+        operators = set[bytes]()
+        for key in keys:
+            if len(key.split()) != 1 or key != key.strip():
+                raise KeysUnusable(f"{place} is empty, or has blanks in it")
+            operators.add(_digest(key))
+        return Keys(self.tenants, frozenset(operators))
+
+    def opens(self, key: bytes, salt: bytes) -> bool:
+        """Whether the key of this digest is still one of the tenant with this salt."""
+        tenant = self.tenants.get(key)
+        return tenant is not None and salt_of(tenant) == salt
 
 
 def add_key(tenants: dict[bytes, str], key: str, tenant: str, place: str) -> None:
@@ -96,28 +126,79 @@ def _digest(key: str) -> bytes:
     return hashlib.blake2b(key.encode(), digest_size=32).digest()
 
 
-class Guard:
-    """ASGI middleware; without ``keys`` there is only the check of the origin."""
+class Hosts:
+    """The names by which the server may be addressed; ports do not count.
 
-    def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
+    Addresses and localhost always: no page can point these elsewhere. ``names`` besides, or any where None.
+    """
+
+    def __init__(self, names: Iterable[str] | None) -> None:
+        self._any = names is None or "*" in (names := frozenset(name.lower() for name in names))
+        self._names = frozenset() if names is None else names
+
+    @classmethod
+    def of(cls, settings: GatewaySettings, *, keys: bool) -> Hosts:
+        """As the settings say. Where they name none: any with keys, which no page has; else the name that is
+        listened on, and the machine's own unless only this machine is listened to.
+        """
+        if settings.network.allowed_hosts:
+            return cls(settings.network.allowed_hosts)
+        if keys:
+            return cls(None)
+        return cls([settings.host, *([] if _is_loopback(settings.host) else [socket.gethostname()])])
+
+    def __contains__(self, header: object) -> bool:
+        """Whether a Host header's value is one of them."""
+        if self._any:
+            return True
+        name = _name(str(header))
+        if name in self._names or name == "localhost" or name.endswith(".localhost") or _is_address(name):
+            return True
+        parents = name.split(".")[1:]
+        return any("*." + ".".join(parents[at:]) in self._names for at in range(len(parents)))
+
+
+class Guard:
+    """ASGI middleware. ``keys`` None: everybody may come in. ``hosts``: by default a loopback server's.
+
+    Tells the application whose key it was (`TENANT`), and whether it may see everybody's numbers (`OPERATOR`).
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys | None, hosts: Hosts | None = None) -> None:
+        self.keys = keys
+        """May be replaced while the server runs."""
         self._app = app
-        self._keys = keys
+        self._hosts = hosts or Hosts.of(GatewaySettings(), keys=keys is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401 or 403."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in PROBES:
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        tenant = "" if self._keys is None else self._keys.tenant(_bearer(headers))
-        refusal = None
-        if tenant is None:
-            refusal = _refused(401, "invalid_api_key", "a valid API key is needed: Authorization: Bearer KEY")
-        elif self._keys is None and not _same_origin(headers):
-            refusal = _refused(403, "origin_not_allowed", "this origin may not connect")
-        else:
-            scope[TENANT] = salt_of(tenant)
+        refusal = self._refusal(scope, Headers(scope=scope))
         await (self._app if refusal is None else refusal)(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        host = headers.get("host")
+        if host is not None and host not in self._hosts:
+            told = f"this server does not answer to the host {host[:256]!r}: see --allowed-host"
+            return _refused(403, "host_not_allowed", told)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path in PROBES:
+            return None
+        if self.keys is None:
+            if not _same_origin(headers):
+                return _refused(403, "origin_not_allowed", "this origin may not connect")
+            scope[TENANT], scope[OPERATOR] = b"", True
+            return None
+        bearer = _bearer(headers)
+        tenant, operator = self.keys.tenant(bearer), self.keys.is_operator(bearer)
+        if tenant is None and not (operator and path in OPERATORS_ROUTES):
+            told = "a valid API key is needed: Authorization: Bearer KEY"
+            return _refused(401, "invalid_api_key", told)
+        scope[TENANT], scope[OPERATOR] = salt_of(tenant or ""), operator
+        scope[KEY] = _digest(bearer)
+        return None
 
 
 def _bearer(headers: Headers) -> str:
@@ -126,23 +207,32 @@ def _bearer(headers: Headers) -> str:
 
 
 def _same_origin(headers: Headers) -> bool:
-    """Whether no web page asks, or one of this server's own.
-
-    A page may point a name of its own at this machine, so a name other than localhost proves nothing.
-    """
+    """Whether no web page asks, or one of this server's own. Its host has been checked before."""
     origin = headers.get("origin")
     if origin is None:
         return True
-    parts = urlsplit(origin)
-    return parts.netloc == headers.get("host") and _is_address(parts.hostname or "")
+    try:
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    except ValueError:  # not an address at all
+        return False
+
+
+def _name(host: str) -> str:
+    """A Host header's value without its port, in lower case; empty where it is no such value."""
+    found = HOST.fullmatch(host.strip().lower())
+    return "" if found is None else found["address"] or found["name"]
 
 
 def _is_address(name: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
-        return name == "localhost"
+        return False
     return True
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 
 
 def _refused(status: int, code: str, message: str) -> JSONResponse:

@@ -15,10 +15,11 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from .. import __version__
-from .access import TENANT, Guard
+from .access import KEY, OPERATOR, TENANT, Guard, Hosts
 from .channel import SocketChannel
 from .errors import error_details, wire_error
 from .metrics import CONTENT_TYPE, exposition
+from .proxy import BehindProxy
 from .realtime import Visitor
 from .service import Service
 
@@ -37,7 +38,10 @@ def build_app(service: Service) -> ASGIApp:
             Route("/version", routes.version),
         ]
     )
-    return Guard(app, service.tenants.keys)
+    settings, keys = service.settings, service.tenants.keys
+    guard = Guard(app, keys, Hosts.of(settings, keys=keys is not None))
+    service.on_keys(lambda keys: setattr(guard, "keys", keys))
+    return BehindProxy(guard, settings.network)
 
 
 class _Routes:
@@ -82,8 +86,9 @@ class _Routes:
         return JSONResponse(state.told(), 200 if state.ready else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus; a tenant with limits finds its own among the rest."""
-        snapshot = await self._service.snapshot(request.scope.get(TENANT, b""))
+        """For Prometheus; a tenant that is not an operator finds its own numbers alone."""
+        scope = request.scope
+        snapshot = await self._service.snapshot(scope[TENANT], everybody=scope[OPERATOR])
         return Response(exposition(snapshot), media_type=CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:
@@ -100,6 +105,8 @@ def _visitor(socket: WebSocket) -> Visitor:
     return Visitor(
         owner=hashlib.blake2b(key.encode(), digest_size=16).digest(),
         salt=socket.scope.get(TENANT, b""),
+        key=socket.scope.get(KEY, b""),
+        address="" if socket.client is None else socket.client.host,
         resumable=asked.get("resumable") == "true",
         resume=asked.get("resume") == "true",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from importlib import import_module, metadata
 from pathlib import Path
@@ -20,7 +21,8 @@ import typer
 from ..runtime.errors import RuntimeFault
 from ..runtime.settings import EngineSettings
 from ..sessions.forms import CallForm, ReasoningForm
-from .settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings
+from .errors import NetworkInvalid
+from .settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings, Network
 from .sizes import bytes_of
 
 
@@ -73,6 +75,27 @@ Store = Annotated[
         help="Folder of the journal that sessions outlive the server in; by default one per model under the "
         "user's state folder.",
     ),
+]
+OperatorKey = Annotated[
+    str | None,
+    typer.Option(
+        "--operator-key", envvar="HOLDFAST_OPERATOR_KEY", help="Bearer key that sees all of /metrics."
+    ),
+]
+AllowedHost = Annotated[
+    list[str] | None,
+    typer.Option(help="A name by which the server may be asked (Host): NAME, *.NAME or *; may be repeated."),
+]
+TrustedProxies = Annotated[
+    list[str] | None,
+    typer.Option(help="Addresses or networks, by commas, whose X-Forwarded-For, -Proto and -Host count."),
+]
+RootPath = Annotated[str, typer.Option(help="The prefix below which a proxy serves it, such as /holdfast.")]
+Certificate = Annotated[Path | None, typer.Option(help="TLS certificate chain in PEM.")]
+PrivateKey = Annotated[Path | None, typer.Option(help="Its private key, if not in the same file.")]
+PrivateKeyPassword = Annotated[
+    str | None,
+    typer.Option(envvar="HOLDFAST_SSL_KEYFILE_PASSWORD", help="Password of the private key."),
 ]
 
 
@@ -129,12 +152,23 @@ def serve(
     reasoning_parser: Annotated[
         ReasoningChoice, typer.Option(help="How it writes its reasoning, which is told apart.")
     ] = AUTO,
+    operator_key: OperatorKey = None,
+    allowed_host: AllowedHost = None,
+    trusted_proxies: TrustedProxies = None,
+    root_path: RootPath = "",
+    ssl_certfile: Certificate = None,
+    ssl_keyfile: PrivateKey = None,
+    ssl_keyfile_password: PrivateKeyPassword = None,
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
     from .serve import run
 
     folder = None if no_store else (store or _default_store(model)).expanduser()
     settings = _gateway_settings(host, port, api_key, keys, folder, tool_call_parser, reasoning_parser)
+    network = _network(
+        allowed_host, trusted_proxies, root_path, ssl_certfile, ssl_keyfile, ssl_keyfile_password
+    )
+    settings = replace(settings, operator_key=operator_key, network=network)
     engine = _engine_settings(
         model,
         device,
@@ -287,6 +321,27 @@ def _gateway_settings(
         calls=None if calls == AUTO else CallForm(calls),
         reasoning=None if reasoning == AUTO else ReasoningForm(reasoning),
     )
+
+
+def _network(
+    hosts: list[str] | None,
+    proxies: list[str] | None,
+    root_path: str,
+    certificate: Path | None,
+    private_key: Path | None,
+    password: str | None,
+) -> Network:
+    try:
+        return Network(
+            allowed_hosts=tuple(hosts or ()),
+            trusted_proxies=tuple(one.strip() for word in proxies or () for one in word.split(",")),
+            root_path=root_path.rstrip("/"),
+            certificate=certificate,
+            private_key=private_key,
+            private_key_password=password,
+        )
+    except NetworkInvalid as error:
+        _refuse(error.message)
 
 
 def _engine_settings(

@@ -9,7 +9,11 @@ GatewayError
 │   └── PortTaken             another program does
 ├── KeysUnusable              the keys file cannot be read, or a line of it is none
 │   └── LimitsTooLarge        what it lets tenants take is more than there is
+├── NetworkInvalid            an option says nothing clear of names, proxies or prefixes
+├── CertificateUnusable       the TLS certificate or its key cannot be read
 ├── SlowReader                a client took no frame for too long
+├── KeyRemoved                the key that opened a socket is not in the keys file any more
+├── TooManyInvalid            a socket sends too many frames that are no events
 ├── TooManyResponses          a socket has as many responses running as it may
 ├── TooManyMoves              a session has as many moves of its KV on their way as it may
 ├── NothingToCancel           a cancel names no response that runs
@@ -65,10 +69,34 @@ class LimitsTooLarge(KeysUnusable):
     code = "limits_too_large"
 
 
+class NetworkInvalid(GatewayError):
+    """An option says nothing clear of host names, proxies or the root path."""
+
+    code = "network_invalid"
+
+
+class CertificateUnusable(GatewayError):
+    """The TLS certificate or its key cannot be read, or they are no pair."""
+
+    code = "certificate_unusable"
+
+
+class KeyRemoved(GatewayError):
+    """The key that opened this socket is not in the keys file any more, or is another tenant's."""
+
+    code = "invalid_api_key"
+
+
 class SlowReader(GatewayError):
     """A client took no frame for too long."""
 
     code = "slow_reader"
+
+
+class TooManyInvalid(GatewayError):
+    """A socket sends too many frames that are no events."""
+
+    code = "too_many_invalid_events"
 
 
 class TooManyResponses(GatewayError):
@@ -203,7 +231,11 @@ TABLE: dict[type[Exception], WireError] = {
     AddressUnusable: _server("address_unusable", 503),
     PortTaken: _server("port_taken", 503),
     KeysUnusable: _server("keys_unusable", 503),
+    NetworkInvalid: _server("network_invalid", 503),
+    CertificateUnusable: _server("certificate_unusable", 503),
+    KeyRemoved: _invalid("invalid_api_key", 401, close=1008),
     SlowReader: _invalid("slow_reader", 408, close=1008),
+    TooManyInvalid: _invalid("too_many_invalid_events", 429, close=1008),
     TooManyResponses: _busy("too_many_responses"),
     TooManyMoves: _busy("too_many_moves"),
     NothingToCancel: _invalid("response_cancel_not_active"),

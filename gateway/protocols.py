@@ -1,31 +1,42 @@
-"""What uvicorn leaves open: a deadline for request heads, and a way to drop a reader that stalls.
+"""What uvicorn leaves open: deadlines of requests, limits of what one socket may send, and a way to drop a
+reader that stalls.
 
-Uvicorn keeps silent connections and partial heads for ever, and a close frame waits behind a full buffer.
+Uvicorn keeps silent connections and partial heads for ever, and a close frame waits behind a full buffer. It
+queues a pong for each ping, whether or not the peer reads them, and takes any number of empty fragments.
 Knows nothing of routes or sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Sequence
-from typing import cast
+from enum import Enum, auto
+from typing import Any, cast
 
 import h11
-from uvicorn._types import ASGISendEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.utils import ClientDisconnected, get_client_addr
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request
 
+from .rates import TokenBucket
 from .settings import Limits
+
+log = logging.getLogger(__name__)
 
 DROP = "holdfast.drop"
 """The ASGI extension through which the application drops a WebSocket without waiting for its buffer."""
 
 
 def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """A protocol class that drops a connection whose request head is not whole after ``header_seconds``."""
+    """A protocol class that drops a connection whose request head is not whole after ``header_seconds``, or
+    that sends a body for so long after its request was answered.
+    """
 
     class PunctualHTTP(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -43,7 +54,10 @@ def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def _follow(self) -> None:
-            if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            waits = self.conn.their_state is h11.IDLE or (
+                self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
+            )
+            if not waits or self.transport.is_closing():
                 self._disarm()
             elif self._deadline is None:
                 self._deadline = self.loop.call_later(limits.header_seconds, self.transport.abort)
@@ -60,19 +74,221 @@ BURST = "holdfast.burst"
 """The ASGI extension through which the application sends several text frames in one write."""
 
 
+SLICE_BYTES = 4096
+"""What is parsed at once, so that a limit is noticed before a whole read of 256 KiB is worked through."""
+RATE_PAUSE_SECONDS = 0.02
+"""The shortest pause of a socket whose frames come too fast."""
+
+
+class Hold(Enum):
+    """Why a socket is not read."""
+
+    APPLICATION = auto()
+    """Messages wait for the application."""
+    WRITES = auto()
+    """The peer does not read: what is unsent is above the transport's mark."""
+    RATE = auto()
+    """Its frames come too fast."""
+    BROKEN_OFF = auto()
+    """It is closed for what it sent, and nothing it sends counts any more. Never released."""
+
+
 class DroppableWebSocket(WebSocketsSansIOProtocol):
     """Offers the application two extensions of its scope.
 
     ``[DROP]["drop"]()``: discard what is unsent and be gone. ``[BURST]["write"](frames)``, a coroutine: send
     UTF-8 text frames in one write; raises ``OSError`` once the connection closes.
+
+    Bounds what a peer can make the server keep or do. Of unanswered pings only the latest is answered
+    (RFC 6455, 5.5.3), and none while the peer does not read. Make it with `websocket_protocol`.
     """
 
+    limits = Limits()
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self._frame_rate = TokenBucket(self.limits.frames, self.loop.time)
+        self._control_rate = TokenBucket(self.limits.control_frames, self.loop.time)
+        self.close_timeout = self.limits.close_seconds
+        self._holds: set[Hold] = set()
+        self._unparsed = bytearray()
+        self._fragments = 0  # of the message that is coming
+        self._unanswered: bytes | None = None  # the latest ping
+        self._rate_pause: asyncio.TimerHandle | None = None
+
     async def run_asgi(self) -> None:
-        """Run the application with the extension in its scope."""
+        """Run the application with the extensions in its scope."""
         extensions = cast("dict[str, dict[str, object]]", self.scope["extensions"])
         extensions[DROP] = {"drop": self.transport.abort}
         extensions[BURST] = {"write": self.write_all}
         await super().run_asgi()
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Parse it, or keep it while the socket is on hold: at most one read."""
+        self._unparsed += data
+        self._parse()
+
+    def _parse(self, *, rest: bool = False) -> None:
+        """Parse what has come until a hold; ``rest``: all of it, nothing comes after it."""
+        while self._unparsed and (rest or not self._holds):
+            piece = bytes(self._unparsed[:SLICE_BYTES])
+            del self._unparsed[:SLICE_BYTES]
+            self.conn.receive_data(piece)
+            if self.conn.parser_exc is not None:
+                self._unparsed.clear()
+                self.handle_parser_exception()
+                return
+            self.handle_events()
+            if not rest and (seconds := self._frame_rate.debt_seconds()):
+                self._hold(Hold.RATE)
+                seconds = max(seconds, RATE_PAUSE_SECONDS)
+                self._rate_pause = self.loop.call_later(seconds, self._release, Hold.RATE)
+
+    def handle_events(self) -> None:
+        """Hand on what was parsed, within the limits."""
+        for event in self.conn.events_received():
+            if isinstance(event, Request):
+                self.handle_connect(event)
+            elif isinstance(event, Frame) and (excess := self._excess(event)):
+                self._break_off(excess)
+                return
+            elif isinstance(event, Frame):
+                self._handle_frame(event)
+        if not self.conn.close_expected():
+            self.conn.data_to_send()  # one pong for each ping; only the latest is answered
+            self._answer_ping()
+
+    def _handle_frame(self, frame: Frame) -> None:
+        match frame.opcode:
+            case Opcode.PING:
+                self._unanswered = bytes(frame.data)
+            case Opcode.PONG:
+                self.handle_pong(frame)
+            case Opcode.CLOSE:
+                self.handle_close(frame)
+            case Opcode.TEXT:
+                self.handle_text(frame)
+            case Opcode.BINARY:
+                self.handle_bytes(frame)
+            case _:
+                self.handle_cont(frame)
+
+    def _excess(self, frame: Frame) -> str:
+        """Count a frame; which limit it breaks, or nothing."""
+        if frame.opcode in (Opcode.PING, Opcode.PONG):
+            return "" if self._control_rate.spend() else "too_many_control_frames"
+        if frame.opcode is Opcode.CLOSE:
+            return ""
+        self._frame_rate.spend()
+        self._fragments += 1
+        if self._fragments > self.limits.fragments:
+            return "too_many_fragments"
+        if frame.fin:
+            self._fragments = 0
+        return ""
+
+    def send_receive_event_to_app(self) -> None:
+        """Close with 1007 on text that is no UTF-8, which uvicorn would log with a traceback; and stop reading
+        only where a message waits behind another: uvicorn stops after each, which costs two system calls.
+        """
+        frames, self.frames = self.frames, []
+        if self.close_sent:
+            return
+        data = frames[0] if len(frames) == 1 else b"".join(frames)
+        behind = not self.queue.empty()
+        if self.curr_msg_data_type == "text":
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                self._unparsed.clear()
+                self.conn.send_close(1007)
+                self.handle_parser_exception()
+                return
+            self.queue.put_nowait({"type": "websocket.receive", "text": text})
+        else:
+            self.queue.put_nowait({"type": "websocket.receive", "bytes": bytes(data)})
+        if behind:
+            self._hold(Hold.APPLICATION)
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """The next message."""
+        message = await self.queue.get()
+        if self.queue.empty():
+            self._release(Hold.APPLICATION)
+        return message
+
+    def _hold(self, why: Hold) -> None:
+        if not self._holds:
+            self.transport.pause_reading()
+        self._holds.add(why)
+
+    def _release(self, why: Hold) -> None:
+        if why not in self._holds:
+            return
+        self._holds.discard(why)
+        if not self._holds:
+            self.loop.call_soon(self._go_on)  # not at once: others have their turn between two slices
+
+    def _go_on(self) -> None:
+        self._parse()
+        if not self._holds:
+            self.transport.resume_reading()
+
+    def keepalive_timeout(self) -> None:
+        """The peer's pong may lie unread behind a hold: wait on. A peer that is gone does not acknowledge the
+        ping either, which ends the connection (TCP_USER_TIMEOUT, see `listen`).
+        """
+        if self._holds and self.ping_timeout is not None:
+            self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
+            return
+        super().keepalive_timeout()
+
+    # --- writing --------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """The peer does not read: do not read it either."""
+        super().pause_writing()
+        self._hold(Hold.WRITES)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        super().resume_writing()
+        self._answer_ping()
+        self._release(Hold.WRITES)
+
+    def _answer_ping(self) -> None:
+        open_now = self.handshake_complete and not self.close_sent and not self.transport.is_closing()
+        if self._unanswered is not None and open_now and self.writable.is_set():
+            payload, self._unanswered = self._unanswered, None
+            self.conn.send_pong(payload)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+
+    def _break_off(self, reason: str) -> None:
+        """Close with 1008, saying why, and read no more; the peer has a moment to take it."""
+        self._unparsed.clear()
+        if not self.handshake_complete or self.close_sent:
+            self.transport.abort()
+            return
+        log.warning("the client at %s was closed: %s", get_client_addr(self.scope), reason)
+        self._hold(Hold.BROKEN_OFF)
+        self.stop_keepalive()
+        self.conn.data_to_send()
+        self.conn.fail(1008, reason)
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": 1008, "reason": reason})
+        self.close_sent = True
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_timer = self.loop.call_later(self.limits.close_seconds, self.transport.abort)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def shutdown(self) -> None:
+        """The server goes: say so, but to one that was broken off, whose TLS would wait for its goodbye."""
+        if Hold.BROKEN_OFF in self._holds:
+            self.transport.abort()
+        else:
+            super().shutdown()
 
     async def write_all(self, frames: Sequence[bytes]) -> None:
         """Send text frames, each whole, in one write; waits, as `send`, while the buffer is full."""
@@ -91,26 +307,23 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
+        elif message["type"] == "websocket.accept":
+            self._answer_ping()
+        elif message["type"] == "websocket.close":  # messages are passed over now: nobody takes them
+            self._release(Hold.APPLICATION)
 
-    def send_receive_event_to_app(self) -> None:
-        """Close with 1007 on text that is no UTF-8, which uvicorn would log with a traceback; and stop reading
-        only where a message waits behind another: uvicorn stops after each, which costs two system calls.
-        """
-        if self.curr_msg_data_type != "text" or self.close_sent:
-            super().send_receive_event_to_app()
-            return
-        frames, self.frames = self.frames, []
-        try:
-            text = b"".join(frames).decode()
-        except UnicodeDecodeError:
-            self.conn.send_close(1007)
-            self.handle_parser_exception()
-            return
-        behind = not self.queue.empty()
-        self.queue.put_nowait({"type": "websocket.receive", "text": text})
-        if behind and not self.read_paused:
-            self.read_paused = True
-            self.transport.pause_reading()
+    def connection_lost(self, exc: Exception | None) -> None:
+        """What had come is still handed on."""
+        if self._rate_pause is not None:
+            self._rate_pause.cancel()
+        if not self.close_sent:
+            self._parse(rest=True)
+        super().connection_lost(exc)
+
+
+def websocket_protocol(limits: Limits) -> type[DroppableWebSocket]:
+    """The protocol class of WebSockets with these limits."""
+    return type("LimitedWebSocket", (DroppableWebSocket,), {"limits": limits})
 
 
 def listen(host: str, port: int, limits: Limits) -> socket.socket:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,10 +21,20 @@ from ..sdk.frames.verbs import SessionAttach, SessionDetach, SessionDetached
 from ..sessions.errors import SessionError, SessionUnknown, StorageUnavailable
 from ..sessions.items import new_id
 from .channel import Channel, ChannelClosed
-from .errors import Draining, SessionMoved, SessionRequired, SlowReader, WireError, error_details, wire_error
+from .errors import (
+    Draining,
+    SessionMoved,
+    SessionRequired,
+    SlowReader,
+    TooManyInvalid,
+    WireError,
+    error_details,
+    wire_error,
+)
 from .guests import Guest, Line
 from .live import LiveSession
 from .outbox import Outbox
+from .rates import TokenBucket
 from .registry import Registry
 from .settings import Limits
 
@@ -36,13 +47,16 @@ _E = TypeVar("_E", bound=BaseException)
 class Visitor:
     """Who a socket belongs to, and what it said of itself when it was opened.
 
-    ``owner``: a digest of its key, ``salt`` one of its tenant. ``resumable``: it can come back, so its replies
+    ``owner``: a digest of what it authorizes itself with, ``salt`` one of its tenant, ``key`` one of its key,
+    where keys are asked for; ``address``: where it comes from. ``resumable``: it can come back, so its replies
     go on without it.
     ``resume``: it comes back, so it gets no session of its own.
     """
 
     owner: bytes = b""
     salt: bytes = b""
+    key: bytes = b""
+    address: str = ""
     resumable: bool = False
     resume: bool = False
 
@@ -61,17 +75,18 @@ class Realtime:
         self.outbox = Outbox(limits)
         self._channel = channel
         self._registry = registry
-        self._visitor = visitor
+        self.visitor = self._visitor = visitor
         self._limits = limits
         self._live: LiveSession | None = None
         self._line = self._new_line()
         self._guests: dict[str, Guest] = {}
         self._shared = self._attaching = False
+        self._invalid = TokenBucket(limits.invalid_events, time.monotonic)
         self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
 
-    def leave(self) -> None:
-        """Say goodbye to the client: the server goes."""
-        self._part_with(wire_error(Draining()))
+    def leave(self, why: Exception | None = None) -> None:
+        """Say goodbye to the client: by default because the server goes."""
+        self._part_with(wire_error(why or Draining()))
 
     def moved(self) -> None:
         """The session goes on on a newer socket, or as a guest of this one."""
@@ -150,12 +165,17 @@ class Realtime:
             self.outbox.left(taken)
 
     async def _read(self) -> None:
-        """Serve frames; one that is no event is refused, and harms no other."""
+        """Serve frames; one that is no event is refused, and harms no other. Too many end the socket."""
         while True:
             frame = await self._channel.receive()
             try:
                 event = codec.decode_client(frame, self._limits.frame_bytes)
             except FrameError as error:
+                if not self._invalid.spend():
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._limits.close_seconds):
+                            await self.outbox.emptied()
+                    raise _Goodbye(wire_error(TooManyInvalid())) from None
                 self._refuse(error)
             else:
                 await self._take(event)

@@ -14,8 +14,10 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+import termios
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -31,12 +33,14 @@ from ..sessions.errors import SessionError
 from .app import build_app
 from .budgets import check, check_leases
 from .compose import model_name, opened
-from .errors import AddressUnusable, KeysUnusable, PortTaken
+from .errors import AddressUnusable, CertificateUnusable, KeysUnusable, PortTaken
+from .loglines import RepeatFilter
 from .progress import Loading
-from .protocols import DroppableWebSocket, http_protocol, listen
+from .protocols import http_protocol, listen, websocket_protocol
 from .service import Service
 from .settings import GatewaySettings
 from .tenants import Tenants
+from .tls import renew, server_context
 
 EXIT_AT_ONCE = 1
 COLLECT = 20_000, 10, 10
@@ -45,11 +49,14 @@ COLLECT = 20_000, 10, 10
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that runs. ``url`` is its address: ``http://host:port``."""
+    """A server that runs. ``url`` is its address: ``http[s]://host:port``."""
 
     url: str
     service: Service
     engine: ChildEngine
+    reload: Callable[[], Awaitable[str]]
+    """Read the keys file and the certificate again; says what came of it. Raises ``KeysUnusable`` or
+    ``CertificateUnusable``, and then all stays as it was."""
 
 
 TICK_SECONDS = 1.0
@@ -98,43 +105,71 @@ async def serving(
 
     ``listening`` is told the address before anything is loaded, ``heard`` gets the engine's heartbeats, while
     it loads too. ``engine``: one of these settings, where it is not to be made by default. Raises
-    ``AddressUnusable``, ``KeysUnusable``, and what loading raises
+    ``AddressUnusable``, ``KeysUnusable``, ``CertificateUnusable``, and what loading raises
     (`compose.opened`).
     """
+    secured = server_context(settings.network)
     tenants = Tenants.of(settings)
     check(tenants, settings, engine_settings)
     engine_settings = replace(engine_settings, tenants=tenants.budgets())
     with _listen(settings) as sock:
         engine = engine or ChildEngine(engine_settings, heard=heard)
         service = Service(settings, model_name(engine_settings.model), engine.link, tenants)
-        async with _listening(service, sock) as url:
+        async with _listening(service, sock, secured) as url:
             listening(url)
             async with opened(service, engine_settings.model, engine):
-                check_leases(tenants, engine_settings, engine.link.hello)
-                yield Serving(url, service, engine)
+                hello = engine.link.hello
+                check_leases(tenants, engine_settings, hello)
+
+                async def reload() -> str:
+                    found = await asyncio.to_thread(Tenants.of, settings)
+                    check(found, settings, engine_settings)
+                    check_leases(found, engine_settings, hello)
+                    if secured is not None:
+                        await asyncio.to_thread(renew, secured, settings.network)
+                    return _changed(tenants, found, service.change_tenants(found))
+
+                yield Serving(url, service, engine, reload)
+
+
+def _changed(before: Tenants, now: Tenants, closed: int) -> str:
+    """What a reload came to, for the operator."""
+    count = 0 if now.keys is None else len(now.keys.tenants)
+    told = f"keys: {count} from {now.source or 'the command line'}; connections closed: {closed}"
+    if (before.journal(), before.budgets()) != (now.journal(), now.budgets()):
+        told += "; limits named kept, journal, leased and disk change with the next start"
+    return told
 
 
 def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
     """Serve until a signal; the process's exit code. What keeps it from starting is the last line on stderr."""
     logging.basicConfig(format="holdfast: %(levelname)s: %(message)s", level=logging.WARNING)
+    repeats = RepeatFilter()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(repeats)
     try:
         asyncio.run(_until_signal(settings, engine_settings))
-    except (RuntimeFault, SessionError, AddressUnusable, KeysUnusable) as error:
+    except (RuntimeFault, SessionError, AddressUnusable, KeysUnusable, CertificateUnusable) as error:
         print(f"holdfast: {error.message}", file=sys.stderr)
         return 2
     except OSError as error:  # of the machine: no memory, no process, a disk that is full
         print(f"holdfast: {error}", file=sys.stderr)
         return 2
+    finally:
+        repeats.finish()
+        for handler in logging.getLogger().handlers:
+            handler.removeFilter(repeats)
     return 0
 
 
 async def _until_signal(settings: GatewaySettings, engine_settings: EngineSettings) -> None:
     """The first signal drains, one during loading leaves; after a second one nothing is waited for.
 
-    Children end by themselves when their sockets do.
+    SIGHUP drains where a terminal may have sent it, and elsewhere has the keys read again. Children end by
+    themselves when their sockets do.
     """
-    up, leave = asyncio.Event(), asyncio.Event()
-    holding = asyncio.create_task(_hold(settings, engine_settings, up, leave))
+    up, leave, reload = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    holding = asyncio.create_task(_hold(settings, engine_settings, up, leave, reload))
 
     def signalled() -> None:
         if leave.is_set():
@@ -144,15 +179,64 @@ async def _until_signal(settings: GatewaySettings, engine_settings: EngineSettin
             holding.cancel()
         leave.set()
 
+    def hung_up() -> None:
+        _leave_terminal()
+        if not leave.is_set():  # kernel and shell may both tell of one hang-up
+            signalled()
+
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, signalled)
+        loop.add_signal_handler(number, signalled)
+    if not _on_terminal():
+        loop.add_signal_handler(signal.SIGHUP, reload.set)
+    elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else nohup has said to stay
+        loop.add_signal_handler(signal.SIGHUP, hung_up)
     await asyncio.wait([holding])
     if not holding.cancelled():
         holding.result()
 
 
+def _on_terminal() -> bool:
+    """Whether a terminal's hang-up is this process's own: it reads or writes one, or is controlled by one."""
+    if os.isatty(0) or os.isatty(2):
+        return True
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _leave_terminal() -> None:
+    """Where output goes to a terminal that is gone, each line would be an error: let it go nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for output in (1, 2):
+        try:
+            termios.tcgetattr(output)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                os.dup2(nowhere, output)
+    os.close(nowhere)
+
+
+async def _reload(running: Serving, asked: asyncio.Event) -> None:
+    """Whenever it is asked for."""
+    while True:
+        await asked.wait()
+        asked.clear()
+        try:
+            told = f"reloaded: {await running.reload()}"
+        except (KeysUnusable, CertificateUnusable) as error:
+            told = f"not reloaded, all stays as it was: {error.message}"
+        print(f"holdfast: {told}", file=sys.stderr, flush=True)
+
+
 async def _hold(
-    settings: GatewaySettings, engine_settings: EngineSettings, up: asyncio.Event, leave: asyncio.Event
+    settings: GatewaySettings,
+    engine_settings: EngineSettings,
+    up: asyncio.Event,
+    leave: asyncio.Event,
+    reload: asyncio.Event,
 ) -> None:
     asked = f"{engine_settings.model}, device {engine_settings.device}"
     with Loading() as loading:
@@ -166,7 +250,11 @@ async def _hold(
             gc.set_threshold(*COLLECT)
             gc.freeze()  # what loading made stays: a full collection over it holds all sockets up for 50 ms
             up.set()
-            await leave.wait()
+            reloading = asyncio.create_task(_reload(running, reload))
+            try:
+                await leave.wait()
+            finally:
+                reloading.cancel()
             await running.service.drain()
 
 
@@ -194,26 +282,28 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 
 
 @asynccontextmanager
-async def _listening(service: Service, sock: socket.socket) -> AsyncIterator[str]:
+async def _listening(
+    service: Service, sock: socket.socket, secured: ssl.SSLContext | None
+) -> AsyncIterator[str]:
     """Answers on ``sock`` until the end of the block; then sockets close with 1012."""
-    server = _Server(_config(service))
+    server = _Server(_config(service, secured))
     running = asyncio.create_task(server.serve(sockets=[sock]), name="holdfast-gateway")
     listening = asyncio.create_task(server.listening.wait())
     try:
         await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
-        yield _url(sock)
+        yield _url(sock, secured)
     finally:
         listening.cancel()
         server.leave()
         await running
 
 
-def _config(service: Service) -> uvicorn.Config:
+def _config(service: Service, secured: ssl.SSLContext | None) -> uvicorn.Config:
     limits = service.settings.limits
     return uvicorn.Config(
         build_app(service),
         http=http_protocol(limits),
-        ws=DroppableWebSocket,
+        ws=websocket_protocol(limits),
         ws_max_size=limits.socket_bytes,
         ws_per_message_deflate=False,
         ws_ping_interval=limits.ping_seconds,
@@ -224,10 +314,11 @@ def _config(service: Service) -> uvicorn.Config:
         log_level=logging.WARNING,
         access_log=False,
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=False,  # `BehindProxy` reads them
+        ssl_context_factory=None if secured is None else lambda config, default: secured,
     )
 
 
-def _url(sock: socket.socket) -> str:
+def _url(sock: socket.socket, secured: ssl.SSLContext | None) -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http{'s' if secured else ''}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,8 +17,9 @@ from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
 from ..sessions.book import SessionBook
 from ..sessions.journal.journal import Journal
+from .access import Keys
 from .channel import Channel
-from .errors import Draining, ModelNotServed, SlowReader
+from .errors import Draining, KeyRemoved, ModelNotServed, SlowReader
 from .live import LiveSession
 from .metrics import Snapshot, TenantSnapshot
 from .realtime import Realtime, Visitor
@@ -64,6 +66,7 @@ class Service:
         self._running: dict[asyncio.Task[None], Realtime] = {}
         self._draining = False
         self._slow_readers = 0
+        self._watchers: list[Callable[[Keys | None], object]] = []
         link.on_recovery(self._recovered)
 
     def open(self, book: SessionBook, journal: Journal | None = None) -> None:
@@ -138,10 +141,11 @@ class Service:
         task = asyncio.current_task()
         assert task is not None, "a connection has a task of its own"
         self._running[task] = realtime
+        self._check_key(realtime)  # it may have been removed since the request was let in
         try:
             await realtime.run()
         except SlowReader as slow:
-            log.warning("a client was dropped: %s", slow.message)
+            log.warning("the client at %s was dropped: %s", realtime.visitor.address or "?", slow.message)
             self._slow_readers += 1
             channel.drop()
         finally:
@@ -162,8 +166,35 @@ class Service:
         for session in self.sessions():
             session.recovered(lost_seconds)
 
-    async def snapshot(self, salt: bytes = b"") -> Snapshot:
-        """Everybody's statistics now, and those of the tenant who asks, if it has limits."""
+    def on_keys(self, told: Callable[[Keys | None], object]) -> None:
+        """``told`` gets the keys whenever they change."""
+        self._watchers.append(told)
+
+    def change_tenants(self, tenants: Tenants) -> int:
+        """From now on these come in, with these numbers of sessions and turns.
+
+        Closes the sockets whose key is gone, or another tenant's; returns how many. What the engine and the
+        journal hold tenants to stays as it was at the start.
+        """
+        self.tenants = tenants
+        for told in self._watchers:
+            told(tenants.keys)
+        if self._book is not None:
+            self._book.change_limits(tenants.sessions())
+        return sum([self._check_key(realtime) for realtime in self._running.values()])
+
+    def _check_key(self, realtime: Realtime) -> bool:
+        """Part with a socket whose key is not valid any more; whether that is so."""
+        keys, visitor = self.tenants.keys, realtime.visitor
+        if keys is None or not visitor.key or keys.opens(visitor.key, visitor.salt):
+            return False
+        realtime.leave(KeyRemoved())
+        return True
+
+    async def snapshot(self, salt: bytes = b"", *, everybody: bool = True) -> Snapshot:
+        """Statistics now: ``everybody``'s or none, and those of the tenant who asks."""
+        if not everybody:
+            return Snapshot(self.state().ready, None, {}, {}, await self._tenant(salt))
         try:
             engine = await self._link.statistics()
         except EngineGone:

@@ -6,14 +6,27 @@ the journal's it only carries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 
 from ..sessions.forms import CallForm, ReasoningForm
 from ..sessions.journal.settings import JournalSettings
+from .errors import NetworkInvalid
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8040
+ALLOWED_HOST = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
+ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A token bucket: so many per second in the long run, and ``burst`` at once."""
+
+    per_second: float
+    burst: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,8 @@ class Limits:
     send_buffer_bytes: int = 256 << 10
     """The kernel's buffer for one socket (by default some 4 MB for a stalled client)."""
     header_seconds: float = 10.0
-    """A connection that has not sent a whole request head by then is closed."""
+    """A connection that has not sent a whole request head by then is closed; so is one that sends a request's
+    body for so long after the answer."""
     ping_seconds: float = 20.0
     """Between keepalive pings, and for their answers."""
     resume_seconds: float = 120.0
@@ -50,6 +64,46 @@ class Limits:
     """Events kept per session to be told again."""
     client_events: int = 1024
     """Ids of client events kept per session, to know one that is sent twice."""
+    frames: Rate = Rate(2000.0, 8000)
+    """Data frames of one socket, fragments of messages included. What comes faster is read later."""
+    control_frames: Rate = Rate(20.0, 200)
+    """Pings and pongs of one socket. More close it with 1008. Streamed voice input needs one in 20 s."""
+    fragments: int = 4096
+    """Frames that one message may come in: 2 MiB in pieces of 512 bytes. More close the socket with 1008."""
+    invalid_events: Rate = Rate(5.0, 100)
+    """Frames of one socket that are no events. Each is answered with an error; more close it with 1008."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How the server is reached from elsewhere: names, proxies, TLS. Raises ``NetworkInvalid``."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header that are answered besides addresses and localhost: ``chat.example.com``,
+    ``*.example.com``, or ``*`` for any."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks whose ``X-Forwarded-For``, ``-Proto`` and ``-Host`` are believed."""
+    root_path: str = ""
+    """The prefix below which a proxy serves this server: ``/holdfast``."""
+    certificate: Path | None = None
+    """TLS: the server's certificate and those that link it to its authority, in PEM."""
+    private_key: Path | None = None
+    """Its key, where that is not in the same file."""
+    private_key_password: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for host in self.allowed_hosts:
+            if not ALLOWED_HOST.fullmatch(host):
+                raise NetworkInvalid(f"--allowed-host {host!r} is not a host name, *.NAME or *")
+        for proxy in self.trusted_proxies:
+            try:
+                ip_network(proxy, strict=False)
+            except ValueError as error:
+                raise NetworkInvalid(f"--trusted-proxies: {error}") from None
+        if self.root_path and not ROOT_PATH.fullmatch(self.root_path):
+            raise NetworkInvalid(f"--root-path {self.root_path!r} is not a path such as /holdfast")
+        if self.certificate is None and self.private_key is not None:
+            raise NetworkInvalid("--ssl-keyfile needs --ssl-certfile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +118,9 @@ class GatewaySettings:
     api_key: str | None = None
     keys: Path | None = None
     """A file of keys, their tenants and what these may take (`tenants`), in place of ``api_key``."""
+    operator_key: str | None = field(default=None, repr=False)
+    """Opens the totals of ``/metrics``, which tenants do not see."""
+    network: Network = Network()
     limits: Limits = Limits()
     store: Path | None = None
     journal: JournalSettings = JournalSettings()

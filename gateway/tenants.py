@@ -2,6 +2,9 @@
 
 Two forms. Lines of ``KEY TENANT`` set no limits. A file named ``*.toml`` may::
 
+    [operators]           # they see everybody's numbers in /metrics
+    keys = ["…"]
+
     [limits]              # of every tenant that does not say otherwise
     sessions = 100
 
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -84,8 +87,16 @@ class Tenants:
     def of(cls, settings: GatewaySettings) -> Tenants:
         """As the settings say. Raises ``KeysUnusable``."""
         if settings.keys is not None:
-            return cls.read(settings.keys)
-        return cls(None if settings.api_key is None else Keys.one(settings.api_key))
+            found = cls.read(settings.keys)
+        else:
+            found = cls(None if settings.api_key is None else Keys.one(settings.api_key))
+        if settings.operator_key is None:
+            return found
+        if found.keys is None:
+            raise KeysUnusable(
+                "--operator-key needs --keys or --api-key: without keys everybody is an operator"
+            )
+        return replace(found, keys=found.keys.with_operators([settings.operator_key], "--operator-key"))
 
     @classmethod
     def read(cls, path: Path) -> Tenants:
@@ -99,8 +110,9 @@ class Tenants:
             raise KeysUnusable(f"{path}: {fault.message}") from None
 
     def name(self, salt: bytes) -> str:
-        """Of the tenant with this salt, if it has limits."""
-        return next((name for name in self.limits if salt_of(name) == salt), "")
+        """Of the tenant with this salt, if it has one."""
+        known = {*self.limits, *(() if self.keys is None else self.keys.tenants.values())}
+        return next((name for name in known if salt_of(name) == salt), "")
 
     def of_salt(self, salt: bytes) -> Allowance:
         """The limits of the tenant with this salt."""
@@ -156,7 +168,12 @@ class _Tenant(_Limits, forbid_unknown_fields=True, kw_only=True):
     keys: list[str] = []
 
 
+class _Operators(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[str] = []
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
+    operators: _Operators = msgspec.field(default_factory=_Operators)
     limits: _Limits = msgspec.field(default_factory=_Limits)
     tenants: dict[str, _Tenant] = {}
 
@@ -177,7 +194,8 @@ def _from_toml(text: str, source: str) -> Tenants:
         limits[name] = _placed(f"[tenants.{name}]", tenant, usual)
     if not keys:
         raise KeysUnusable("it has no keys")
-    return Tenants(Keys(keys), {name: one for name, one in limits.items() if one != NOTHING_SET}, source)
+    held = Keys(keys).with_operators(file.operators.keys, "a key of [operators]")
+    return Tenants(held, {name: one for name, one in limits.items() if one != NOTHING_SET}, source)
 
 
 def _placed(place: str, limits: _Limits, usual: Allowance) -> Allowance:

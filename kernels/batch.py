@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -73,13 +74,23 @@ class PagedBatch:
     gathers: dict[tuple[int, int | None], tuple[Gather, ...]] = field(default_factory=dict, repr=False)
 
 
+ALIGNED = 2
+"""Numbers of 8 bytes to which each uploaded array is padded: 16 bytes."""
+
+
 def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
-    """Bring int64 arrays to ``device`` in one copy, asynchronous and from pinned memory on CUDA."""
-    packed = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    parts = torch.split(packed, [array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+    """Bring int64 arrays to ``device`` in one copy, asynchronous and from pinned memory on CUDA.
+
+    Each begins at a multiple of 16 bytes. Triton compiles a kernel once more for every pointer that does and
+    then does not: without the padding an odd number of rows would compile kernels in the middle of a step.
+    """
+    ends = list(accumulate((array.size + array.size % ALIGNED for array in arrays), initial=0))
+    host = torch.empty(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+    cells = host.numpy()
+    for array, at in zip(arrays, ends, strict=False):
+        cells[at : at + array.size] = array.reshape(-1)
+    packed = host.to(device, non_blocking=True) if device.type == "cuda" else host
+    return [packed[at : at + array.size].view(array.shape) for array, at in zip(arrays, ends, strict=False)]
 
 
 def lay_out(

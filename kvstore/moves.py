@@ -1,14 +1,14 @@
 """Moves of whole blocks between the device arena and the host tier's slots, as bytes.
 
-On a CPU all of a move's blocks are copied by one call, which is done on return. On CUDA the slots' memory is
-registered with the device piece by piece as it comes into use; saves run on a stream of their own beside the
-step, loads on the step's own, before its rows. Knows arenas, slots and streams; not why anything moves.
-Imports torch.
+On a CPU all of a move's blocks are copied by one call, which is done on return. On a device that works beside
+the host, saves run on a stream of their own beside the step, loads on the step's own, before its rows; the
+slots' memory is registered with it ahead of the copies (`registration`). Knows arenas, slots and streams; not
+why anything moves. Imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -17,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.device import Device, Event, Stream, device_of
 from ..kernels.reference import copy_pieces
 from .arena import DeviceArena
+from .registration import Registration
 from .slots import SlotMemory
-
-PIECE_BYTES = 64 << 20  # of slots registered at once
-
 
 Copy: TypeAlias = Callable[[Tensor, Tensor, NDArray[np.int64], int], None]
 """As `kernels.interface.Kernels.copy_pieces`."""
@@ -32,30 +31,44 @@ class BlockMover:
     """Copies between ``arenas``, one per KV group, and ``memory``.
 
     A slot holds what one block id names: its bytes in each arena, one after the other. ``copy``: how they are
-    copied where both lie in this machine's memory.
+    copied where both lie in this machine's memory. ``device``: the arenas', by default as torch has it.
     """
 
-    def __init__(self, arenas: Sequence[DeviceArena], memory: SlotMemory, copy: Copy = copy_pieces) -> None:
+    def __init__(
+        self,
+        arenas: Sequence[DeviceArena],
+        memory: SlotMemory,
+        copy: Copy = copy_pieces,
+        device: Device | None = None,
+    ) -> None:
         sizes = [arena.group.block_bytes for arena in arenas]
         assert memory.block_bytes == sum(sizes), "slots of another size"
         self._sizes = tuple(sizes)
         self._arenas = tuple(zip(arenas, accumulate(sizes, initial=0), strict=False))
         self._memory = memory
         self._bytes = torch.frombuffer(memory.map, dtype=torch.uint8)
-        self._cuda = arenas[0].device.type == "cuda"
+        self._device = device or device_of(arenas[0].device)
         self._copy = copy
         self._block_tokens = max(arena.group.block_tokens for arena in arenas)
-        self._flat = () if self._cuda else tuple(_flat(arena) for arena in arenas)
-        self._stream = _stream(arenas[0].device) if self._cuda else None
+        overlaps = self._device.overlaps
+        self._flat = () if overlaps else tuple(_flat(arena) for arena in arenas)
+        self._stream = self._device.stream() if overlaps else None
         self._saved: Saving | None = None  # of the move before
-        self._loaded: torch.cuda.Event | None = None
-        self._pieces: set[int] = set()
-        self._slots_per_piece = max(1, PIECE_BYTES // memory.stride)
+        self._loaded: Event | None = None
+        self.registration = Registration(self._device, memory, self._bytes.data_ptr())
 
     @property
     def reach(self) -> Callable[[int], Sequence[memoryview]] | None:
         """Gives a block's bytes in each arena, one after the other; None where they lie in other memory."""
-        return None if self._cuda else self._of_block
+        return None if self._stream is not None else self._of_block
+
+    def close(self) -> None:
+        """No more moves; waits for those in flight, and gives the slots' memory back as it was."""
+        if self._saved is not None:
+            self._saved.done.wait()
+        if self._loaded is not None:
+            self._loaded.wait()
+        self.registration.close()
 
     def move(
         self,
@@ -76,34 +89,27 @@ class BlockMover:
                     self.zero_behind(slot, tokens)
             self._copy_all(loads, up=True)
             return None
-        current = torch.cuda.current_stream()
+        current = self._device.current()
         if self._saved is not None:
-            current.wait_event(self._saved.done)
+            current.follow(self._saved.done)
         self._saved = self._save(self._stream, saves) if saves else None
         if self._saved is not None and not {block for block, _, _ in saves}.isdisjoint(overwritten):
-            current.wait_event(self._saved.done)
+            current.follow(self._saved.done)
         if loads:
-            self._up(loads)
-            self._loaded = _event(current)
+            current.copy(
+                (arena.bytes_of(block), part) for slot, block in loads for arena, part in self._parts(slot)
+            )
+            self._loaded = current.record()
         return self._saved
 
-    def _save(self, stream: torch.cuda.Stream, saves: Sequence[tuple[int, int, int]]) -> Saving:
+    def _save(self, stream: Stream, saves: Sequence[tuple[int, int, int]]) -> Saving:
         """What is saved was computed by steps that are done, but may have been loaded by one in flight."""
         if self._loaded is not None:
-            stream.wait_event(self._loaded)
-        with torch.cuda.stream(stream):
-            for block, slot, _ in saves:
-                self._down(block, slot)
-        return Saving(self, saves, _event(stream))
-
-    def _up(self, loads: Iterable[tuple[int, int]]) -> None:
-        for slot, block in loads:
-            for arena, part in self._parts(slot):
-                arena.bytes_of(block).copy_(part, non_blocking=True)
-
-    def _down(self, block: int, slot: int) -> None:
-        for arena, part in self._parts(slot):
-            part.copy_(arena.bytes_of(block), non_blocking=True)
+            stream.follow(self._loaded)
+        stream.copy(
+            (part, arena.bytes_of(block)) for block, slot, _ in saves for arena, part in self._parts(slot)
+        )
+        return Saving(self, saves, stream.record())
 
     def _copy_all(self, pairs: Sequence[tuple[int, int]], *, up: bool) -> None:
         """Of each (slot, block) the slot's bytes to the block's; not ``up``: the other way."""
@@ -141,35 +147,22 @@ class BlockMover:
 
     def _slot(self, slot: int) -> Tensor:
         start = self._memory.offset_of(slot)
-        if self._cuda:
-            self._register(slot // self._slots_per_piece)
+        if self._stream is not None:
+            self.registration.use(slot)
         return self._bytes[start : start + self._memory.block_bytes]
-
-    def _register(self, piece: int) -> None:
-        """Pin a piece's pages, so that copies run beside the host; without it they are right, but wait."""
-        if piece in self._pieces:
-            return
-        self._pieces.add(piece)
-        memory = self._memory
-        first = piece * self._slots_per_piece
-        count = min(self._slots_per_piece, memory.slots - first)
-        address = self._bytes.data_ptr() + memory.offset_of(first)
-        torch.cuda.cudart().cudaHostRegister(address, count * memory.stride, 0)  # type: ignore[no-untyped-call]
 
 
 class Saving:
     """Copies down that run on the stream for saves until ``done``."""
 
-    def __init__(
-        self, mover: BlockMover, saves: Sequence[tuple[int, int, int]], done: torch.cuda.Event
-    ) -> None:
+    def __init__(self, mover: BlockMover, saves: Sequence[tuple[int, int, int]], done: Event) -> None:
         self.done = done
         self._mover = mover
         self._saves = saves
 
     def wait(self) -> None:
         """Wait until all bytes are in their slots."""
-        self.done.synchronize()
+        self.done.wait()
         for _, slot, tokens in self._saves:
             self._mover.zero_behind(slot, tokens)
 
@@ -177,13 +170,3 @@ class Saving:
 def _flat(arena: DeviceArena) -> memoryview:
     """All bytes of an arena in this machine's memory."""
     return arena.kv.view(torch.uint8).view(-1).numpy().data
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(stream)
-    return event

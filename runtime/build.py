@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 
 from ..kernels.choose import Backend, BackendMissing, Needs, choose, named, tell_compiling
+from ..kernels.device import device_of
 from ..kvstore.arena import DeviceArena
 from ..kvstore.errors import GroupInvalid
 from ..kvstore.groups import KVGroup
@@ -59,18 +60,25 @@ def load_engine(
         settings.model, settings.device, settings.dtype, progress, settings.max_context, settings.kv_format
     )
     try:
-        backend = _backend(settings, model, pulse)
-        model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
-        progress(1.0, "allocating the KV arena")
-        engine, numbers, groups = _engine(settings, model, pulse, memory, shelf)
+        with device_of(model.decoder.device).active():
+            backend = _backend(settings, model, pulse)
+            model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
+            progress(1.0, "allocating the KV arena")
+            engine, numbers, groups, mover = _engine(settings, model, pulse, memory, shelf)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
-    return Loaded(engine, _hello(model, numbers, groups, backend), engine.due, engine.leave, engine.answers)
+
+    def leave() -> None:
+        engine.leave()
+        if mover is not None:
+            mover.close()
+
+    return Loaded(engine, _hello(model, numbers, groups, backend), engine.due, leave, engine.answers)
 
 
 def _engine(
     settings: EngineSettings, model: LoadedModel, pulse: Pulse, memory: int | None, shelf: int | None
-) -> tuple[Engine, SchedulerSettings, KVGroups]:
+) -> tuple[Engine, SchedulerSettings, KVGroups, BlockMover | None]:
     device = model.decoder.device
     groups = model.kv_groups(settings.block_tokens)
     blocks = blocks_of(settings, _block_bytes(groups), _allowed_bytes(device))
@@ -96,10 +104,12 @@ def _engine(
         disk = disk_tier(shelf, tier, settings, hasher, namespace, mover.reach)
     bare = TorchRunner(model.decoder, *arenas, mover=mover)
     runner = PacedRunner(bare, pulse)
-    if device.type == "cpu":
-        rehearse(runner, settings.block_tokens, numbers.max_context)
-    else:  # a GPU's kernels are compiled as their shapes come, each in its first step
+    gpu = device.type != "cpu"
+    if gpu:
         tell_compiling(runner.compiling, runner.compiled)
+    rehearse(runner, settings.block_tokens, numbers.max_context, kernels=gpu)
+    if mover is not None:
+        mover.registration.begin()
     # On a CPU the shelf and the computing threads share the cores: nothing is won by doing both at once.
     path = costs_file(settings, hasher, namespace) if disk is not None else None
     computes = (
@@ -126,7 +136,7 @@ def _engine(
         tokenizer = model.folder / "tokenizer.json"
         compiler = guidance.Guidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
     scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler)
-    return Engine(scheduler, runner, debug=settings.debug), numbers, groups
+    return Engine(scheduler, runner, debug=settings.debug), numbers, groups, mover
 
 
 def _tier(

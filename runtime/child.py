@@ -40,7 +40,8 @@ def main() -> int:
     given = parser.parse_args()
     sock = socket.socket(fileno=given.fd)
     sock.set_inheritable(False)  # its end must be ours alone, or nobody would see it
-    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole group: the parent decides
+    # Often sent to the whole group, by a terminal that hangs up too: the parent decides.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     box = None if given.box is None else BlackBox(given.box)
     if box is not None:

@@ -14,10 +14,20 @@ import torch
 
 from .errors import EngineDied
 
-REFUSALS = frozenset({1, 2, 9, 98, 200, 209, 701})
-"""Invalid value, memory, launch configuration or function; no image or kernel for it; out of resources."""
+REFUSALS = frozenset({1, 2, 9, 98, 200, 209, 701, 712, 713, 801})
+"""Invalid value, memory, launch configuration or function; no image or kernel for it; out of resources; host
+memory that is registered already, or is not; an operation that is not supported here."""
 
-REFUSED = ("out of memory", "invalid argument", "invalid configuration", "out of resource", "ALLOC_FAILED")
+REFUSED = (
+    "out of memory",
+    "invalid argument",
+    "invalid configuration",
+    "out of resource",
+    "ALLOC_FAILED",
+    "already mapped",
+    "does not correspond to a registered memory region",
+    "operation not supported",
+)
 SICK = ("CUDA error", "Triton Error [CUDA]", "HIP error")
 
 

@@ -126,15 +126,20 @@ def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
         return None
     heard = [_heard(row, one) for _, row, one in some]
     owners = np.repeat(np.arange(len(some)), [len(tokens) for tokens, _ in heard])
-    strengths = [[one.repetition_penalty, one.frequency_penalty, one.presence_penalty] for _, _, one in some]
+    strengths = [
+        _bits([one.repetition_penalty for _, _, one in some]),
+        _bits([one.frequency_penalty for _, _, one in some]),
+        _bits([one.presence_penalty for _, _, one in some]),
+    ]
     # What a row was given last is on the device, and stands in the output unless the prompt just ended.
     last_output = [row.first + row.count > row.output_from for _, row, _ in some]
 
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
-        rows, tokens, whose, output, own, bits = up
+        rows, tokens, whose, output, own, *bits = up
         at = torch.arange(len(some), device=logits.device)
         said = Said(rows, torch.cat((tokens, last[rows])), torch.cat((whose, at)), torch.cat((output, own)))
-        kernels.penalize(logits, said, *bits.view(torch.float64).T)
+        repetition, frequency, presence = (one.view(torch.float64) for one in bits)
+        kernels.penalize(logits, said, repetition, frequency, presence)
 
     tokens = np.concatenate([tokens for tokens, _ in heard], dtype=np.int64)
     output = np.concatenate([output for _, output in heard])
@@ -144,7 +149,7 @@ def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
         owners,
         output,
         _ints(last_output),
-        _bits(strengths),
+        *strengths,
     ], act
 
 
@@ -233,25 +238,30 @@ def _sample(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
     ones = [one for _, one in asked]
     cut = [one.top_k or vocab for one in ones if one.top_k or one.top_p < 1]
     typical = [at for at, one in enumerate(ones) if one.typical_p < 1]
-    integers = _ints([[min(one.top_k, vocab) for one in ones], [row.first + row.count for row, _ in asked]])
-    seeds = np.array([one.seed & _WORD64 for one in ones], dtype=np.uint64).view(np.int64)
-    reals = _bits(
-        [[one.temperature for one in ones], [one.top_p for one in ones], [one.min_p for one in ones]]
+    # One array for each argument, none a row of a larger one: so that each is aligned (see `upload`).
+    top_k, positions, seeds, rows, *reals = upload(
+        [
+            _ints([min(one.top_k, vocab) for one in ones]),
+            _ints([row.first + row.count for row, _ in asked]),
+            np.array([one.seed & _WORD64 for one in ones], dtype=np.uint64).view(np.int64),
+            _ints(typical),
+            _bits([one.temperature for one in ones]),
+            _bits([one.top_p for one in ones]),
+            _bits([one.min_p for one in ones]),
+            _bits([ones[at].typical_p for at in typical]),
+        ],
+        logits.device,
     )
-    mass = _bits([ones[at].typical_p for at in typical])
-    whole, seeds_up, bits, rows, masses = upload(
-        [integers, seeds, reals, _ints(typical), mass], logits.device
-    )
-    temperature, top_p, min_p = bits.view(torch.float64)
+    temperature, top_p, min_p, mass = (one.view(torch.float64) for one in reals)
     return kernels.sample(
         logits,
         temperature,
-        whole[0],
+        top_k,
         top_p,
-        seeds_up,
-        whole[1],
+        seeds,
+        positions,
         min_p=min_p if any(one.min_p for one in ones) else None,
-        typical=Typical(rows, masses.view(torch.float64)) if typical else None,
+        typical=Typical(rows, mass) if typical else None,
         candidates=max(cut, default=0),
     )
 

@@ -1,7 +1,8 @@
 """The torch runner: computes a plan on a device and has its rows drawn (`drawing`).
 
-On CUDA ``launch`` only enqueues: inputs go up from pinned memory, sampled ids stay on the device to feed the
-next step, and come down behind an event. Holds no policy, no sequence; asks the scheduler nothing.
+On a device that works beside the host ``launch`` only enqueues: inputs go up from pinned memory, sampled ids
+stay on the device to feed the next step, and every step, one of moves alone too, is over when its event is.
+Holds no policy, no sequence; asks the scheduler nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.batch import PagedBatch, upload
+from ..kernels.device import Device, device_of
 from ..kvstore.arena import DeviceArena
 from ..kvstore.moves import BlockMover, Saving
 from .device import device_watched
@@ -33,9 +35,17 @@ class TorchRunner:
     """`plan.Runner` over a decoder and its KV groups' arenas; a block id names a block in each of them.
 
     ``mover``: what copies blocks to the tier below and back; without one no plan may ask for it.
+    ``device``: what the decoder computes on, by default as torch has it.
     """
 
-    def __init__(self, decoder: Decoder, *arenas: DeviceArena, mover: BlockMover | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *arenas: DeviceArena,
+        mover: BlockMover | None = None,
+        device: Device | None = None,
+    ) -> None:
+        self._device = device or device_of(decoder.device)
         self._decoder = decoder
         self._mover = mover
         self._block_tokens = arenas[0].group.block_tokens
@@ -49,13 +59,13 @@ class TorchRunner:
 
         Raises whatever torch does: then no row of this plan has an outcome. ``EngineDied``: the device is lost.
         """
-        with device_watched(), torch.inference_mode():
+        with device_watched(), self._device.active(), torch.inference_mode():
             kernels = self._decoder.kernels
             saving = self._move(plan)
             for arena in self._arenas if plan.copies else ():
                 kernels.copy_blocks(arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
             if not plan.rows:
-                return TorchHandle(plan.rows, None, saving)
+                return TorchHandle(self._device, plan.rows, None, saving)
             if plan.step != self._last.step:
                 self._before = self._last
             batch = kernels.lay_out(
@@ -68,7 +78,7 @@ class TorchRunner:
             hidden = self._decoder.hidden(tokens, batch, self._arenas)
             drawn = self._draw(plan, hidden, batch, tokens)
             self._last = _Sampled(plan.step, drawn[:, 0])
-            return TorchHandle(plan.rows, drawn, saving)
+            return TorchHandle(self._device, plan.rows, drawn, saving)
 
     def _move(self, plan: Plan) -> Saving | None:
         if self._mover is None:
@@ -106,28 +116,30 @@ class TorchRunner:
 
 
 class TorchHandle:
-    """A step in flight: outcomes come down behind an event on CUDA, and are there at once elsewhere."""
+    """A step in flight. Made while its device is active, when all of it is enqueued.
+
+    The event is recorded for every step: who frees a slot that was loaded, or times a step of copies, waits
+    for the copies.
+    """
 
     def __init__(
-        self, rows: tuple[PlanRow, ...], outcomes: Tensor | None, saving: Saving | None = None
+        self,
+        device: Device,
+        rows: tuple[PlanRow, ...],
+        outcomes: Tensor | None,
+        saving: Saving | None = None,
     ) -> None:
         self._rows = rows
-        self._outcomes = outcomes
+        self._outcomes = None if outcomes is None else device.fetch(outcomes)
         self._saving = saving
-        self._done: torch.cuda.Event | None = None
-        if outcomes is not None and outcomes.device.type == "cuda":
-            self._outcomes = torch.empty(outcomes.shape, dtype=outcomes.dtype, pin_memory=True)
-            self._outcomes.copy_(outcomes, non_blocking=True)
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record()
+        self._done = device.current().record()
 
     def tokens(self) -> list[Outcome]:
         """Wait for the step; outcomes aligned with the plan's rows."""
-        if self._done is not None:
-            with device_watched():
-                self._done.synchronize()
-        if self._saving is not None:
-            self._saving.wait()
+        with device_watched():
+            self._done.wait()
+            if self._saving is not None:
+                self._saving.wait()
         if self._outcomes is None:
             return []
         return [outcome(row, line) for row, line in zip(self._rows, self._outcomes.tolist(), strict=True)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from ssl import SSLContext
 from typing import Any, TypeAlias
 
 from .chat import MAX_TOOL_ROUNDS, Chat
@@ -94,9 +95,17 @@ class Client:
 
 @asynccontextmanager
 async def connect(
-    url: str, model: str | None = None, api_key: str | None = None, *, patience: Patience | None = None
+    url: str,
+    model: str | None = None,
+    api_key: str | None = None,
+    *,
+    ssl: SSLContext | None = None,
+    patience: Patience | None = None,
 ) -> AsyncIterator[Client]:
     """A client of the server at `url`; each session opens a connection of its own.
+
+    With TLS (`wss://`, `https://`) the server's certificate is checked against the machine's authorities, or as
+    `ssl` says: `ssl.create_default_context(cafile="ca.pem")` for an authority of your own.
 
     A connection that is lost is made again, and the session goes on where it was; `patience` says for how long
     that is tried. Raises `ConnectionFailed` at once for an address that cannot be one.
@@ -104,9 +113,9 @@ async def connect(
     realtime_url(url, model)
 
     async def open_transport(wanted: str | None) -> Transport:
-        return await dial(url, wanted, api_key, resumable="true")
+        return await dial(url, wanted, api_key, ssl=ssl, resumable="true")
 
     async def return_transport(wanted: str | None) -> Transport:
-        return await dial(url, wanted, api_key, resumable="true", resume="true")
+        return await dial(url, wanted, api_key, ssl=ssl, resumable="true", resume="true")
 
     yield Client(open_transport, model, return_transport, patience)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from ssl import SSLContext
+from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from websockets.asyncio.client import ClientConnection
@@ -60,13 +61,20 @@ class WebSocketTransport:
 
 
 async def dial(
-    url: str, model: str | None = None, api_key: str | None = None, **parameters: str
+    url: str,
+    model: str | None = None,
+    api_key: str | None = None,
+    *,
+    ssl: SSLContext | None = None,
+    **parameters: str,
 ) -> WebSocketTransport:
     """A WebSocket to the server at `url`: `ws[s]://` or `http[s]://`, with or without `/v1/realtime`.
 
-    `parameters` are more of the query's. Raises `ConnectionFailed`, saying why.
+    `ssl` says whom to trust where the address asks for TLS; by default the machine's authorities. `parameters`
+    are more of the query's. Raises `ConnectionFailed`, saying why.
     """
     address = realtime_url(url, model, **parameters)
+    secured: dict[str, Any] = {"ssl": ssl} if ssl is not None and address.startswith("wss:") else {}
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         connection = await websocket_connect(
@@ -75,6 +83,7 @@ async def dial(
             compression=None,
             max_size=MAX_FRAME_BYTES,
             open_timeout=OPEN_SECONDS,
+            **secured,
             proxy=None if urlsplit(address).hostname in LOOPBACK else True,
         )
     except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:
@@ -92,7 +101,9 @@ def realtime_url(url: str, model: str | None = None, **parameters: str) -> str:
         raise ConnectionFailed(f"Not an address: {url!r}: {error}") from None
     if not valid or scheme is None:
         raise ConnectionFailed(f"Not an address of a server: {url!r} (ws, wss, http or https)")
-    path = PATH if parts.path.rstrip("/") in ("", "/v1") else parts.path
+    path = parts.path.rstrip("/")
+    if not path.endswith("/realtime"):  # served below a prefix, or the server's root
+        path = path.removesuffix("/v1") + PATH
     query = [
         pair for pair in parse_qsl(parts.query, keep_blank_values=True) if not model or pair[0] != "model"
     ]

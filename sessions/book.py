@@ -34,7 +34,7 @@ from .journal.store import Stored
 from .language import Language
 from .sequence import LiveSequence
 from .session import Session
-from .settings import SessionSettings
+from .settings import SessionSettings, TenantLimits
 from .tenants import Tenants
 from .waits import Waits
 from .workers import Workers
@@ -278,6 +278,10 @@ class SessionBook:
             del self._closing[session.id]
             for digest in leaving:
                 del self._leaving[digest]
+
+    def change_limits(self, limits: Mapping[bytes, TenantLimits]) -> None:
+        """Hold tenants to these from now on; nothing that is open or runs is ended."""
+        self._tenants.change(limits)
 
     async def statistics_of(self, salt: bytes) -> dict[str, float]:
         """What one tenant has: of the journal only while that can be read."""

@@ -79,11 +79,15 @@ class Tenants:
         self._workers = workers
         self._places = places
         self._tenants: dict[bytes, Tenant] = {}
-        promised = sum(one.sessions or 0 for one in limits.values())
-        free = sum(one.sessions is None for one in limits.values())
-        self._floor = max(0, places - promised) // (2 * free) if free else 0
         self._open = 0
-        self._taken = promised + free * self._floor  # places that are in use, or set aside
+        self._set_aside()
+
+    def change(self, limits: Mapping[bytes, TenantLimits]) -> None:
+        """These are the limits from now on, and so many places are set aside; nothing that is open is ended."""
+        self._limits = limits
+        for salt, tenant in self._tenants.items():
+            tenant.limits = limits.get(salt, TenantLimits())
+        self._set_aside()
 
     def __getitem__(self, salt: bytes) -> Tenant:
         if salt not in self._tenants:
@@ -139,6 +143,14 @@ class Tenants:
             else:
                 heapq.heappop(givers)
         return given
+
+    def _set_aside(self) -> None:
+        """Count the places that the limits set aside, and with them those that are in use beyond."""
+        promised = sum(one.sessions or 0 for one in self._limits.values())
+        free = sum(one.sessions is None for one in self._limits.values())
+        self._floor = max(0, self._places - promised) // (2 * free) if free else 0
+        known = {*self._limits, *self._tenants}
+        self._taken = sum(max(self._aside(salt), self[salt].sessions) for salt in known)
 
     def _full(self) -> SessionLimit:
         return SessionLimit(f"{self._places} sessions are open, or set aside for other tenants")

@@ -36,6 +36,8 @@ LONGEST = (
     "test_scheduler_machine.py",
     "test_shelf_client.py",
     "test_ahead.py",
+    "test_compile_closure.py",
+    "test_gpu_rehearsal.py",
 )
 """Files begun first: while a worker that got one last is at it, the other has nothing to do."""
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))

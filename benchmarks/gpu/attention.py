@@ -27,6 +27,8 @@ ODD = (
     (Heads(8, 4, 256), Attention(0.06, window=100, soft_cap=50.0)),
     (Heads(64, 8, 64, 64), Attention(0.125)),
 )
+DEEP = 36
+MOST_OF_FREE = 0.7
 MOST_WRONG = 0.02
 """Greatest absolute error against fp64, for values of about 1; bf16 rounds them by up to 0.004."""
 
@@ -72,12 +74,30 @@ def decode(bench: Bench) -> list[Figure]:
         if rows == 1:
             others |= peers.sdpa(bench, made, causal=False) | peers.flex(bench, made)
         lines += compared(name, micros, others, {"FlashInfer": 1.0})
-    return lines
+        bench.tell(lines)
+        del made
+    return lines + _deep(bench, how)
+
+
+def _deep(bench: Bench, how: Attention) -> list[Figure]:
+    """64 sequences at 8k in an arena of as many layers as a model has: what its longer blocks cost."""
+    rows, length = bench.size(64, 2), bench.size(8192, 40)
+    layer = rows * _kv_bytes(QWEN_8B, length)
+    layers = DEEP
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
+        layers = min(DEEP, int(MOST_OF_FREE * torch.cuda.mem_get_info()[0]) // layer)
+    if layers <= LAYERS:
+        return [note(f"decode {rows} x {length}, {DEEP} layers", "does not fit into this device's memory")]
+    made = paged(QWEN_8B, [length - 1] * rows, [1] * rows, bench.device, layers=layers)
+    micros = median_us(bench, calls(decode_attention, made, how))
+    return of_copy_rate(bench, f"decode {rows} x {length}, {layers} layers", layer, micros)
 
 
 def calls(kernel: Callable[..., Tensor], made: Paged, how: Attention) -> list[Callable[[], object]]:
     """One call per layer, so that each reads what the one before has not."""
-    return [partial(kernel, made.query, made.arena, at, made.batch, how) for at in range(LAYERS)]
+    layers = made.arena.shape[1]
+    return [partial(kernel, made.query, made.arena, at, made.batch, how) for at in range(layers)]
 
 
 def prefill(bench: Bench) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""Parts ``engine`` and ``tests``: the pocket model on CUDA against the CPU; the suite's gpu mark."""
+"""Parts ``engine``, ``tests`` and ``sanitizer``: the pocket model on CUDA against the CPU; the gpu mark."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,18 +49,37 @@ def engine(_: Bench) -> list[Figure]:
     return lines
 
 
-def tests(_: Bench) -> list[Figure]:
-    """The suite's ``gpu`` mark, by room; its kernels again under compute-sanitizer, where that is there."""
-    lines = [
-        figure(f"pytest -m gpu tests/{room}, exit status", _pytest(files), "", 0, "lower")
-        for room, files in _marked().items()
+def kernel_tests(_: Bench) -> list[Figure]:
+    """The suite's ``gpu`` mark in the room kernels."""
+    return _tests("kernels")
+
+
+def kvstore_tests(_: Bench) -> list[Figure]:
+    """The suite's ``gpu`` mark in the room kvstore."""
+    return _tests("kvstore")
+
+
+def other_tests(_: Bench) -> list[Figure]:
+    """The suite's ``gpu`` mark in all other rooms."""
+    return _tests(*(room for room in _marked() if room not in ("kernels", "kvstore")))
+
+
+def sanitizer(_: Bench) -> list[Figure]:
+    """The kernels' tests again under compute-sanitizer, where that is there."""
+    found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=CUDA_BIN)
+    if found is None:
+        return [note("out-of-bounds reads", "compute-sanitizer is not installed")]
+    wrapped = (found, "--tool", "memcheck", "--error-exitcode", "9")
+    status = _pytest([str(ROOT / "tests" / "kernels" / "test_gpu_kernels.py")], wrapped)
+    return [figure("kernels under compute-sanitizer, exit status", status, "", 0, "lower")]
+
+
+def _tests(*rooms: str) -> list[Figure]:
+    marked = _marked()
+    return [
+        figure(f"pytest -m gpu tests/{room}, exit status", _pytest(marked[room]), "", 0, "lower")
+        for room in rooms
     ]
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=CUDA_BIN)
-    if sanitizer is None:
-        return [*lines, note("out-of-bounds reads", "compute-sanitizer is not installed")]
-    wrapped = (sanitizer, "--tool", "memcheck", "--error-exitcode", "9")
-    found = _pytest([str(ROOT / "tests" / "kernels" / "test_gpu_kernels.py")], wrapped)
-    return [*lines, figure("kernels under compute-sanitizer, exit status", found, "", 0, "lower")]
 
 
 def _marked() -> dict[str, list[str]]:
@@ -102,11 +122,27 @@ def generate(
         made.apply(messages.Open(0, seq, b"", prompt))
         made.apply(messages.Generate(0, seq, sampling, messages.Limits(new)))
     start = time.perf_counter()
-    while (step := made.step()) is not None:
-        for row in step.rows:
-            scores = [one.logprob for one in row.logprobs or ()]
-            said[row.seq] += zip(row.tokens, scores, strict=True) if scored else row.tokens
+    for row in rows_of(made):
+        scores = [one.logprob for one in row.logprobs or ()]
+        said[row.seq] += zip(row.tokens, scores, strict=True) if scored else row.tokens
     return said, time.perf_counter() - start
+
+
+def rows_of(engine: Engine) -> Iterator[messages.Row]:
+    """What it says until it is done. An engine outlives a sequence that fails; a measurement does not.
+
+    Raises:
+        SequenceFailed
+    """
+    while (step := engine.step()) is not None:
+        for row in step.rows:
+            if row.finish is messages.Finish.ERROR:
+                raise SequenceFailed(row.error)
+            yield row
+
+
+class SequenceFailed(Exception):
+    """With the row's error."""
 
 
 def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: int = 2048) -> Engine:

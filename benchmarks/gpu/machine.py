@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import torch
+import mmap
+import os
+import time
 
-from .measure import Bench, Figure, copy_rate, figure, median_us
+import torch
+from torch import Tensor
+
+from ...kernels.device import device_of
+from ...kvstore.registration import PIECE_BYTES
+from ...kvstore.slots import make_memory
+from .measure import Bench, Figure, copy_rate, figure, median_us, note
 
 
 def ceilings(bench: Bench) -> list[Figure]:
@@ -16,7 +24,28 @@ def ceilings(bench: Bench) -> list[Figure]:
     product = median_us(bench, [lambda: left @ right])
     upload = median_us(bench, [lambda: target.copy_(host)], captured=False)
     return [
+        *_registered(bench, target),
         figure("device copy", copy_rate(bench) / 1e3, "GB/s"),
         figure("bf16 matmul", 2 * side**3 / product / 1e6, "TFLOP/s"),
         figure("pinned host to device", size / upload / 1e3, "GB/s"),
+    ]
+
+
+def _registered(bench: Bench, target: Tensor) -> list[Figure]:
+    """Memory as the host tier's: how long a piece takes to register, and how fast it then goes up."""
+    size = bench.size(16 * PIECE_BYTES, 1 << 20)
+    fd = make_memory(size)
+    memory = mmap.mmap(fd, size)
+    os.close(fd)
+    host, device = torch.frombuffer(memory, dtype=torch.uint8), device_of(bench.device)
+    begun = time.perf_counter()
+    refusal = device.register(host.data_ptr(), size)
+    took = (time.perf_counter() - begun) * PIECE_BYTES / size * 1e3
+    if refusal:
+        return [note("host tier's memory registered", refusal)]
+    upload = median_us(bench, [lambda: target[:size].copy_(host, non_blocking=True)], captured=False)
+    device.unregister([host.data_ptr()])
+    return [
+        figure("register 16 MiB of the host tier's memory", took, "ms"),
+        figure("registered host to device", size / upload / 1e3, "GB/s"),
     ]

@@ -22,10 +22,14 @@ RUNS = 20
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where parts run: on a GPU at full size, or in rehearsal at toy sizes, where no figure means anything."""
+    """Where parts run: on a GPU at full size, or in rehearsal at toy sizes, where no figure means anything.
+
+    ``tell``: takes figures that a part knows before it ends, so that they are kept whatever happens to it.
+    """
 
     device: torch.device
     rehearsal: bool
+    tell: Callable[[list[Figure]], None] = lambda lines: None
 
     def size(self, full: int, toy: int) -> int:
         """A size of the problem."""

@@ -21,7 +21,7 @@ from ...runtime.model.config import ModelConfig, read_config
 from ...runtime.model.decoder import Decoder
 from ...runtime.model.load import LoadedModel
 from ...runtime.model.weights import allocate, assemble, pieces_of
-from .engine import engine_of
+from .engine import engine_of, rows_of
 from .measure import Bench, Figure, copy_rate, figure
 
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128, "rope_theta": 1e6}
@@ -81,7 +81,9 @@ def models(bench: Bench) -> list[Figure]:
     """Every shape in turn, its memory given back before the next."""
     rate, lines = copy_rate(bench), []
     for name, shape in SHAPES.items():
-        lines += _shape(bench, name, {**COMMON, **shape, **(TOY if bench.rehearsal else {})}, rate)
+        found = _shape(bench, name, {**COMMON, **shape, **(TOY if bench.rehearsal else {})}, rate)
+        bench.tell(found)
+        lines += found
         if bench.device.type == "cuda":
             torch.cuda.empty_cache()
     return lines
@@ -117,9 +119,10 @@ def _run(model: LoadedModel, prompts: list[list[int]], new: int) -> float:
     if model.decoder.device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
-    while made.step() is not None:
-        pass
-    return time.perf_counter() - start
+    said = sum(len(row.tokens) for row in rows_of(made))
+    seconds = time.perf_counter() - start
+    assert said == new * len(prompts), f"{said} tokens instead of {new} for each of {len(prompts)} prompts"
+    return seconds
 
 
 def drawn(shape: dict[str, Any], device: torch.device, dtype: torch.dtype) -> LoadedModel:

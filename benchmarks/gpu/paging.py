@@ -27,7 +27,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """``arena`` of `LAYERS` layers, the batch over it, and a query for each of the batch's tokens."""
+    """``arena``, of `LAYERS` layers unless more are asked for, the batch over it, and each token's query."""
 
     arena: Tensor
     batch: PagedBatch
@@ -35,7 +35,12 @@ class Paged:
 
 
 def paged(
-    heads: Heads, firsts: Sequence[int], counts: Sequence[int], device: torch.device, share: int = 0
+    heads: Heads,
+    firsts: Sequence[int],
+    counts: Sequence[int],
+    device: torch.device,
+    share: int = 0,
+    layers: int = LAYERS,
 ) -> Paged:
     """Rows of ``counts[r]`` tokens from ``firsts[r]`` on; the first ``share`` blocks are common."""
     widths = [-(-(first + count) // heads.block) for first, count in zip(firsts, counts, strict=True)]
@@ -43,7 +48,7 @@ def paged(
     tables = np.split(ids, np.cumsum(widths)[:-1])
     for table in tables[1:]:
         table[:share] = tables[0][:share]
-    shape = (sum(widths), LAYERS, 2, heads.kv, heads.block, heads.dim)
+    shape = (sum(widths), layers, 2, heads.kv, heads.block, heads.dim)
     torch.manual_seed(0)
     arena = torch.randn(shape, device=device, dtype=heads.dtype)
     query = torch.randn((sum(counts), heads.query, heads.dim), device=device, dtype=heads.dtype)

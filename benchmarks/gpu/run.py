@@ -1,63 +1,128 @@
-"""The command behind ``make gpu``: parts in order, one table, one JSON per part.
+"""The command behind ``make gpu``: parts in order, a table, and one file of results, written part by part.
 
-Runs as a file, from a checkout that need not be installed: it makes ``holdfast`` importable by a link. A part
-that fails says so in the table and in its JSON, and the others run. Without a CUDA device nothing is measured;
-``--rehearse`` then runs every line at toy sizes under triton's interpreter (servers compute by the CPU's
-kernels) and writes nothing.
+Runs as a file, from a checkout that need not be installed: it makes ``holdfast`` importable by a link, and what
+``.whl/`` holds importable, too (see `wheels`). Each part is a process of its own with a time limit, so one that
+fails, hangs or loses the device costs none of the others. The results are JSON lines, each on disk before the
+next thing is done: as a part begins, as it knows some figures, as it ends. A second call with the same file
+goes on with what is left of it.
+
+Without a CUDA device nothing is measured; ``--rehearse`` then runs every line at toy sizes under triton's
+interpreter (servers compute by the CPU's kernels).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
 import importlib
 import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "build" / "gpu.jsonl"
+WHEELS = ROOT / ".whl"
 PARTS = {
     "ceilings": "machine.ceilings",
     "correct": "attention.correct",
+    "tests-kernels": "engine.kernel_tests",
+    "tests-kvstore": "engine.kvstore_tests",
     "decode": "attention.decode",
+    "models": "models.models",
     "prefill": "attention.prefill",
     "prefix": "attention.prefix",
     "rows": "memory.rows",
     "draw": "memory.draws",
     "invariant": "companies.invariant",
     "engine": "engine.engine",
-    "models": "models.models",
     "agent": "agent.agent",
-    "tests": "engine.tests",
+    "tests": "engine.other_tests",
+    "sanitizer": "engine.sanitizer",
     "refresh": "refresh.refresh",
 }
-BUDGET_S = 9 * 60  # less what ending a part takes
-NAMED_S = 3600.0  # of a part that was asked for by name
-RIGHT = ("correct", "invariant", "tests")  # a goal that one of these misses is a fault, not a figure
-WHOLE = ("engine", "tests")  # not rehearsed: they are run on a CPU by the suite
-BY_NAME = ("refresh",)  # it changes what is measured
+BUDGET_S = 9 * 60.0  # of a call; ending a part may take KILL_S more
+NAMED_S = 3600.0  # of a call for parts that were asked for by name
+LIMIT_S = 240.0  # of a part
+LIMITS_S = {"ceilings": 90.0, "models": 420.0, "tests-kernels": 300.0}
+LEAST_S = 20.0  # no part is begun for less
+KILL_S = 15.0
+RIGHT = ("correct", "invariant", "tests-kernels", "tests-kvstore", "tests", "sanitizer")
+"""A goal that one of these misses is a fault, not a figure."""
+WHOLE = ("engine", "tests-kernels", "tests-kvstore", "tests", "sanitizer")
+"""Not rehearsed: the suite runs them on a CPU."""
+BY_NAME = ("refresh",)
+"""It changes what is measured."""
+
+BEGUN, SOME, CUT, ENDED = "begun", "some", "cut", "ended"
+"""What a line of results tells: some figures come before a part has ended; one that was cut is run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The JSON-lines file. Each line is on disk when `add` returns, and stands alone."""
+
+    path: Path
+
+    def add(self, part: str, state: str, **more: Any) -> None:
+        """One line more, behind whatever a killed process left."""
+        line = json.dumps({"part": part, "state": state, "at": _now(), **more}) + "\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All that can be read."""
+        found = []
+        with suppress(FileNotFoundError):
+            for line in self.path.read_bytes().splitlines():
+                with suppress(ValueError):
+                    found.append(json.loads(line))
+        return found
+
+    def states(self) -> dict[str, str]:
+        """The last one of each part."""
+        return {line["part"]: line["state"] for line in self.lines()}
+
+    def left(self, parts: Sequence[str]) -> list[str]:
+        """Those that have not ended; what was begun and never ended may never end, and comes last."""
+        states = self.states()
+        left = [part for part in parts if states.get(part) != ENDED]
+        return sorted(left, key=lambda part: part in states)
 
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """``holdfast`` as this checkout, whether or not it is installed, for child processes too."""
+    """``holdfast`` as this checkout, whether or not it is installed, and carried wheels; for children too."""
     found = find_spec("holdfast")
-    if found is not None and found.origin is not None and Path(found.origin).resolve().parent == ROOT:
+    ours = found is not None and found.origin is not None and Path(found.origin).resolve().parent == ROOT
+    if ours and not WHEELS.is_dir():
         yield  # by its own path, under which compiled CPU kernels are kept
         return
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "holdfast").symlink_to(ROOT)
+        if not ours:
+            (Path(folder) / "holdfast").symlink_to(ROOT)
+        if WHEELS.is_dir():
+            for line in _unpack(WHEELS, Path(folder)):
+                print(line, flush=True)
         sys.path.insert(0, folder)
-        before = os.environ.get("PYTHONPATH", "")  # wheels that were carried may lie there
+        before = os.environ.get("PYTHONPATH", "")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before)))
         try:
             yield
@@ -66,17 +131,74 @@ def importable() -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
+def _unpack(wheels: Path, folder: Path) -> list[str]:
+    """By the file beside this one: `holdfast` itself needs some of what is carried."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        module = importlib.import_module("wheels")
+        refused: list[str] = module.unpack(wheels, folder)
+        return refused
+    finally:
+        sys.path.remove(str(Path(__file__).parent))
+
+
+# --- the parts, one process after the other -------------------------------------------------------------------
+
+Command = Callable[[str, float, bool], Sequence[str]]
+"""The program of a part: its name, its seconds, and whether what takes longer is cut or has failed."""
+
+
+def run_parts(
+    parts: Sequence[str],
+    results: Results,
+    budget: float,
+    command: Command,
+    limits: dict[str, float] = LIMITS_S,
+) -> list[str]:
+    """Run the parts one after the other within ``budget`` seconds. Returns those that failed."""
+    begun, failed = time.monotonic(), []
+    for part in parts:
+        limit, left = limits.get(part, LIMIT_S), budget - (time.monotonic() - begun)
+        if left < min(LEAST_S, limit):
+            break
+        seconds, cut = min(limit, left), left < limit
+        results.add(part, BEGUN)
+        status = _run(command(part, seconds, cut), seconds + KILL_S)
+        if results.states()[part] not in (ENDED, CUT):  # it could not say so itself
+            print(f"{part:13} FAILED: {status}", flush=True)
+            results.add(part, CUT if cut and status == OUT_OF_TIME else ENDED, failure=status, figures=[])
+        last = results.lines()[-1]
+        if last["state"] == ENDED and last["failure"]:
+            failed.append(part)
+    return failed
+
+
+OUT_OF_TIME = "out of time, and killed"
+
+
+def _run(command: Sequence[str], seconds: float) -> str:
+    """Run a part's program to its end, or to that of its time; how it ended, in words."""
+    process = subprocess.Popen(command, process_group=0)
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return OUT_OF_TIME
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
+        process.wait()
+    return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
 def measured(part: str, bench: Any, seconds: float) -> tuple[list[dict[str, Any]], str]:
     """A part's lines, and why it failed, if it did; within so many seconds."""
-    if seconds <= 0:
-        return [], f"out of time: make gpu PART={part}"
     module, function = PARTS[part].split(".")
     limits = importlib.import_module("holdfast.benchmarks.gpu.limits")
     try:
         with limits.limited(seconds):
             made = importlib.import_module(f"holdfast.benchmarks.gpu.{module}")
             lines: list[dict[str, Any]] = getattr(made, function)(bench)
-    except Exception as error:  # said in the table and the JSON; the exit status tells, too
+    except Exception as error:  # said in the table and in the results; the exit status tells, too
         return [], f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     wrong = [one["name"] for one in lines if part in RIGHT and one["met"] is False]
     return lines, f"wrong: {', '.join(wrong)}" if wrong else ""
@@ -89,41 +211,60 @@ def show(part: str, lines: list[dict[str, Any]], failure: str, rehearsal: bool) 
         verdict = {None: "", True: "met", False: f"missed, goal {one['goal']}"}[one["met"]]
         if rehearsal and one["unit"] in ("us", "ms", "%", "x", "TFLOP/s", "GB/s"):
             verdict = ""
-        print(f"{part:10} {one['name']:58} {value} {verdict}", flush=True)
+        print(f"{part:13} {one['name']:58} {value} {verdict}", flush=True)
     if failure:
-        print(f"{part:10} {'FAILED' if lines else 'NOT MEASURED'}: {failure}", flush=True)
+        print(f"{part:13} {'FAILED' if lines else 'NOT MEASURED'}: {failure}", flush=True)
 
 
-def write(part: str, lines: list[dict[str, Any]], failure: str, seconds: float) -> None:
-    """The part's JSON under ``benchmarks/results/``."""
+def child(part: str, results: Results, seconds: float, cut: bool, rehearsal: bool) -> int:
+    """One part, in the process that was made for it; 0 if it was measured and computes right."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: nobody is left to end it
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with us
+    import torch
+
+    start, device = time.monotonic(), torch.device("cpu" if rehearsal else "cuda")
+    about = _about(rehearsal)
+
+    def tell(lines: list[dict[str, Any]]) -> None:
+        results.add(part, SOME, figures=lines, **about)
+
+    bench = importlib.import_module("holdfast.benchmarks.gpu.measure").Bench(device, rehearsal, tell)
+    lines, failure = measured(part, bench, seconds)
+    show(part, lines, failure, rehearsal)
+    state = CUT if cut and failure.startswith("TimeoutError") else ENDED
+    goals = [one for one in lines if one["met"] is not None]
+    took = round(time.monotonic() - start, 1)
+    results.add(part, state, seconds=took, failure=failure or None, figures=lines, goals=goals, **about)
+    return int(bool(failure))
+
+
+def _about(rehearsal: bool) -> dict[str, Any]:
     import torch
     import triton
 
-    device = torch.cuda.get_device_name()
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
-    made = {
-        "part": part,
-        "machine": device,
-        "versions": versions | {"python": platform.python_version()},
-        "seed": 0,
-        "seconds": round(seconds, 1),
-        "failure": failure or None,
-        "figures": lines,
-        "goals": [one for one in lines if one["met"] is not None],
-    }
-    folder = ROOT / "benchmarks" / "results"
-    folder.mkdir(exist_ok=True)
-    stamp = f"{datetime.date.today()}-{device.replace(' ', '-').lower()}-{part}.json"
-    (folder / stamp).write_text(json.dumps(made, indent=1) + "\n")
+    machine = "rehearsal" if rehearsal else torch.cuda.get_device_name()
+    return {"machine": machine, "versions": versions | {"python": platform.python_version()}, "seed": 0}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def main() -> int:
-    """Run the parts asked for; 0 if all were measured and compute right, or there is nothing to measure on."""
+    """Run the parts that are left; 0 if all are measured and compute right, or there is no device for it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=PARTS, action="append")
-    parser.add_argument("--rehearse", action="store_true", help="toy sizes, interpreted, no figures kept")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only these")
+    parser.add_argument("--again", action="store_true", help="also parts that have results already")
+    parser.add_argument(
+        "--results", type=Path, help=f"a file of JSON lines (default: {RESULTS.relative_to(ROOT)})"
+    )
+    parser.add_argument("--budget", type=float, help="seconds in all")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="toy sizes, interpreted; figures mean nothing"
+    )
+    parser.add_argument("--child", nargs=2, metavar=("SECONDS", "CUT"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with us
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     if asked.rehearse:
         os.environ["TRITON_INTERPRET"] = "1"
@@ -132,19 +273,46 @@ def main() -> int:
     if not torch.cuda.is_available() and not asked.rehearse:
         print(f"no CUDA device (torch {torch.__version__}): nothing measured")
         return 0
-    device, failed, begun = torch.device("cpu" if asked.rehearse else "cuda"), False, time.monotonic()
-    with importable():
-        bench = importlib.import_module("holdfast.benchmarks.gpu.measure").Bench(device, asked.rehearse)
-        left = (*BY_NAME, *(WHOLE if asked.rehearse else ()))
-        for part in asked.part or [name for name in PARTS if name not in left]:
-            start = time.monotonic()
-            left_s = NAMED_S if asked.part else BUDGET_S - (start - begun)
-            lines, failure = measured(part, bench, left_s)
-            show(part, lines, failure, asked.rehearse)
-            failed = failed or bool(failure)
-            if not asked.rehearse:
-                write(part, lines, failure, time.monotonic() - start)
-    return int(failed)
+    if asked.child:
+        (part,), (seconds, cut) = asked.part, asked.child
+        return child(part, Results(asked.results), float(seconds), cut == CUT, asked.rehearse)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory() as folder, importable():
+        path = Path(folder) / "rehearsal.jsonl" if asked.rehearse and not asked.results else asked.results
+        return _all(asked, Results((path or RESULTS).resolve()))
+
+
+def _all(asked: argparse.Namespace, results: Results) -> int:
+    def command(part: str, seconds: float, cut: bool) -> Sequence[str]:
+        words = [
+            "--part",
+            part,
+            "--results",
+            str(results.path),
+            "--child",
+            str(seconds),
+            CUT if cut else ENDED,
+        ]
+        return [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            *words,
+            *(["--rehearse"] if asked.rehearse else []),
+        ]
+
+    left_out = (*BY_NAME, *(WHOLE if asked.rehearse else ()))
+    parts = asked.part or [name for name in PARTS if name not in left_out]
+    todo = parts if asked.again else results.left(parts)
+    if done := [part for part in parts if part not in todo]:
+        print(f"{'before':13} {', '.join(done)}: in {results.path.name}", flush=True)
+    budget = asked.budget or (NAMED_S if asked.part or asked.rehearse else BUDGET_S)
+    limits = dict.fromkeys(PARTS, budget) if asked.part else LIMITS_S
+    failed = run_parts(todo, results, budget, command, limits)
+    left = results.left(parts)
+    print(f"failed: {', '.join(failed) or 'none'}; left: {', '.join(left) or 'none'}", flush=True)
+    if left:
+        print(f"call again with the same {results.path.name} for what is left", flush=True)
+    return int(bool(failed or left))
 
 
 if __name__ == "__main__":

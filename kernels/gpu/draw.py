@@ -19,6 +19,9 @@ from .support import expect
 MOST_THINNED = 256
 """The greatest top-k for which stretches send up their best; above it rows are read whole."""
 
+SENT_UP = (64, MOST_THINNED)
+"""How many numbers a stretch has room for, by the greatest top-k; each size is compiled before serving."""
+
 COLDEST = tl.constexpr(1e-6)
 NONE = tl.constexpr(1 << 30)
 
@@ -208,6 +211,11 @@ def pick(
     return tl.minimum(found, last)
 
 
+def room_for(count: int) -> int:
+    """The least of `SENT_UP` that ``count``, at most `MOST_THINNED`, fits in."""
+    return next(room for room in SENT_UP if room >= count)
+
+
 def sample(
     logits: Tensor,
     temperature: Tensor,
@@ -233,7 +241,7 @@ def sample(
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     chunk = chosen("send_up", logits, vocab)
     thin = candidates is not None and 0 < candidates <= MOST_THINNED
-    most = triton.next_power_of_2(candidates) if candidates and thin else 1
+    most = room_for(candidates) if candidates and thin else 1
     stretches = triton.cdiv(vocab, chunk["CHUNK"]) if thin else 0
     values = torch.empty((rows, stretches * most), dtype=torch.float32, device=logits.device)
     ids = torch.empty(values.shape, dtype=torch.int32, device=logits.device)

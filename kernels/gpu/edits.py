@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..penalties import Said
 from .configurations import chosen
-from .draw import MOST_THINNED, send_up
+from .draw import MOST_THINNED, room_for, send_up
 from .support import expect
 
 SEEN, ONCE = tl.constexpr(1), tl.constexpr(2)
@@ -137,7 +137,7 @@ def _likeliest(logits: Tensor, most: int, chunk: dict[str, int], stretches: int)
     if not most or most > MOST_THINNED or not rows:
         best = logits.topk(most, dim=-1)
         return best.values, best.indices
-    room = triton.next_power_of_2(most)
+    room = room_for(most)
     values = torch.empty((rows, stretches * room), dtype=torch.float32, device=logits.device)
     ids = torch.empty(values.shape, dtype=torch.int32, device=logits.device)
     ones = torch.ones(rows, dtype=torch.float32, device=logits.device)

@@ -38,16 +38,22 @@ def row_of(starts: tl.tensor, tile: tl.tensor, rows: tl.tensor, EACH: tl.constex
 def fold_tiles(
     best: tl.tensor, total: tl.tensor, acc: tl.tensor, asked: tl.tensor, positions: tl.tensor,
     keys_at: tl.tensor, values_at: tl.tensor, table: tl.tensor, start: tl.tensor, end: tl.tensor,
-    scale: tl.tensor, stride_block: tl.tensor, stride_slot: tl.tensor,
+    seen_from: tl.tensor, scale: tl.tensor, stride_block: tl.tensor, stride_slot: tl.tensor,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, MASKED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Fold keys ``[start, end)``; not ``MASKED`` means that every query sees every key of whole tiles."""
+    """Fold keys ``[start, end)``; not ``MASKED`` means that every query sees every key of whole tiles.
+
+    With a window no query sees a key before ``seen_from``. Its block may be freed and hold NaN, so it is not
+    read: a weight of 0 does not help, since 0 x NaN is NaN.
+    """
     dims = tl.arange(0, WIDE)
     inside = dims < DIM
     for at in tl.range(start, end, TILE):
         tokens = at + tl.arange(0, TILE)
         there = tokens < end
+        if WINDOW > 0:
+            there = there & (tokens >= seen_from)
         lines = lines_of(table, tokens, there, stride_block, stride_slot, BLOCK)
         keys_of, values_of = (
             keys_at + lines[None, :] + dims[:, None],
@@ -109,18 +115,19 @@ def extend_tile(
     total, acc = tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, WIDE], tl.float32)
     lead = start + skipped + shift  # the first query's position
     end = tl.minimum(lead + EACH, length)
-    first = lead * 0
+    first, seen_from = lead * 0, lead * 0
     if WINDOW > 0:
-        first = tl.maximum(lead - WINDOW + 1, 0) // TILE * TILE
+        seen_from = tl.maximum(lead - WINDOW + 1, 0)
+        first = seen_from // TILE * TILE
     else:
         first = (lead + 1) // TILE * TILE
         best, total, acc = fold_tiles(
-            best, total, acc, asked, positions, keys_at, values_at, table, 0, first, scale, stride_block,
-            stride_slot, WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, False,
+            best, total, acc, asked, positions, keys_at, values_at, table, 0, first, seen_from, scale,
+            stride_block, stride_slot, WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, False,
         )  # fmt: skip
     best, total, acc = fold_tiles(
-        best, total, acc, asked, positions, keys_at, values_at, table, first, end, scale, stride_block,
-        stride_slot, WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, True,
+        best, total, acc, asked, positions, keys_at, values_at, table, first, end, seen_from, scale,
+        stride_block, stride_slot, WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, True,
     )  # fmt: skip
     if SINKS:
         total = with_sink(best, total, tl.load(sinks + heads).to(tl.float32))

@@ -63,14 +63,14 @@ def prefix_stretch(
     whole = tl.maximum(end // TILE * TILE, first)
     positions = tl.zeros([QUERIES], tl.int32) + length  # every query stands behind the prefix
     best, total, acc = fold_tiles(
-        best, total, acc, asked, positions, keys_at, values_at, table, first, whole, scale, stride_block,
-        stride_slot, 0, SOFT_CAP, DIM, WIDE, BLOCK, TILE, False,
+        best, total, acc, asked, positions, keys_at, values_at, table, first, whole, 0, scale,
+        stride_block, stride_slot, 0, SOFT_CAP, DIM, WIDE, BLOCK, TILE, False,
     )  # fmt: skip
     if whole < end:
         # Behind the end no key is loaded; its score of zero must not count, so the last position is end - 1.
         best, total, acc = fold_tiles(
             best, total, acc, asked, tl.zeros([QUERIES], tl.int32) + end - 1, keys_at, values_at, table, whole,
-            end, scale, stride_block, stride_slot, 0, SOFT_CAP, DIM, WIDE, BLOCK, TILE, True,
+            end, 0, scale, stride_block, stride_slot, 0, SOFT_CAP, DIM, WIDE, BLOCK, TILE, True,
         )  # fmt: skip
     part = (places * tl.num_programs(1) * GROUP + heads) * parts + stretch
     tl.store(out + part[:, None] * DIM + dims[None, :], normal(acc, total), theirs)

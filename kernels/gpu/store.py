@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..batch import upload
 from ..interface import HeadNorm
 from ..narrow import E4M3, as_bytes
 from .configurations import chosen
@@ -148,13 +150,9 @@ def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -
         arena = arena.view(torch.int16)
     size, launch = arena.stride(0), chosen("copy", arena, 0)
     for wave in waves(zip(sources, targets, strict=True)):
-        pairs = torch.tensor(wave, dtype=torch.int64)
-        if arena.device.type == "cuda":
-            pairs = pairs.pin_memory().to(arena.device, non_blocking=True)
-        columns = pairs.T.contiguous()
-        copy_runs[(len(wave), triton.cdiv(size, launch["PIECE"]))](
-            arena, columns[0], columns[1], size, **launch
-        )
+        columns = [np.array(column, dtype=np.int64) for column in zip(*wave, strict=True)]
+        origins, ends = upload(columns, arena.device)
+        copy_runs[(len(wave), triton.cdiv(size, launch["PIECE"]))](arena, origins, ends, size, **launch)
 
 
 def waves(pairs: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

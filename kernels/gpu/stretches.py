@@ -65,14 +65,16 @@ def extend_stretch(
         query + places[:, None] * query_row + heads[:, None] * query_head + dims[None, :], theirs, other=0.0
     )
     keys_at = arena + layer.to(tl.int64) * stride_layer + head.to(tl.int64) * stride_head
+    seen_from = lead * 0
     if WINDOW > 0:
-        begin = tl.maximum(begin, tl.maximum(lead - WINDOW + 1, 0) // TILE * TILE)
+        seen_from = tl.maximum(lead - WINDOW + 1, 0)
+        begin = tl.maximum(begin, seen_from // TILE * TILE)
     best = tl.full([QUERIES], float("-inf"), tl.float32)
     total, acc = tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, WIDE], tl.float32)
     best, total, acc = fold_tiles(
         best, total, acc, asked, tokens + shift, keys_at, keys_at + stride_side,
-        tables + row.to(tl.int64) * stride_table, begin, end, scale, stride_block, stride_slot,
-        WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, True,
+        tables + row.to(tl.int64) * stride_table, begin, end, seen_from, scale, stride_block,
+        stride_slot, WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, True,
     )  # fmt: skip
     part = (places * tl.num_programs(1) * GROUP + heads) * parts + stretch
     tl.store(out + part[:, None] * DIM + dims[None, :], normal(acc, total), theirs)

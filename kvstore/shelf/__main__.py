@@ -29,7 +29,8 @@ def main() -> int:
     parser.add_argument("--memory", type=int, required=True, help="the host tier's memory, a memfd")
     parser.add_argument("--anew", action="store_true", help="without the records there are")
     given = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole group: the engine decides
+    # Often sent to the whole group, by a terminal that hangs up too: the engine decides.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a sandbox may forbid it
         os.nice(NICENESS)

@@ -19,23 +19,43 @@ from .rope_settings import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """``frequencies``: radians per position, fp32 ``[dim / 2]``; ``config.gain``: the factor on cos and sin."""
+    """``frequencies``: radians per position, fp32 ``[dim / 2]``; ``config.gain``: the factor on cos and sin.
+
+    ``exponents``: fp32 ``[dim / 2]``, of the period of each pair. Both lie on the device that computes: angles
+    are made in every step, and a copy from the host would make it wait for the device.
+    """
 
     config: RopeConfig
     frequencies: Tensor
+    exponents: Tensor
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cos and sin of int64 ``positions`` ``[tokens]``, each ``[tokens, dim]``, both halves alike."""
         stretched = self.config.kind == "dynamic"
-        frequencies = _by_length(self.config, positions) if stretched else self.frequencies
+        frequencies = self._by_length(positions) if stretched else self.frequencies
         angles = positions[:, None].float() * frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * self.config.gain).to(dtype), (angles.sin() * self.config.gain).to(dtype)
 
+    def _by_length(self, positions: Tensor) -> Tensor:
+        """Dynamic NTK: the frequencies of a sequence that ends with each token, ``[tokens, dim / 2]``.
+
+        That is what transformers' cached generation turns a token by when it comes alone. By its position only,
+        so that kept keys stay true; a prompt longer than the trained context transformers turns by its whole
+        length.
+        """
+        config = self.config
+        length = (positions + 1).clamp(min=config.original).float()
+        growth = config.factor * length / config.original - (config.factor - 1)
+        base = config.theta * growth ** (config.dim / (config.dim - 2))
+        return 1.0 / base[:, None] ** self.exponents
+
 
 def make_rope(config: RopeConfig, device: torch.device) -> Rope:
     """The frequencies of ``config``."""
-    return Rope(config, _FREQUENCIES[config.kind](config, config.theta ** _exponents(config)).to(device))
+    exponents = _exponents(config)
+    frequencies = _FREQUENCIES[config.kind](config, config.theta**exponents)
+    return Rope(config, frequencies.to(device), exponents.to(device))
 
 
 def _exponents(config: RopeConfig) -> Tensor:
@@ -78,18 +98,6 @@ _FREQUENCIES: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
-
-
-def _by_length(config: RopeConfig, positions: Tensor) -> Tensor:
-    """Dynamic NTK: the frequencies of a sequence that ends with each token, ``[tokens, dim / 2]``.
-
-    That is what transformers' cached generation turns a token by when it comes alone. By its position only, so
-    that kept keys stay true; a prompt longer than the trained context transformers turns by its whole length.
-    """
-    length = (positions + 1).clamp(min=config.original).float()
-    growth = config.factor * length / config.original - (config.factor - 1)
-    base = config.theta * growth ** (config.dim / (config.dim - 2))
-    return 1.0 / base[:, None] ** _exponents(config).to(positions.device)
 
 
 def _ramp(config: RopeConfig) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,15 +15,17 @@ import torch
 ROOT = Path(__file__).parents[2]
 
 
+COMMAND = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py")]
+
+
+def environment() -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return own | {"OMP_NUM_THREADS": "1"}
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py"), *arguments],
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
@@ -29,6 +33,24 @@ def test_without_a_gpu_nothing_is_measured() -> None:
     ran = run()
     assert ran.returncode == 0
     assert ran.stdout.startswith("no CUDA device") and len(ran.stdout.splitlines()) == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_call_that_is_killed_goes_on_where_it_stood(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    words = ["--rehearse", "--results", str(results), "--part", "ceilings", "--part", "rows"]
+    with subprocess.Popen([*COMMAND, *words], env=environment(), stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline().startswith("ceilings ")
+        first.kill()
+    ran = run(*words)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "failed: none; left: none" in ran.stdout
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert Counter(line["part"] for line in lines if line["state"] == "ended") == {"ceilings": 1, "rows": 1}
+    assert all(line["figures"] and not line["failure"] for line in lines if line["state"] == "ended")
+    size = results.stat().st_size
+    assert "before        ceilings, rows" in run(*words).stdout and results.stat().st_size == size
 
 
 @pytest.mark.slow

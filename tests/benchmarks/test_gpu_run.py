@@ -1,22 +1,29 @@
-"""What the parts of ``make gpu`` stand on: child processes' path, a limit, the wheels that are not there."""
+"""What ``make gpu`` stands on: parts as processes, the file of results, carried wheels, limits."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import zipfile
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from holdfast.benchmarks.gpu import attention, engine, run, wheels
+from holdfast.benchmarks.gpu import attention, engine, measure, models, run, wheels
 from holdfast.benchmarks.gpu.limits import limited
 from holdfast.benchmarks.harness import servers
 from holdfast.benchmarks.harness.servers import run_seconds
+from holdfast.benchmarks.toys import make_toy
+from holdfast.runtime.model.load import load_model
 
 
 def test_child_processes_import_this_checkout_and_carried_wheels(
@@ -33,8 +40,9 @@ def test_child_processes_import_this_checkout_and_carried_wheels(
     assert os.environ["PYTHONPATH"] == str(tmp_path)
 
 
-def test_what_is_installed_keeps_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_installed_keeps_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(run, "WHEELS", tmp_path / "none")
     before = list(sys.path)
     with run.importable():
         assert sys.path == before and "PYTHONPATH" not in os.environ
@@ -90,11 +98,10 @@ def test_a_part_that_computes_wrong_has_failed_and_one_that_is_slow_has_not(
     assert run.measured(part, None, 60.0) == (lines, failure)
 
 
-def test_a_part_ends_when_the_time_of_all_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(run.PARTS, "decode", "attention.made_up")
     monkeypatch.setattr(attention, "made_up", lambda bench: time.sleep(60), raising=False)
     assert run.measured("decode", None, 0.05) == ([], "TimeoutError: not done within 0.05 s")
-    assert run.measured("decode", None, 0.0) == ([], "out of time: make gpu PART=decode")
 
 
 def test_missing_wheels_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +121,24 @@ def test_files_of_the_gpu_mark_are_found_by_room() -> None:
     assert found["kernels"] == ["test_gpu_kernels.py"]
 
 
+def test_a_model_whose_steps_fail_is_not_measured(tmp_path: Path) -> None:
+    """An engine ends the sequences with an error and goes on, at a fine pace."""
+
+    class Broken:
+        def __getattr__(self, name: str) -> Callable[..., object]:
+            def fail(*_: object) -> object:
+                raise ValueError("no such kernel")
+
+            return fail
+
+    model = load_model(make_toy("tiny", tmp_path), "cpu", "float32")
+    model = replace(model, decoder=model.decoder.computing_by(Broken()))  # type: ignore[arg-type]
+    with pytest.raises(engine.SequenceFailed, match="no such kernel"):
+        engine.generate(model, [[1, 2, 3]], 4)
+    with pytest.raises(engine.SequenceFailed, match="no such kernel"):
+        models._run(model, [[1, 2, 3]], 4)
+
+
 def test_time_of_a_process_counts_threads_that_ended() -> None:
     def busy() -> None:
         while time.thread_time() < 0.02:
@@ -124,3 +149,156 @@ def test_time_of_a_process_counts_threads_that_ended() -> None:
     thread.join()
     before, told, after = time.process_time(), run_seconds(os.getpid()), time.process_time()
     assert before <= told <= after
+
+
+# --- one process for each part, one file of results -----------------------------------------------------------
+
+WRITES = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+import run
+results = run.Results(Path({path!r}))
+results.add({part!r}, {state!r}, failure={failure!r}, figures=[])
+"""
+
+
+class Parts:
+    """Programs that stand for parts: ``says`` how each ends; parts that are not named are measured."""
+
+    def __init__(self, path: Path, **says: str) -> None:
+        self.results = run.Results(path)
+        self.says = says
+        self.seconds: dict[str, tuple[float, bool]] = {}
+
+    def command(self, part: str, seconds: float, cut: bool) -> list[str]:
+        self.seconds[part] = seconds, cut
+        says = self.says.get(part, "measured")
+        if says == "hangs":
+            return [sys.executable, "-c", "import signal; signal.pause()"]
+        if says == "crashes":
+            return [sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"]
+        if says == "exits":
+            return [sys.executable, "-c", "raise SystemExit(3)"]
+        state = run.CUT if says == "is cut" else run.ENDED
+        folder, path = str(Path(run.__file__).parent), str(self.results.path)
+        failure = None if says == "measured" else says
+        program = WRITES.format(folder=folder, path=path, part=part, state=state, failure=failure)
+        return [sys.executable, "-c", program]
+
+    def run(self, *parts: str, budget: float = 600.0, limits: dict[str, float] | None = None) -> list[str]:
+        return run.run_parts(self.results.left(parts), self.results, budget, self.command, limits or {})
+
+    def ended(self) -> dict[str, object]:
+        return {line["part"]: line["failure"] for line in self.results.lines() if line["state"] == run.ENDED}
+
+
+def test_a_part_that_crashes_fails_or_hangs_writes_why_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "KILL_S", 0.2)
+    parts = Parts(tmp_path / "r.jsonl", a="crashes", b="exits", c="hangs", d="ValueError: no")
+    assert parts.run("a", "b", "c", "d", "e", limits={"c": 0.1}) == ["a", "b", "c", "d"]
+    assert parts.ended() == {
+        "a": "ended by signal 11",
+        "b": "ended with status 3",
+        "c": "out of time, and killed",
+        "d": "ValueError: no",
+        "e": None,
+    }
+
+
+def test_a_second_call_runs_what_is_left_and_first_what_was_never_begun(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "r.jsonl", b="is cut")
+    assert parts.run("a", "b") == []
+    assert parts.results.left(["a", "b", "c"]) == ["c", "b"]
+    parts.says.clear()
+    assert parts.run("a", "b", "c") == []
+    assert parts.ended() == {"a": None, "b": None, "c": None}
+    assert list(parts.seconds) == ["a", "b", "c"] and not parts.results.left(["a", "b", "c"])
+
+
+def test_what_a_killed_call_had_begun_is_left_and_comes_last(tmp_path: Path) -> None:
+    """Its last line may be torn; what was begun may be what hangs the machine."""
+    parts = Parts(tmp_path / "r.jsonl")
+    parts.results.add("a", run.BEGUN)
+    parts.results.path.write_bytes(parts.results.path.read_bytes() + b'{"part": "b", "sta')
+    assert parts.results.left(["a", "b"]) == ["b", "a"]
+    parts.run("a", "b")
+    assert parts.ended() == {"a": None, "b": None}
+
+
+def test_a_call_begins_nothing_that_it_has_no_time_for_and_cuts_what_it_has_less_for(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "r.jsonl")
+    assert parts.run("a", "b", budget=100.0, limits={"a": 50.0, "b": 99.9999}) == []
+    assert parts.seconds["a"] == (50.0, False)
+    seconds, cut = parts.seconds["b"]
+    assert cut and 0 < seconds < 99.9999
+    assert parts.run("c", budget=run.LEAST_S - 1) == []
+    assert "c" not in parts.seconds and parts.results.left(["c"]) == ["c"]
+
+
+def test_figures_are_kept_before_their_part_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = {"name": "this", "met": True, "value": 1, "unit": "", "goal": 1}
+
+    def made_up(bench: measure.Bench) -> list[measure.Figure]:
+        bench.tell([first])
+        raise ValueError("and no further")
+
+    monkeypatch.setitem(run.PARTS, "decode", "attention.made_up")
+    monkeypatch.setattr(attention, "made_up", made_up, raising=False)
+    monkeypatch.setattr(run.ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda *words: 0))
+    before = signal.getsignal(signal.SIGTERM)
+    results = run.Results(tmp_path / "r.jsonl")
+    try:
+        assert run.child("decode", results, 60.0, cut=False, rehearsal=True) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    some, ended = results.lines()
+    assert (some["state"], some["figures"], some["machine"]) == (run.SOME, [first], "rehearsal")
+    assert ended["state"] == run.ENDED and ended["failure"] == "ValueError: and no further"
+    assert "NOT MEASURED: ValueError: and no further" in capsys.readouterr().out
+
+
+# --- carried wheels -------------------------------------------------------------------------------------------
+
+
+def wheel(folder: Path, name: str, tag: str = "py3-none-any") -> None:
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-1.0-{tag}.whl", "w") as archive:
+        archive.writestr(f"{name}.py", "")
+        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\n")
+
+
+def test_parts_import_what_carried_wheels_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel(tmp_path / "w", "carried_one")
+    wheel(tmp_path / "w", "carried_other", "cp27-cp27m-win32")
+    wheel(tmp_path / "w", "msgspec")  # installed: it stays as it is
+    monkeypatch.setattr(run, "WHEELS", tmp_path / "w")
+    program = "import carried_one, msgspec, holdfast; print(msgspec.__file__)"
+    with run.importable():
+        said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "site-packages" in said.stdout
+    assert capsys.readouterr().out.startswith("carried_other-1.0-cp27-cp27m-win32.whl is not for this Python")
+
+
+def test_wheels_are_fetched_of_what_an_image_with_torch_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(tmp_path / "w", "of_before")
+    asked: list[list[str]] = []
+
+    def pip(command: list[str], **_: object) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(wheels.subprocess, "run", pip)
+    assert wheels.download(tmp_path / "w", "3.12", "x86_64") == 0
+    (command,) = asked
+    assert {"msgspec", "websockets", "starlette", "uvicorn", "lmdb", "llguidance"} <= set(command)
+    assert wheels.WITH_TORCH.isdisjoint(command) and "manylinux_2_28_x86_64" in command
+    assert not list((tmp_path / "w").iterdir())

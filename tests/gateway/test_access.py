@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from holdfast.gateway.access import TENANT, Guard, Keys, salt_of
-from holdfast.gateway.errors import KeysUnusable
+from holdfast.gateway.access import OPERATOR, TENANT, Guard, Hosts, Keys, salt_of
+from holdfast.gateway.errors import KeysUnusable, NetworkInvalid
+from holdfast.gateway.settings import GatewaySettings, Network
 
 pytestmark = pytest.mark.anyio
 ROUTES = ["/v1/realtime", "/v1/models", "/v1/models/pocket", "/metrics", "/version", "/anything"]
@@ -78,6 +80,91 @@ async def test_without_a_key_only_its_own_pages_may_connect(origin: str, status:
 async def test_a_page_that_points_its_own_name_here_may_not_connect(host: str, status: int) -> None:
     headers = [("Host", host), ("Origin", f"http://{host}")]
     assert await answered(OPEN, "websocket", "/v1/realtime", headers) == status
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+@pytest.mark.parametrize("path", [*ROUTES, "/health", "/ready"])
+async def test_without_keys_a_name_that_is_not_the_servers_is_refused_on_every_route(
+    kind: str, path: str
+) -> None:
+    for host in (
+        "evil.com",
+        "evil.com:8040",
+        "localhost.evil.com",
+        "127.0.0.1.evil.com",
+        "[::1].evil.com",
+        "",
+    ):
+        assert await answered(OPEN, kind, path, [("Host", host)]) == 403, host
+    for host in ("localhost", "LOCALHOST:8040", "chat.localhost", "127.0.0.1:8040", "[::1]:8040", "10.0.0.7"):
+        assert await answered(OPEN, kind, path, [("Host", host)]) == 200, host
+
+
+async def test_a_refused_host_is_told_the_option_that_allows_it() -> None:
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/metrics", "headers": [(b"host", b"evil.com")]}
+    await OPEN(scope, None, send)
+    error = json.loads(sent[1]["body"])["error"]
+    assert error["code"] == "host_not_allowed" and "--allowed-host" in error["message"]
+
+
+def hosts(keys: bool = False, host: str = "127.0.0.1", *allowed: str) -> Hosts:
+    return Hosts.of(GatewaySettings(host=host, network=Network(allowed_hosts=allowed)), keys=keys)
+
+
+def test_a_server_on_a_network_answers_to_its_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "Gpu-7")
+    assert "gpu-7:8040" in hosts(host="0.0.0.0") and "evil.com" not in hosts(host="0.0.0.0")
+    assert "gpu-7.lan" in hosts(host="gpu-7.lan")
+    assert "gpu-7" not in hosts(), "on loopback nobody else asks"
+
+
+def test_with_keys_any_name_will_do_unless_some_are_allowed() -> None:
+    assert "anything.example" in hosts(keys=True)
+    named = hosts(True, "127.0.0.1", "chat.example.com", "*.example.org")
+    own = ("chat.example.com", "a.example.org:443", "a.b.example.org", "10.0.0.7", "localhost")
+    assert all(name in named for name in own)
+    assert not any(name in named for name in ("example.com", "example.org", "xchat.example.com", "evil.com"))
+    assert "evil.com" in hosts(False, "127.0.0.1", "*")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_hosts": ("http://a.b",)},
+        {"allowed_hosts": ("a.b:80",)},
+        {"allowed_hosts": ("",)},
+        {"trusted_proxies": ("10.0.0.0/33",)},
+        {"trusted_proxies": ("proxy",)},
+        {"root_path": "holdfast"},
+        {"root_path": "/a//b"},
+        {"private_key": Path("key.pem")},
+    ],
+)
+def test_options_that_say_nothing_clear_of_the_network_are_refused(fields: dict) -> None:
+    with pytest.raises(NetworkInvalid, match="--"):
+        Network(**fields)
+
+
+async def test_an_operators_key_sees_all_and_opens_no_session() -> None:
+    seen: list[tuple[bytes, bool]] = []
+
+    async def noted(scope: dict, receive: object, send) -> None:
+        seen.append((scope[TENANT], scope[OPERATOR]))
+        await let_in(scope, receive, send)
+
+    tenants = dict.fromkeys(Keys.one("alpha").tenants, "acme")
+    guard = Guard(noted, Keys(tenants).with_operators(["root"], "here"))
+    told = {key: [("Authorization", f"Bearer {key}")] for key in ("alpha", "root")}
+    assert await answered(guard, "http", "/metrics", told["alpha"]) == 200
+    assert await answered(guard, "http", "/metrics", told["root"]) == 200
+    assert seen == [(salt_of("acme"), False), (b"", True)]
+    assert await answered(guard, "websocket", "/v1/realtime", told["root"]) == 401
+    assert await answered(guard, "http", "/v1/models", told["root"]) == 401
 
 
 async def test_without_a_key_programs_may_connect() -> None:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.gateway import cli
-from holdfast.gateway.settings import DEFAULT_PORT, GatewaySettings
+from holdfast.gateway.settings import DEFAULT_PORT, GatewaySettings, Network
 from holdfast.runtime.settings import EngineSettings
 
 HEAVY = ("torch", "transformers", "starlette", "uvicorn", "tokenizers", "numpy")
@@ -98,6 +98,26 @@ def test_options_become_settings(served: list[Any]) -> None:
     )
 
 
+def test_options_of_the_network_become_settings(served: list[Any]) -> None:
+    words = (
+        "serve pocket --no-store --allowed-host a.example --allowed-host *.b.example --root-path /holdfast/"
+    )
+    words += " --trusted-proxies 10.0.0.0/8,::1 --trusted-proxies 192.0.2.1 --operator-key root"
+    words += " --ssl-certfile /some/cert --ssl-keyfile /some/key --ssl-keyfile-password hush --api-key k"
+    assert invoke(*words.split())[0] == 0
+    settings = served[0][0]
+    assert (settings.api_key, settings.operator_key) == ("k", "root")
+    assert settings.network == Network(
+        allowed_hosts=("a.example", "*.b.example"),
+        trusted_proxies=("10.0.0.0/8", "::1", "192.0.2.1"),
+        root_path="/holdfast",
+        certificate=Path("/some/cert"),
+        private_key=Path("/some/key"),
+        private_key_password="hush",
+    )
+    assert "hush" not in repr(settings) and "root'" not in repr(settings)
+
+
 def test_sessions_may_be_kept_in_memory_alone(served: list[Any]) -> None:
     assert invoke("serve", "pocket", "--no-store")[0] == 0
     assert served[0][0].store is None
@@ -139,6 +159,10 @@ def test_sizes(served: list[Any], text: str, size: int) -> None:
         ["serve", "pocket", "--kv-bytes", "9" * 400],
         ["serve", "pocket", "--disk-bytes", "8388608TiB"],
         ["serve", "pocket", "--port", "70000"],
+        ["serve", "pocket", "--allowed-host", "http://a.example"],
+        ["serve", "pocket", "--trusted-proxies", "the proxy"],
+        ["serve", "pocket", "--root-path", "holdfast"],
+        ["serve", "pocket", "--ssl-keyfile", "/some/key"],
         ["serve", "pocket", "--kernels", "fast"],
         ["serve", "pocket", "--max-context", "0"],
         ["serve"],

@@ -335,3 +335,18 @@ async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_b
         await book.aclose()
         if journal is not None:
             await journal.aclose()
+
+
+async def test_limits_that_change_set_other_places_aside() -> None:
+    link = Scripted(spoken, END)
+    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=6, tenants={KNOWN: TenantLimits()}))
+    registry = Registry(book, link, "scripted", Limits())
+    registry.open(Socket(), KNOWN, KNOWN)
+    book.change_limits({KNOWN: TenantLimits(), PROMISED: TenantLimits(sessions=4)})
+    registry.open(Socket(), KNOWN, KNOWN)
+    with pytest.raises(SessionLimit):
+        registry.open(Socket(), KNOWN, KNOWN)
+    for _ in range(4):
+        registry.open(Socket(), PROMISED, PROMISED)
+    assert len(registry) == 6
+    await registry.aclose()

@@ -86,6 +86,22 @@ def test_each_room_gets_its_part(tmp_path: Path) -> None:
     assert (found.name(zenith), found.of_salt(b"").sessions) == ("zenith", None)
 
 
+def test_operators_are_named_in_the_file_or_by_an_option(tmp_path: Path) -> None:
+    found = written(tmp_path, '[operators]\nkeys = ["root", "alpha"]\n' + TWO).keys
+    assert found is not None and found.tenant("root") is None and found.tenant("alpha") == "acme"
+    assert [found.is_operator(key) for key in ("root", "alpha", "beta")] == [True, True, False]
+    lines = tmp_path / "keys"
+    lines.write_text("alpha acme\n")
+    found = Tenants.of(GatewaySettings(keys=lines, operator_key="root")).keys
+    assert found is not None and [found.is_operator(key) for key in ("root", "alpha")] == [True, False]
+    for settings, sees in (
+        (GatewaySettings(api_key="one"), True),
+        (GatewaySettings(api_key="one", operator_key="root"), False),
+    ):
+        found = Tenants.of(settings).keys
+        assert found is not None and found.is_operator("one") is sees
+
+
 def test_the_form_of_lines_sets_no_limits(tmp_path: Path) -> None:
     found = written(tmp_path, "alpha acme\nbeta zenith  # another\n", "keys")
     assert found.keys is not None and found.keys.tenant("beta") == "zenith"
@@ -116,6 +132,11 @@ def test_the_form_of_lines_sets_no_limits(tmp_path: Path) -> None:
         ('[tenants.a]\nkeys = ["s3cret"]\n[tenants.b]\nkeys = ["s3cret"]\n', r"of \[tenants.b\] is another"),
         ('[tenants.acme]\nkeys = ["s3cret s3cret"]\n', "is empty, or has blanks"),
         ('[tenants.acme]\nkeys = [""]\n', "is empty, or has blanks"),
+        (
+            '[operators]\nkeys = ["s3cret s3cret"]\n[tenants.acme]\nkeys = ["x"]\n',
+            r"a key of \[operators\] is empty, or has blanks",
+        ),
+        ('[operators]\nkeys = ["s3cret"]\n', "it has no keys"),
         (f'[tenants.acme]\nkeys = ["s3cret"]\ndisk = "{"9" * 400}"\n', "more bytes than any machine has"),
         (f"a = {'[' * 5000}\n", "recursion"),
     ],

@@ -81,3 +81,14 @@ def test_upload_keeps_shapes_and_values() -> None:
     assert [part.tolist() for part in parts] == [[[0, 1, 2], [3, 4, 5]], [], [7]]
     arrays[0][:] = 9
     assert parts[0][0, 0] == 0
+
+
+@pytest.mark.parametrize("rows", range(1, 6))
+def test_every_uploaded_array_is_aligned_whatever_stands_before_it(rows: int) -> None:
+    """To 16 bytes: for a pointer that is not, Triton compiles every kernel that takes it once more."""
+    arrays = [np.arange(rows), np.arange(rows + 1), np.zeros((rows, 3), dtype=np.int64), np.arange(2)]
+    for part, array in zip(upload(arrays, torch.device("cpu")), arrays, strict=True):
+        assert part.data_ptr() % 16 == 0 and part.tolist() == array.tolist()
+    batch = lay_out(arena(), [5] * rows, [1] * rows, [table(9, 7)] * rows)
+    parts = (batch.positions, batch.slots, batch.row_starts, batch.context_lengths, batch.tables)
+    assert [part.data_ptr() % 16 for part in parts] == [0] * 5

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from holdfast.kernels import reference
+from holdfast.kernels.device import device_of
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.groups import KVGroup
 from holdfast.kvstore.moves import BlockMover
@@ -41,7 +42,9 @@ def parts(group: KVGroup, device: str, blocks: int = 6) -> tuple[DeviceArena, Sl
     fd = make_memory(1 << 20)
     memory = SlotMemory(fd, bytes(16), group.block_bytes)
     os.close(fd)
-    return arena, memory, BlockMover([arena], memory, COPY.get(device, reference.copy_pieces))
+    mover = BlockMover([arena], memory, COPY.get(device, reference.copy_pieces))
+    mover.registration.begin()
+    return arena, memory, mover
 
 
 def fill(arena: DeviceArena, block: int, tokens: int) -> bytes:
@@ -112,6 +115,8 @@ def test_saves_run_beside_the_device_s_work_but_before_what_overwrites_them() ->
     memory = SlotMemory(fd, bytes(16), group.block_bytes)
     os.close(fd)
     mover = BlockMover([arena], memory)
+    mover.registration.begin()
+    assert mover.registration.registered
     arena.kv.copy_(torch.arange(64, device="cuda").view(-1, 1, 1, 1, 1, 1).expand_as(arena.kv))
     torch.cuda.synchronize()
     saves = [(block, block, 16) for block in range(40)]
@@ -126,3 +131,21 @@ def test_saves_run_beside_the_device_s_work_but_before_what_overwrites_them() ->
     saving = mover.move([(block, 40, 16) for block in (7,)], [])  # what an earlier call loads
     wait(saving)
     assert (torch.frombuffer(memory.payload(40), dtype=torch.bfloat16) == 7).all()
+    mover.close()
+    torch.cuda.synchronize()  # nothing is pending
+    assert not mover.registration.registered
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_registration_that_cuda_refuses_leaves_no_error_behind() -> None:
+    device = device_of(torch.device("cuda"))
+    assert "error" in device.register(0, 4096)
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    memory = torch.zeros(1 << 20, dtype=torch.uint8)
+    assert device.register(memory.data_ptr(), memory.numel()) == ""
+    assert device.register(memory.data_ptr(), memory.numel()) == "", "as an engine before this one left it"
+    device.unregister([memory.data_ptr()] * 2)
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()

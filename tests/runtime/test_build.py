@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from holdfast.benchmarks.toys import make_toy
+from holdfast.kernels.choose import Backend
+from holdfast.kernels.device import CpuDevice
 from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.registration import Registration
 from holdfast.runtime import build
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
@@ -119,3 +124,46 @@ def test_progress_is_told_to_the_end(tiny: Path) -> None:
     done = [fraction for fraction, _ in told]
     assert done == sorted(done) and done[0] == 0.0 and done[-1] == 1.0
     assert any("loading" in what for _, what in told)
+
+
+def test_an_engine_is_built_and_rehearsed_while_its_device_is_the_current_one(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton compiles for, and launches on, whichever device is current: not always the first one."""
+    current: list[torch.device] = []
+    seen: dict[str, list[torch.device]] = {}
+
+    class Recording(CpuDevice):
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        @contextmanager
+        def active(self) -> Iterator[None]:
+            current.append(self.device)
+            yield
+            current.pop()
+
+    def choose_and_tell(*arguments: object) -> Backend:
+        seen["kernels"] = list(current)
+        return choose(*arguments)  # type: ignore[arg-type]
+
+    choose, rehearse = build.choose, build.rehearse
+    monkeypatch.setattr(build, "device_of", Recording)
+    monkeypatch.setattr(build, "choose", choose_and_tell)
+    monkeypatch.setattr(
+        build,
+        "rehearse",
+        lambda *some, **more: (seen.update(steps=list(current)), rehearse(*some, **more))[1],
+    )
+    load(tiny)
+    assert seen == {"kernels": [torch.device("cpu")], "steps": [torch.device("cpu")]} and not current
+
+
+def test_who_leaves_gives_the_host_tier_s_memory_back(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Registration, "begin", lambda self: told.append("begun"))
+    monkeypatch.setattr(Registration, "close", lambda self: told.append("closed"))
+    loaded = load(tiny, host_bytes=1 << 20)
+    assert told == ["begun"]
+    loaded.leave()
+    assert told == ["begun", "closed"]

@@ -11,7 +11,7 @@ from holdfast.runtime.link.messages import Phase
 from holdfast.runtime.link.pulse import Pace, Pulse
 from holdfast.runtime.paced import PacedRunner
 from holdfast.runtime.plan import Handle, Plan, PlanRow
-from holdfast.runtime.rehearsal import rehearse
+from holdfast.runtime.rehearsal import DRAWN, rehearse
 from holdfast.tests.runtime.fakes import FakeRunner
 
 
@@ -26,6 +26,37 @@ def test_it_stays_within_one_block_and_the_context(
     runner.keep_plans = True
     rehearse(runner, block_tokens, context)
     assert [(row.first, row.count) for plan in runner.plans for row in plan.rows] == rows
+
+
+@pytest.mark.parametrize(("block_tokens", "context"), [(16, 1000), (16, 16), (16, 17), (2, 9), (1, 1)])
+def test_with_kernels_every_kind_of_step_comes_once_within_two_blocks(
+    block_tokens: int, context: int
+) -> None:
+    blocks = min(2, -(-context // block_tokens))
+    runner = FakeRunner(blocks, block_tokens)
+    runner.keep_plans = True
+    rehearse(runner, block_tokens, context, kernels=True)
+    rows = [row for plan in runner.plans for row in plan.rows]
+    assert all(0 <= row.first < row.first + row.count <= context and not row.table.any() for row in rows)
+    assert {copy.target for plan in runner.plans for copy in plan.copies} == set(range(1, blocks))
+    assert max(row.first for row in rows) == context - 1, "the longest context"
+    drawn = {row.sampling for row in rows}
+    assert drawn >= set(DRAWN) and any(row.matcher is not None for row in rows)
+    assert all(plan.step < -64 for plan in runner.plans), "below those of a calibration"
+
+
+def test_with_kernels_a_step_that_fails_keeps_none_from_being_compiled() -> None:
+    class Refusing(FakeRunner):
+        def launch(self, plan: Plan) -> Handle:
+            handle = super().launch(plan)
+            if plan.rows and plan.rows[0].sampling == DRAWN[0]:
+                raise ValueError("no kernel")
+            return handle
+
+    runner = Refusing(4, 16)
+    runner.keep_plans = True
+    rehearse(runner, 16, 64, kernels=True)
+    assert runner.plans[-1].copies
 
 
 def test_the_first_real_step_has_the_deadline_of_a_step() -> None:

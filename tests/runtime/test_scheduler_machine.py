@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from holdfast.kvstore.slots import SlotState
 from holdfast.runtime.link.messages import Opening, Sampling
 from holdfast.runtime.settings import SchedulerSettings
-from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
+from holdfast.tests.runtime.fake_device import device_engine
+from holdfast.tests.runtime.fakes import FakeDisk, fake_engine, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, World
 
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
@@ -31,6 +32,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     """A tiny pool: at least one sequence of the longest length, at most two."""
 
     DEPTH: int
+    LATE = False
+    MAKE = staticmethod(fake_engine)
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,6 +67,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             Random(seed),
             memory=None if slots is None else fake_memory(int(slots * blocks), block_tokens),
             disk=FakeDisk(Random(seed + 1), near=seed % 4 == 1) if slots and seed % 2 else None,
+            late=self.LATE and seed % 3 == 0,
+            make=self.MAKE,
         )
         self.random = Random(seed)
         self.longest = longest
@@ -228,11 +233,18 @@ class OverlapMachine(SchedulerMachine):
     DEPTH = 2
 
 
-def _case(machine: type[SchedulerMachine]):
-    """About 150 steps an example: 50,000 for the two machines together, a million in `make slow`."""
+class DeviceMachine(OverlapMachine):
+    """The same, by the real runner and mover on streams that run in any order that their events allow."""
+
+    LATE = True
+    MAKE = staticmethod(device_engine)
+
+
+def _case(machine: type[SchedulerMachine], examples: int = 160):
+    """About 150 steps an example: 50,000 for the first two machines together, a million in `make slow`."""
     case = machine.TestCase
     case.settings = settings(
-        max_examples=160 if FACTOR == 1 else 350 * FACTOR,
+        max_examples=examples if FACTOR == 1 else examples * 11 // 5 * FACTOR,
         stateful_step_count=60,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -242,3 +254,4 @@ def _case(machine: type[SchedulerMachine]):
 
 TestLockStep = _case(LockStepMachine)
 TestOverlap = _case(OverlapMachine)
+TestDevice = _case(DeviceMachine, 40)

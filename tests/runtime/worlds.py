@@ -6,13 +6,14 @@ have ended. Used by the state machine and by tests that tell one story.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.slots import SlotMemory
+from holdfast.runtime.engine import Engine
 from holdfast.runtime.leases import MOST_PRIORITY, MOST_SECONDS
 from holdfast.runtime.link.messages import (
     AnyVerb,
@@ -96,7 +97,10 @@ def world(*, late: bool = False, slots: int | None = None, **numbers: Any) -> Wo
 
 @dataclass
 class World:
-    """Engine, device (``chance``, ``late``: as in `FakeRunner`), model. ``ended``: last rows by sequence."""
+    """Engine, device (``chance``, ``late``: as in `FakeRunner`), model. ``ended``: last rows by sequence.
+
+    ``make``: `fakes.fake_engine`, or another that takes the same.
+    """
 
     settings: SchedulerSettings
     chance: Random | None = None
@@ -111,6 +115,7 @@ class World:
     request: int = 0
     time: float = 0.0
     ledger: dict[bytes, int] = field(default_factory=dict)
+    make: Callable[..., tuple[Engine, Any]] = fake_engine
 
     def __post_init__(self) -> None:
         self.restart()
@@ -124,7 +129,7 @@ class World:
         self.gave: set[int] = set()  # who gave blocks in this step, and may have found them again
         self.following: dict[int, int] = {}  # requests that are answered later
         self.steps = self.isolations = 0
-        self.engine, self.device = fake_engine(
+        self.engine, self.device = self.make(
             self.settings,
             chance=self.chance,
             memory=self.memory,

@@ -22,6 +22,9 @@ from holdfast.sdk.transport import dial, realtime_url
         ("127.0.0.1:8421", "pocket", "ws://127.0.0.1:8421/v1/realtime?model=pocket"),
         ("https://host/v1/", "a b", "wss://host/v1/realtime?model=a+b"),
         ("wss://host/deep/realtime?x=1&model=old", "new", "wss://host/deep/realtime?x=1&model=new"),
+        ("https://host/holdfast/", None, "wss://host/holdfast/v1/realtime"),
+        ("https://host/holdfast/v1", None, "wss://host/holdfast/v1/realtime"),
+        ("https://host/holdfast/v1/realtime/", None, "wss://host/holdfast/v1/realtime"),
         ("ws://[::1]:9/?model=kept", None, "ws://[::1]:9/v1/realtime?model=kept"),
     ],
 )

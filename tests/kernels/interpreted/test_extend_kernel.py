@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from holdfast.kernels import reference as torch_kernels
+from holdfast.kernels.gpu import stretches
 from holdfast.kernels.gpu.extend import extend_attention
 from holdfast.kernels.interface import Attention
 from holdfast.kernels.reference_attention import extend_attention as reference
@@ -54,3 +57,23 @@ def test_shapes_that_do_not_fit_are_refused_with_both() -> None:
         extend_attention(torch.zeros(3, 3, 64), arena, 0, batch, Attention(1.0))
     with pytest.raises(ValueError, match=r"positions: shape \(3,\), expected \(5,\)"):
         extend_attention(torch.zeros(5, 2, 64), arena, 0, batch, Attention(1.0))
+
+
+@pytest.mark.parametrize(
+    "kernel", [extend_attention, stretches.extend_attention], ids=["extend", "stretches"]
+)
+def test_blocks_before_the_window_are_not_read(kernel: Callable[..., torch.Tensor]) -> None:
+    """Blocks that no query sees may be freed and poisoned: their NaN must not reach the result."""
+    rows, how = [(100, 1), (100, 30), (205, 3)], Attention(0.125, window=20)
+    arena, batch = paged(rows)
+    query = queries(batch, arena, 3)
+    expected = kernel(query, arena, 1, batch, how)
+    freed = {
+        int(block)
+        for (first, _), table in zip(rows, batch.tables, strict=True)
+        for block in table[: (first + 1 - 20) // 16]
+    }
+    arena[sorted(freed)] = float("nan")
+    got = kernel(query, arena, 1, batch, how)
+    assert len(freed) == 5 + 5 + 11 and torch.isfinite(expected).all()
+    torch.testing.assert_close(got, expected, atol=0, rtol=0)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -34,6 +36,31 @@ KINDS = {
 }
 ATOL = {"dynamic": 1e-3, "yarn, mscale": 2e-7}  # another order of the same fp32 sums
 POSITIONS = {"dynamic": [0, 1, 17, 510, 511]}  # beyond: see test_long_contexts
+
+
+class OnOneDevice(TorchDispatchMode):
+    """Fails where an operation reads or makes a tensor elsewhere than on ``meta``."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for one in tree_leaves((args, result)):
+            assert not isinstance(one, torch.Tensor) or one.device.type == "meta", func
+        return result
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_angles_are_made_on_the_device_without_a_copy_from_the_host(kind: str, tmp_path: Path) -> None:
+    """Such a copy, in each step, would make the host wait for the device."""
+    shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 512}
+    shape |= {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 256, "vocab_size": 300}
+    shape |= {"num_key_value_heads": 4, "intermediate_size": 64, "rms_norm_eps": 1e-6}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "rope_parameters": KINDS[kind]}))
+    device = torch.device("meta")
+    rope = make_rope(read_config(tmp_path).kinds[0].rope, device)
+    positions = torch.zeros(3, dtype=torch.int64, device=device)
+    with OnOneDevice():
+        cos, _ = rope.angles(positions, torch.bfloat16)
+    assert cos.shape == (3, 64)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -1,0 +1,269 @@
+"""A device as the steps use it: streams, events, copies down, and registered host memory.
+
+The one seam between the engine and the CUDA runtime: what copies, waits or registers goes through it, and the
+kernels are launched while a device is ``active``. On a CPU everything is done on return. Knows no blocks, no
+plans.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def wait(self) -> None:
+        """Keep the caller until all work before the point is done."""
+        ...
+
+
+class Stream(Protocol):
+    """Work that the device does in the order in which it was enqueued."""
+
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Copy into the first of each pair the second, perhaps between host and device.
+
+        Both must stay as they are until an event behind it.
+        """
+        ...
+
+    def record(self) -> Event:
+        """The point behind all that is enqueued now."""
+        ...
+
+    def follow(self, event: Event) -> None:
+        """What is enqueued from now on begins after ``event``."""
+        ...
+
+
+class Device(Protocol):
+    """``overlaps``: whether work goes on beside the host, which then has to wait for events."""
+
+    @property
+    def overlaps(self) -> bool: ...
+
+    def active(self) -> AbstractContextManager[None]:
+        """While in it the calling thread's kernels, streams and events are this device's."""
+        ...
+
+    def current(self) -> Stream:
+        """The stream on which torch and Triton enqueue what the calling thread computes; while ``active``."""
+        ...
+
+    def stream(self) -> Stream:
+        """Another stream, beside the current one."""
+        ...
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        """A copy of ``tensor`` in host memory, to be read after an event recorded behind this call."""
+        ...
+
+    def register(self, address: int, size: int) -> str:
+        """Let copies from and to this host memory run beside the host; why it cannot be, or "" if it is.
+
+        Copies are right without it, but the host waits for them. Takes some ms for each 16 MiB.
+        """
+        ...
+
+    def unregister(self, addresses: Iterable[int]) -> None:
+        """Undo `register`: before the memory is given back, as its addresses may be used again."""
+        ...
+
+
+def device_of(device: torch.device) -> Device:
+    """The seam for torch's ``device``."""
+    return CudaDevice(device) if device.type == "cuda" else CpuDevice()
+
+
+# --- this machine's processor ---------------------------------------------------------------------------------
+
+
+class CpuDevice:
+    """Everything is done on return: its streams and events have nothing to keep."""
+
+    overlaps = False
+
+    def active(self) -> AbstractContextManager[None]:
+        """Nothing to choose."""
+        return nullcontext()
+
+    def current(self) -> Stream:
+        """The caller itself."""
+        return _CALLER
+
+    def stream(self) -> Stream:
+        """There is no other."""
+        return _CALLER
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        """It is there already."""
+        return tensor
+
+    def register(self, address: int, size: int) -> str:
+        """Copies need no help."""
+        return ""
+
+    def unregister(self, addresses: Iterable[int]) -> None:
+        """Nothing is registered."""
+
+
+class _Caller:
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        for target, source in pairs:
+            target.copy_(source)
+
+    def record(self) -> Event:
+        return _DONE
+
+    def follow(self, event: Event) -> None:
+        """All that is before it is done."""
+
+
+class _Done:
+    def wait(self) -> None:
+        """It is."""
+
+
+_CALLER, _DONE = _Caller(), _Done()
+
+
+# --- CUDA -----------------------------------------------------------------------------------------------------
+
+ALREADY_REGISTERED = 712
+"""``cudaErrorHostMemoryAlreadyRegistered``."""
+
+PORTABLE = 1
+"""``cudaHostRegisterPortable``: for every context of the process."""
+
+
+class CudaDevice:
+    """``cuda:N``, for whichever thread is in ``active``. ``runtime``: in tests another than torch's."""
+
+    overlaps = True
+
+    def __init__(self, device: torch.device, runtime: Runtime | None = None) -> None:
+        self._index: int = torch.cuda.current_device() if device.index is None else device.index
+        self._runtime = runtime or TorchRuntime()
+
+    def active(self) -> AbstractContextManager[None]:
+        """Triton launches on the thread's current device, and ``Stream()`` and ``Event()`` belong to it."""
+        return torch.cuda.device(self._index)
+
+    def current(self) -> Stream:
+        """Torch's."""
+        return _CudaStream(torch.cuda.current_stream(self._index))
+
+    def stream(self) -> Stream:
+        """A new one."""
+        with self.active():
+            return _CudaStream(torch.cuda.Stream(self._index))  # type: ignore[no-untyped-call]
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        """Into pinned memory, behind what the current stream holds."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+    def register(self, address: int, size: int) -> str:
+        """Refusals leave no pending error, which torch would raise at an unrelated launch."""
+        with self.active():
+            code = self._register(address, size)
+            if code == ALREADY_REGISTERED:  # by an engine before this one, which did not close its memory
+                self._unregister(address)
+                code = self._register(address, size)
+        return f"cudaHostRegister of {size} bytes: error {code}" if code else ""
+
+    def unregister(self, addresses: Iterable[int]) -> None:
+        """Whether or not all are registered."""
+        with self.active():
+            for address in addresses:
+                self._unregister(address)
+
+    def _register(self, address: int, size: int) -> int:
+        code = self._runtime.cudaHostRegister(address, size, PORTABLE)
+        if code:
+            self._runtime.cudaGetLastError()
+        return code
+
+    def _unregister(self, address: int) -> None:
+        if self._runtime.cudaHostUnregister(address):
+            self._runtime.cudaGetLastError()
+
+
+class _CudaStream:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        with torch.cuda.stream(self._stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+
+    def record(self) -> Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return _CudaEvent(event)
+
+    def follow(self, event: Event) -> None:
+        assert isinstance(event, _CudaEvent), "of another device"
+        self._stream.wait_event(event.event)
+
+
+class _CudaEvent:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class Runtime(Protocol):
+    """Functions of the CUDA runtime, by their own names; codes are ``cudaError_t``, 0 for success.
+
+    A call that fails also leaves its code pending for the calling thread, until ``cudaGetLastError``.
+    """
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int: ...  # noqa: N802
+
+    def cudaHostUnregister(self, address: int) -> int: ...  # noqa: N802
+
+    def cudaGetLastError(self) -> int: ...  # noqa: N802
+
+
+class TorchRuntime:
+    """Those of the very library that torch has loaded: another one has pending errors of its own."""
+
+    def __init__(self) -> None:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._torch = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._loaded = [ctypes.CDLL(path) for path in _loaded("libcudart")]
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        """Without the interpreter's lock."""
+        return int(self._torch.cudaHostRegister(address, size, flags))
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        """Waits for copies from and to the memory."""
+        return int(self._torch.cudaHostUnregister(address))
+
+    def cudaGetLastError(self) -> int:  # noqa: N802
+        """Torch has none. Where the runtime is linked into torch itself, its next launch takes the error."""
+        codes = [int(library.cudaGetLastError()) for library in self._loaded]
+        if not codes:
+            with suppress(RuntimeError):
+                torch.zeros(1, device="cuda")
+        return max(codes, default=0)
+
+
+def _loaded(name: str) -> list[str]:
+    """Paths of this process's shared libraries whose file is named so."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}" in line}
+    return sorted(path for path in paths if Path(path).name.startswith(name))

@@ -1,0 +1,159 @@
+"""The CUDA device over a runtime that refuses, and over torch calls that are only recorded; no GPU."""
+
+from __future__ import annotations
+
+import ctypes.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from holdfast.kernels import device as seam
+from holdfast.kernels.device import CpuDevice, CudaDevice, device_of
+
+
+@dataclass
+class StubRuntime:
+    """Registers as CUDA does: what overlaps is refused with 712, and an error is pending until it is taken.
+
+    ``refusals``: the codes of the first calls.
+    """
+
+    refusals: list[int] = field(default_factory=list)
+    held: dict[int, int] = field(default_factory=dict)
+    pending: int = 0
+    calls: int = 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        self.calls += 1
+        overlaps = any(address < at + length and at < address + size for at, length in self.held.items())
+        code = self.refusals.pop(0) if self.refusals else 712 if overlaps else 0
+        if code:
+            self.pending = code
+        else:
+            self.held[address] = size
+        return code
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        if self.held.pop(address, None) is None:
+            self.pending = 713
+            return 713
+        return 0
+
+    def cudaGetLastError(self) -> int:  # noqa: N802
+        code, self.pending = self.pending, 0
+        return code
+
+    def launch(self) -> None:
+        """As torch's check behind every launch: raises what is pending."""
+        code = self.cudaGetLastError()
+        if code:
+            raise torch.AcceleratorError(f"CUDA error: {code}")
+
+
+@dataclass
+class Calls:
+    """What was asked of `torch.cuda`: the current device, and that of each stream and event as it was made."""
+
+    current: int = 0
+    made: list[tuple[str, int]] = field(default_factory=list)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """`torch.cuda` of a machine with several GPUs, which does nothing."""
+    calls = Calls()
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        before, calls.current = calls.current, index
+        try:
+            yield
+        finally:
+            calls.current = before
+
+    class Stream:
+        def __init__(self, index: int | None = None) -> None:
+            self.index = calls.current if index is None else index
+            calls.made.append(("stream", self.index))
+
+        def wait_event(self, event: object) -> None:
+            calls.made.append(("wait", self.index))
+
+    class Event:
+        def record(self, stream: Stream) -> None:
+            assert stream.index == calls.current, "an event belongs to the device that is current"
+            calls.made.append(("event", stream.index))
+
+    for name, fake in (("device", device), ("Stream", Stream), ("Event", Event), ("current_stream", Stream)):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: calls.current)
+    return calls
+
+
+def cuda(runtime: StubRuntime, index: int = 0) -> CudaDevice:
+    return CudaDevice(torch.device("cuda", index), runtime)
+
+
+@pytest.mark.parametrize("code", [1, 2, 801])
+def test_a_refused_registration_is_told_and_leaves_no_error_for_the_next_launch(
+    code: int, calls: Calls
+) -> None:
+    runtime = StubRuntime([code])
+    assert f"error {code}" in cuda(runtime).register(4096, 4096)
+    runtime.launch()
+    assert not runtime.held
+
+
+def test_memory_that_an_engine_before_left_registered_is_registered_anew(calls: Calls) -> None:
+    runtime = StubRuntime(held={4096: 8192})
+    assert cuda(runtime).register(4096, 4096) == ""
+    assert runtime.held == {4096: 4096}
+    runtime.launch()
+
+
+def test_memory_that_overlaps_another_registration_is_refused(calls: Calls) -> None:
+    runtime = StubRuntime(held={0: 8192})
+    assert "error 712" in cuda(runtime).register(4096, 4096)
+    runtime.launch()
+
+
+def test_unregistering_what_is_not_registered_leaves_no_error(calls: Calls) -> None:
+    runtime = StubRuntime(held={4096: 4096})
+    cuda(runtime).unregister([4096, 8192])
+    assert not runtime.held
+    runtime.launch()
+
+
+def test_streams_events_and_registrations_are_of_the_device_and_not_of_the_current_one(calls: Calls) -> None:
+    device = cuda(StubRuntime(), index=1)
+    side = device.stream()
+    with device.active():
+        assert calls.current == 1
+        side.follow(device.current().record())
+    assert calls.current == 0
+    assert calls.made and {index for _, index in calls.made} == {1}
+
+
+def test_a_device_without_a_number_is_the_current_one(calls: Calls) -> None:
+    calls.current = 3
+    with CudaDevice(torch.device("cuda"), StubRuntime()).active():
+        assert calls.current == 3
+
+
+def test_what_a_cpu_copies_is_there_at_once() -> None:
+    device = device_of(torch.device("cpu"))
+    assert isinstance(device, CpuDevice) and not device.overlaps
+    target, source = torch.zeros(3), torch.ones(3)
+    device.stream().copy([(target, source)])
+    assert target.tolist() == [1, 1, 1] and device.fetch(target) is target
+    device.current().record().wait()
+
+
+def test_the_library_that_is_loaded_is_found_by_its_name() -> None:
+    """As torch's CUDA runtime is: its pending error is not that of another copy of the library."""
+    (path,) = seam._loaded("libpython3") or seam._loaded("libc.so") or seam._loaded("libc-")
+    assert ctypes.CDLL(path)._handle
+    assert not seam._loaded("libcudart_that_is_not_there")

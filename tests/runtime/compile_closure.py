@@ -1,0 +1,92 @@
+"""A program: what the rehearsal compiles for a GPU that is not there, and what random steps still do.
+
+Launches are the real ones, on tensors in this machine's memory, so that pointers are aligned or not as they
+would be; nothing is computed. Prints two lists of kernels as JSON. ``--arch``: the GPU's, 90 by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton
+
+from holdfast.benchmarks.toys import make_toy
+from holdfast.kernels.gpu import configurations, decode
+from holdfast.kernels.gpu.ahead import compiling_for
+from holdfast.kvstore.arena import DeviceArena
+from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.model.load import load_model
+from holdfast.runtime.plan import BlockCopy, Plan, PlanRow
+from holdfast.runtime.rehearsal import _Anything, rehearse
+from holdfast.runtime.runner import TorchRunner
+
+BLOCK, BLOCKS, CONTEXT = 16, 40, 2048
+STEPS = 150
+
+
+def random_row(random: np.random.Generator) -> PlanRow:
+    """A chunk or a single token anywhere in the context, drawn in any way or not at all."""
+    count = int(random.choice((1, 1, 1, 2, 7, 33)))
+    first = int(random.integers(0, CONTEXT - count)) if random.random() < 0.5 else int(random.integers(0, 30))
+    table = random.integers(0, BLOCKS, -(-(first + count) // BLOCK)).astype(np.int32)
+    warm = random.random() < 0.7
+    sampling = Sampling(
+        temperature=float(warm),
+        top_k=int(random.choice((0, 0, 1, 7, 50, 64, 65, 200, 300))) if warm else 0,
+        top_p=float(random.choice((1.0, 0.5, 0.9))) if warm else 1.0,
+        min_p=float(random.choice((0.0, 0.0, 0.1))) if warm else 0.0,
+        repetition_penalty=float(random.choice((1.0, 1.0, 1.1))),
+        presence_penalty=float(random.choice((0.0, 0.0, 0.5))),
+        logit_bias=((3, 1.0),) if random.random() < 0.1 else (),
+        bad_words=((3, 4),) if random.random() < 0.1 else (),
+        logprobs=int(random.choice((0, 1, 5, 70))) if random.random() < 0.2 else None,
+    )
+    return PlanRow(
+        0,
+        0,
+        first,
+        count,
+        np.zeros(count, dtype=np.int64),
+        table,
+        None if random.random() < 0.1 else sampling,
+        past=np.zeros(first + count - 1, dtype=np.int32),
+        matcher=_Anything() if random.random() < 0.1 else None,
+    )
+
+
+def main() -> int:
+    """Rehearse, then step; 1 if a step behind the rehearsal compiled anything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", type=int, default=90, choices=configurations.ARCHITECTURES)
+    asked = parser.parse_args()
+    decode.multiprocessors = lambda device: 132  # type: ignore[assignment]
+    torch.empty = torch.zeros  # nothing is computed: no id may be out of range
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        heads = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+        model = load_model(make_toy("tiny", Path(folder), **heads), "cpu", "bfloat16")
+    kernels = import_module("holdfast.kernels.gpu.backend")
+    arenas = [DeviceArena(group, BLOCKS) for group in model.kv_groups(BLOCK)]
+    runner = TorchRunner(model.decoder.computing_by(kernels), *arenas)
+    with compiling_for(asked.arch) as gpu:
+        rehearse(runner, BLOCK, CONTEXT, kernels=True)
+        ahead = len(gpu.compiled)
+        for step in range(STEPS):
+            rows = tuple(random_row(random) for _ in range(random.integers(1, 8)))
+            if random.random() < 0.3:
+                rows = tuple(row for row in rows if row.count == 1)
+            copies = tuple(BlockCopy(0, at + 1) for at in range(random.integers(0, 4)))
+            runner.launch(Plan(step, rows, copies)).tokens()
+    names = [one.kernel for one in gpu.compiled]
+    print(json.dumps({"triton": triton.__version__, "ahead": names[:ahead], "behind": names[ahead:]}))
+    return int(len(names) > ahead)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

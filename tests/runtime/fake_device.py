@@ -1,0 +1,385 @@
+"""A device that works beside the host, without a GPU: the real runner and mover over it, any order of events.
+
+What is enqueued is a closure; each stream runs its own in order, and which stream goes next is up to
+``chance``, but for events. A copy reads its source when it runs, not when it is enqueued; what it brings to the
+host is garbage until then. Torch's own operations are put off like that, too, by a dispatch mode, so the
+code under test is that of the runner as it stands.
+
+The decoder over it is that of `fakes`: KV is (position, digest), a token is a digest of all that was read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from holdfast.kernels import batch
+from holdfast.kernels.batch import PagedBatch
+from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.groups import KVGroup
+from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.keys import BlockHasher
+from holdfast.kvstore.moves import BlockMover
+from holdfast.kvstore.pool import BlockPool
+from holdfast.kvstore.slots import SlotMemory
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.plan import Handle, Outcome, Plan
+from holdfast.runtime.runner import TorchRunner
+from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.tests.runtime.fakes import MASK, SECRET, SPACE, FakeDisk, draw, mix, take_in, weigh
+
+GARBAGE = 0x5A
+CHUNKS = 4
+"""A context goes through fp32 in pieces of 16 bits."""
+
+
+class FakeStream:
+    """Closures, run in order. One that returns False waits for an event, and is tried again."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.queue: deque[Callable[[], bool]] = deque()
+        self.enqueued = self.done = 0
+
+    def enqueue(self, act: Callable[[], object]) -> None:
+        self._add(lambda: (act(), True)[1])
+
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        for target, source in pairs:
+            self.enqueue(lambda target=target, source=source: target.copy_(source))
+
+    def record(self) -> FakeEvent:
+        assert self.device.is_active or self is not self.device.main, (
+            "an event of whichever device is current"
+        )
+        return FakeEvent(self, self.enqueued)
+
+    def follow(self, event: FakeEvent) -> None:
+        self._add(lambda: event.done)
+
+    def _add(self, act: Callable[[], bool]) -> None:
+        self.queue.append(act)
+        self.enqueued += 1
+        self.device.stir()
+
+    def advance(self) -> bool:
+        """Run the next closure; False: there is none, or it waits."""
+        if not self.queue or not self.device.run(self.queue[0]):
+            return False
+        self.queue.popleft()
+        self.done += 1
+        return True
+
+
+@dataclass(frozen=True)
+class FakeEvent:
+    """Where a stream stood: behind so many closures."""
+
+    stream: FakeStream
+    number: int
+
+    @property
+    def done(self) -> bool:
+        return self.stream.done >= self.number
+
+    def wait(self) -> None:
+        device = self.stream.device
+        device.stir()
+        while not self.done:
+            assert self.stream.advance() or device.advance(), "an event that nothing leads to"
+
+
+class FakeDevice:
+    """Implements `kernels.device.Device`. ``chance``: who runs when; ``late``: nothing runs before it must."""
+
+    overlaps = True
+
+    def __init__(self, chance: Random | None = None, *, late: bool = False) -> None:
+        self.chance = chance or Random(0)
+        self.late = late
+        self.is_active = False
+        self.running = False
+        self.main = FakeStream(self)
+        self.streams = [self.main]
+        self.registered: dict[int, int] = {}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        before, self.is_active = self.is_active, True
+        try:
+            with _PutOff(self):
+                yield
+        finally:
+            self.is_active = before
+
+    def current(self) -> FakeStream:
+        assert self.is_active, "work for whichever device is current"
+        return self.main
+
+    def stream(self) -> FakeStream:
+        self.streams.append(FakeStream(self))
+        return self.streams[-1]
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        host = garbage(tensor.shape, tensor.stride(), tensor.dtype)
+        self.current().copy([(host, tensor)])
+        return host
+
+    def register(self, address: int, size: int) -> str:
+        self.registered[address] = size
+        return ""
+
+    def unregister(self, addresses: Iterable[int]) -> None:
+        for address in addresses:
+            del self.registered[address]
+
+    def run(self, act: Callable[[], bool]) -> bool:
+        """What runs now is not put off, and may change what an inference made."""
+        before, self.running = self.running, True
+        try:
+            with torch.inference_mode():
+                return act()
+        finally:
+            self.running = before
+
+    def stir(self) -> None:
+        """Time passes."""
+        while not self.late and not self.running and self.chance.random() < 0.4 and self.advance():
+            pass
+
+    def advance(self) -> bool:
+        """One closure of any stream that does not wait."""
+        return any(stream.advance() for stream in self.chance.sample(self.streams, len(self.streams)))
+
+
+def garbage(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    tensor = torch.empty_strided(shape, stride, dtype=dtype)
+    return tensor.fill_(float("nan") if dtype.is_floating_point else GARBAGE)
+
+
+class _PutOff(TorchDispatchMode):
+    """Torch's operations are enqueued; what they return is garbage until they run. Views are made at once."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        device = self._device
+        if device.running:
+            return func(*args, **kwargs)
+        with self:
+            whole = func.decompose(*args, **kwargs)
+        if whole is not NotImplemented:
+            return whole
+        returns = func._schema.returns
+        tensors = any(isinstance(one, Tensor) for one in torch.utils._pytree.tree_leaves((args, kwargs)))
+        if not tensors or (returns and returns[0].alias_info and not returns[0].alias_info.is_write):
+            return func(*args, **kwargs)
+        assert all(isinstance(one.type, torch.TensorType) for one in returns), f"{func} makes the host wait"
+        if returns[0].alias_info is not None:
+            device.main.enqueue(lambda: func(*args, **kwargs))
+            return kwargs.get("out", args[0])
+        like = func(*_meta(args), **_meta(kwargs))
+        made = tree_map_only(Tensor, lambda one: garbage(one.shape, one.stride(), one.dtype), like)
+
+        def act() -> None:
+            found = func(*args, **kwargs)
+            pairs = [(made, found)] if isinstance(made, Tensor) else zip(made, found, strict=True)
+            for target, source in pairs:
+                target.copy_(source)
+
+        device.main.enqueue(act)
+        return made
+
+
+def _meta(values: Any) -> Any:
+    def bare(one: Tensor) -> Tensor:
+        return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
+
+    return tree_map_only(torch.device, lambda one: torch.device("meta"), tree_map_only(Tensor, bare, values))
+
+
+# --- what computes on it --------------------------------------------------------------------------------------
+
+
+class DigestDecoder:
+    """A decoder whose KV and tokens are those of `fakes.FakeRunner`; its own kernels, too.
+
+    ``poison``: tokens that make the logits of their row NaN.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, device: FakeDevice, vocab_size: int, poison: frozenset[int]) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._poison = poison
+
+    @property
+    def kernels(self) -> DigestDecoder:
+        return self
+
+    lay_out = staticmethod(batch.lay_out)
+
+    def copy_blocks(self, arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            self._device.main.enqueue(lambda source=source, target=target: arena[target].copy_(arena[source]))
+
+    def hidden(self, ids: Tensor, rows: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
+        """Of each row's last token the context behind it, its position, and whether the row is sound."""
+        assert self._device.is_active, "kernels for whichever device is current"
+        out = garbage((len(ids), CHUNKS + 2), (CHUNKS + 2, 1), torch.float32)
+
+        def act() -> None:
+            cells = arenas[0].view(torch.int64)  # [block, 1, position | digest, 1, slot, 1]
+            starts, size = rows.row_starts.tolist(), arenas[0].shape[4]
+            for row, length in enumerate(rows.context_lengths.tolist()):
+                tokens = ids[starts[row] : starts[row + 1]].tolist()
+                table = rows.tables[row]
+                first = length - len(tokens)
+                kept = cells[table[: -(-first // size)], 0, :, 0, :, 0].transpose(0, 1).reshape(2, -1)
+                context = 0
+                for at, (position, digest) in enumerate(kept[:, :first].T.tolist()):
+                    context = (context + ((digest & MASK) ^ mix(position & MASK)) * weigh(at)) & MASK
+                sound = self._poison.isdisjoint(tokens)
+                for position, token in enumerate(tokens if sound else (), first):
+                    digest, context = take_in(context, position, token)
+                    cell = cells[table[position // size], 0, :, 0, position % size, 0]
+                    cell[0] = position
+                    cell[1] = digest - (digest >> 63 << 64)  # the same bits, signed
+                last = out[starts[row + 1] - 1]
+                last[:CHUNKS] = torch.tensor([context >> 16 * at & 0xFFFF for at in range(CHUNKS)])
+                last[CHUNKS], last[CHUNKS + 1] = length, sound
+
+        self._device.main.enqueue(act)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The greedy token's is the greatest; behind the vocabulary stands the context, for other draws."""
+        width = self._vocab_size + CHUNKS
+        out = garbage((len(hidden), width), (width, 1), torch.float32)
+
+        def act() -> None:
+            out.zero_()
+            for line, (*chunks, length, sound) in zip(out, hidden.tolist(), strict=True):
+                line[self._vocab_size :] = torch.tensor(chunks)
+                line[draw(_joined(chunks), int(length), Sampling(), self._vocab_size)] = 1e9
+                if not sound:
+                    line.fill_(float("nan"))
+
+        self._device.main.enqueue(act)
+        return out
+
+    def sample(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        **limits: object,
+    ) -> Tensor:
+        out = garbage((len(logits),), (1,), torch.int64)
+
+        def act() -> None:
+            numbers = zip(temperature.tolist(), seeds.tolist(), positions.tolist(), strict=True)
+            for row, (heat, seed, position) in enumerate(numbers):
+                chunks = logits[row, self._vocab_size :].nan_to_num().tolist()
+                sampling = Sampling(temperature=heat, seed=seed)
+                out[row] = draw(_joined(chunks), position, sampling, self._vocab_size)
+
+        self._device.main.enqueue(act)
+        return out
+
+
+def _joined(chunks: Sequence[float]) -> int:
+    return sum(int(chunk) << 16 * at for at, chunk in enumerate(chunks))
+
+
+class PoisoningTier(HostTier):
+    """A slot that is to be filled is garbage from then on: the disk's process may be writing it."""
+
+    def reserve(self, key: bytes, tokens: int, tenant: int = 0, *, spare: bool = False) -> int | None:
+        slot = super().reserve(key, tokens, tenant, spare=spare)
+        if slot is not None:
+            self.memory.payload(slot)[:] = bytes([GARBAGE]) * self.memory.block_bytes
+        return slot
+
+
+@dataclass(frozen=True)
+class _Bombed:
+    handle: Handle
+    bomb: bool
+
+    def tokens(self) -> list[Outcome]:
+        outcomes = self.handle.tokens()
+        if self.bomb:
+            raise RuntimeError("a bomb in flight")
+        return outcomes
+
+
+class BombedRunner:
+    """A runner that fails on steps with some tokens: at their launch, or when they are waited for."""
+
+    def __init__(self, runner: TorchRunner, launch_bombs: frozenset[int], late_bombs: frozenset[int]) -> None:
+        self.runner = runner
+        self.launch_bombs = launch_bombs
+        self.late_bombs = late_bombs
+
+    def launch(self, plan: Plan) -> Handle:
+        tokens = {token for row in plan.rows for token in row.tokens.tolist()}
+        if not self.launch_bombs.isdisjoint(tokens):
+            raise RuntimeError("a bomb at launch")
+        return _Bombed(self.runner.launch(plan), not self.late_bombs.isdisjoint(tokens))
+
+
+def digest_arena(blocks: int, block_tokens: int) -> DeviceArena:
+    """Of 16 bytes a token, as `fakes.slot_bytes` has it; all of it garbage."""
+    group = KVGroup(0, (0,), kv_heads=1, head_dim=2, dtype="float32", block_tokens=block_tokens)
+    arena = DeviceArena(group, blocks)
+    arena.kv.view(torch.uint8).fill_(GARBAGE)
+    return arena
+
+
+def device_engine(
+    settings: SchedulerSettings,
+    *,
+    chance: Random | None,
+    memory: SlotMemory | None,
+    disk: FakeDisk | None,
+    clock: Callable[[], float],
+    vocab_size: int,
+    late: bool = False,
+    ledger: object = None,
+    poison: frozenset[int] = frozenset(),
+    launch_bombs: frozenset[int] = frozenset(),
+    late_bombs: frozenset[int] = frozenset(),
+) -> tuple[Engine, FakeDevice]:
+    """As `fakes.fake_engine`, by the real runner and mover."""
+    device = FakeDevice(chance, late=late)
+    arena = digest_arena(settings.blocks, settings.block_tokens)
+    mover = None if memory is None else BlockMover([arena], memory, device=device)
+    decoder = DigestDecoder(device, vocab_size, poison)
+    runner = TorchRunner(decoder, arena, mover=mover, device=device)  # type: ignore[arg-type]
+    pool = BlockPool(settings.blocks, settings.block_tokens, debug=True)
+    hasher = BlockHasher(SECRET, settings.block_tokens)
+    tier = None if memory is None else PoisoningTier(memory)
+    if disk is not None and tier is not None:
+        disk.begin(tier)
+    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk if tier is not None else None)  # type: ignore[arg-type]
+    time = clock if disk is None or tier is None else disk.clock
+    return Engine(scheduler, BombedRunner(runner, launch_bombs, late_bombs), debug=True, clock=time), device

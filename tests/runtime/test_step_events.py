@@ -1,0 +1,159 @@
+"""A step is over when its event is: the real runner and mover on a device that works beside the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.benchmarks.toys import make_toy
+from holdfast.kernels.device import CpuDevice
+from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.moves import BlockMover
+from holdfast.kvstore.slots import SlotMemory
+from holdfast.runtime.costs import measure
+from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.model.load import load_model
+from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Plan, PlanRow
+from holdfast.runtime.runner import TorchRunner
+from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena
+from holdfast.tests.runtime.fakes import GREEDY, Shadow, fake_memory
+
+BLOCKS, BLOCK, SLOTS, VOCAB = 8, 4, 6, 200
+
+
+class Parts:
+    """A device on which nothing runs before somebody waits for it, and a runner over it."""
+
+    def __init__(self) -> None:
+        self.device = FakeDevice(late=True)
+        self.arena = digest_arena(BLOCKS, BLOCK)
+        self.memory: SlotMemory = fake_memory(SLOTS, BLOCK)
+        self.mover = BlockMover([self.arena], self.memory, device=self.device)
+        decoder = DigestDecoder(self.device, VOCAB, frozenset())
+        self.runner = TorchRunner(decoder, self.arena, mover=self.mover, device=self.device)  # type: ignore[arg-type]
+        self.step = 0
+
+    def run(self, *rows: PlanRow, **moves: object) -> list:
+        self.step += 1
+        return self.runner.launch(Plan(self.step, rows, **moves)).tokens()  # type: ignore[arg-type]
+
+    def block(self, block: int) -> bytes:
+        return bytes(self.arena.bytes_of(block).numpy())
+
+
+def row(first: int, tokens: list[int], sampling: Sampling = GREEDY) -> PlanRow:
+    table = np.arange(-(-(first + len(tokens)) // BLOCK), dtype=np.int32)
+    return PlanRow(0, 0, first, len(tokens), np.array(tokens, dtype=np.int64), table, sampling)
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+def test_a_step_of_loads_alone_is_over_when_the_copies_are(parts: Parts) -> None:
+    """Then its slots are free: whoever fills them next must not reach what is copied."""
+    payload = bytes(range(1, 1 + parts.memory.block_bytes))
+    parts.memory.payload(3)[:] = payload
+    assert parts.run(loads=(BlockLoad(3, 5),)) == []
+    parts.memory.payload(3)[:] = bytes(len(payload))
+    while parts.device.advance():
+        pass
+    assert parts.block(5) == payload
+
+
+def test_a_step_of_saves_alone_is_over_when_the_copies_are(parts: Parts) -> None:
+    cells = torch.arange(parts.memory.block_bytes, dtype=torch.uint8)
+    parts.arena.bytes_of(2).copy_(cells)
+    parts.run(saves=(BlockSave(2, 1, BLOCK),))
+    assert bytes(parts.memory.payload(1)) == bytes(cells.numpy())
+
+
+def test_a_step_of_copies_alone_is_over_when_they_are(parts: Parts) -> None:
+    parts.arena.bytes_of(2).fill_(7)
+    parts.run(copies=(BlockCopy(2, 4),))
+    assert parts.block(4) == parts.block(2) == bytes([7] * parts.memory.block_bytes)
+
+
+def test_a_save_comes_after_a_load_of_an_earlier_step_in_flight(parts: Parts) -> None:
+    payload = bytes(range(1, 1 + parts.memory.block_bytes))
+    parts.memory.payload(0)[:] = payload
+    with parts.device.active():
+        parts.mover.move([], [(0, 3)])
+        saving = parts.mover.move([(3, 1, BLOCK)], [])
+    assert saving is not None
+    saving.wait()
+    assert bytes(parts.memory.payload(1)) == payload
+
+
+@pytest.mark.parametrize("overwritten", [(2,), ()], ids=["by this step", "by the next"])
+def test_a_save_comes_before_a_step_that_writes_its_block(parts: Parts, overwritten: tuple[int, ...]) -> None:
+    parts.arena.bytes_of(2).fill_(7)
+    with parts.device.active():
+        saving = parts.mover.move([(2, 1, BLOCK)], [], overwritten)
+        if not overwritten:
+            parts.mover.move([], [])
+        parts.device.main.enqueue(lambda: parts.arena.bytes_of(2).fill_(9))
+        written = parts.device.main.record()
+    written.wait()
+    assert saving is not None
+    saving.wait()
+    assert parts.block(2) == bytes([9] * parts.memory.block_bytes)
+    assert bytes(parts.memory.payload(1)) == bytes([7] * parts.memory.block_bytes)
+
+
+def test_ids_are_read_behind_their_step(parts: Parts) -> None:
+    prompt = [5, 9, 13, 2, 7]
+    shadow = Shadow(prompt, VOCAB)
+    assert parts.run(row(0, prompt)) == [shadow.next()]
+    assert parts.run(row(5, [11], Sampling(temperature=1.0, seed=3))) == [
+        Shadow([*prompt, 11], VOCAB).next(Sampling(temperature=1.0, seed=3))
+    ]
+
+
+def test_a_real_model_says_the_same_on_a_device_that_is_late(tmp_path: Path) -> None:
+    """And makes the host wait for nothing but its outcomes, by any of its operations."""
+    model = load_model(make_toy("tiny", tmp_path), "cpu", "float32")
+    device = FakeDevice(late=True)
+    said: list[list[object]] = []
+    for runs_on in (CpuDevice(), device):
+        arenas = [DeviceArena(group, BLOCKS) for group in model.kv_groups(16)]
+        runner = TorchRunner(model.decoder, *arenas, device=runs_on)
+        ask = Sampling(temperature=1.0, top_k=20, seed=2, repetition_penalty=1.2, logprobs=2)
+        table, past = np.arange(3, dtype=np.int32), np.arange(40, dtype=np.int32)
+        prompt = PlanRow(0, 0, 0, 20, np.arange(20), table, GREEDY)
+        other = PlanRow(1, 0, 0, 33, np.arange(33), table + 3, ask, past=past[:32])
+        first = runner.launch(Plan(1, (prompt, other)))
+        fed = PlanRow(0, 0, 20, 1, np.zeros(0, dtype=np.int64), table, GREEDY, fed_by=0)
+        second = runner.launch(Plan(2, (fed,), copies=(BlockCopy(0, 7),)))
+        said.append([*first.tokens(), *second.tokens()])
+        assert all(torch.equal(arena.kv[7], arena.kv[0]) and arena.kv[7].any() for arena in arenas)
+    assert said[0] == said[1] and len({str(one) for one in said[0]}) == 3
+
+
+def test_a_calibration_times_the_copies_and_not_their_enqueueing(parts: Parts) -> None:
+    """By a clock that goes on by a second with each thing that the device does."""
+    measured = measure(
+        parts.runner,
+        slots=SLOTS,
+        blocks=BLOCKS,
+        block_tokens=BLOCK,
+        block_bytes=parts.memory.block_bytes,
+        clock=lambda: float(parts.device.main.done),
+    )
+    assert measured.copy == parts.memory.block_bytes, "a block a second"
+    assert measured.token > 0.1
+
+
+def test_memory_is_given_back_when_no_copy_is_in_flight(parts: Parts) -> None:
+    payload = bytes(range(1, 1 + parts.memory.block_bytes))
+    parts.memory.payload(0)[:] = payload
+    parts.mover.registration.begin()
+    assert parts.device.registered
+    parts.runner.launch(Plan(1, (), loads=(BlockLoad(0, 1),), saves=(BlockSave(3, 4, BLOCK),)))
+    parts.mover.close()
+    assert not parts.device.registered
+    assert parts.block(1) == payload
