@@ -143,7 +143,10 @@ def serve(
     max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
     store: Store = None,
     disk_bytes: Annotated[
-        str | None, typer.Option("--disk-bytes", help="KV that the store may hold; a share of what is free.")
+        str | None,
+        typer.Option(
+            "--disk-bytes", help="KV that the store may hold while its disk has room; a share of that."
+        ),
     ] = None,
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Keep sessions in memory only: they end with the server.")

@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from ..runtime.hosting import file_bytes
 from ..runtime.link.client import EngineLink
 from ..runtime.model.folder import find_model
 from ..sessions.book import SessionBook
@@ -87,4 +89,6 @@ async def _journal(service: Service, language: Language, lock: StoreLock | None)
     if settings.store is None:
         return None
     shared = replace(settings.journal, tenants=service.tenants.journal())
-    return await Journal.open(settings.store, language.digest(), shared, lock)
+    journal = await Journal.open(settings.store, language.digest(), shared, lock)
+    journal.reclaimable = partial(file_bytes, settings.store.expanduser())
+    return journal

@@ -146,6 +146,10 @@ class Conversation:
         del self._live[response_id]
         return live.fail(error) if live.started else [self.refusal(error, live.asked_by)]
 
+    def forget(self, response_id: str) -> None:
+        """The response was not started: its place is free, and nothing is told of it."""
+        self._live.pop(response_id, None)
+
     def _receive(self, event: client.ClientEvent) -> list[Effect]:
         match event:
             case client.SessionUpdate(session=patch):
@@ -252,14 +256,14 @@ class Conversation:
                 added += self._insert(item, None)
                 inserted += 1
             start = self._create_response(event)
-        except (SessionError, FrameError, GatewayError):
+        except BaseException:
             for item in reversed(items[:inserted]):
                 self._history.delete(item.id)
             raise
         over = self.incoming.answered(items)
         return [*over, start] if _brief(event.response) else [*added, *over, start]
 
-    def _create_response(self, event: client.ResponseCreate) -> Effect:
+    def _create_response(self, event: client.ResponseCreate) -> StartResponse:
         params = event.response or ResponseParams()
         writes = params.conversation != "none"
         if writes and self._writer() is not None:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from ..runtime.errors import RuntimeFault
 from ..sdk.errors import FrameError
 from ..sdk.frames import client, server
 from ..sdk.frames.session import SessionResource
@@ -188,7 +189,12 @@ class LiveSession:
 
     async def _take(self, event: client.ClientEvent) -> None:
         async with self._turnstile:
-            await self._take_next(event)
+            try:
+                await self._take_next(event)
+            except Exception as error:  # whatever it is, it ends this event and no more
+                if wire_error(error) is INTERNAL:
+                    log.exception("%s failed", type(event).__name__)
+                self.refuse(error, event.event_id)
 
     async def _take_next(self, event: client.ClientEvent) -> None:
         """One that was served before is only answered again where that is due."""
@@ -242,16 +248,23 @@ class LiveSession:
         self._hear(event)
         answers: list[server.ServerEvent] = []
         rest: list[Effect] = []
-        for effect in conversation.receive(event):
-            match effect:
-                case Send():
-                    answers.append(effect.event)
-                case StartResponse():
-                    self._start(effect)
-                case Expect(item=item):
-                    self.session.expect(item)
-                case CancelResponse() | CountArrival() | MoveKV():
-                    rest.append(effect)
+        effects = conversation.receive(event)
+        try:
+            for effect in effects:
+                match effect:
+                    case Send():
+                        answers.append(effect.event)
+                    case StartResponse():
+                        self._start(effect)
+                    case Expect(item=item):
+                        self.session.expect(item)
+                    case CancelResponse() | CountArrival() | MoveKV():
+                        rest.append(effect)
+        except BaseException:
+            for effect in effects:  # a response that was not started has nobody who ends it
+                if isinstance(effect, StartResponse) and effect.response_id not in self._responses:
+                    conversation.forget(effect.response_id)
+            raise
         if conversation.incoming.buffer != typed:
             journal.append(typed_since(typed, conversation.incoming.buffer))
         if conversation.session is not before:
@@ -287,7 +300,7 @@ class LiveSession:
     async def _arrived(self, count: CountArrival) -> None:
         try:
             arrival = await self.session.arrival()
-        except SessionError:  # the template will say so again at the next turn, which the client can mend
+        except (SessionError, RuntimeFault):  # the next turn says so again; the item is there all the same
             arrival = Arrival(0, 0)
         self.feed.post(self.conversation.incoming.committed(arrival, count), ticket=self.session.log.sync())
 
@@ -344,20 +357,34 @@ class LiveSession:
             note = self.conversation.note(start.response_id)
             brief = self.conversation.brief(start.response_id)
             response = self.session.respond(start.request, start.response_id, note, whole_calls=brief)
-        except SessionError as error:  # the journal knows no such reply, so none may be counted
+        except Exception as error:  # the journal knows no such reply, so none may be counted
+            self._report(start.response_id, error)
             self.feed.post(self.conversation.failed(start.response_id, error))
             return
         lane = start.response_id if start.request.out_of_band else WRITER
-        if lane == WRITER:
-            self.feed.begin_reply()
-        self._run(response, lane)
+        try:
+            if lane == WRITER:
+                self.feed.begin_reply()
+            self._run(response, lane)
+        except BaseException as error:
+            response.refuse(error)
+            raise
 
     def _run(self, response: Response, lane: str) -> None:
+        """Let a task read the response, and end it whatever becomes of the task."""
+        task = asyncio.create_task(self._follow(response, lane), name=response.id)
         self._responses[response.id] = response
         self._idle.clear()
-        task = asyncio.create_task(self._follow(response, lane), name=response.id)
         self._followers[response.id] = task
-        task.add_done_callback(lambda _: self._followers.pop(response.id, None))
+        task.add_done_callback(lambda _: self._unfollowed(response))
+
+    def _unfollowed(self, response: Response) -> None:
+        """Its task is over; one that was cancelled before it began has not read anything."""
+        self._followers.pop(response.id, None)
+        self._waiting_cancels.pop(response.id, None)
+        self._responses.pop(response.id, None)
+        if not self._responses:
+            self._idle.set()
 
     async def _follow(self, response: Response, lane: str) -> None:
         """Tell what a response tells, as fast as the reader takes it."""
@@ -370,17 +397,19 @@ class LiveSession:
                     if not isinstance(event, ReplyDone):
                         await self.feed.room()
         except Exception as error:  # whatever it is, it ends this response and no more
-            if wire_error(error) is INTERNAL:
-                log.exception("response %s failed", response.id)
-            self._tell(self.conversation.failed(response.id, error), lane)
+            self._report(response.id, error)
+            if response.id in self.conversation.running:
+                self._tell(self.conversation.failed(response.id, error), lane)
             self._verbs.ended(response.id)
         else:
             self._verbs.ended(response.id)
         finally:
-            self._waiting_cancels.pop(response.id, None)
-            del self._responses[response.id]
-            if not self._responses:
-                self._idle.set()
+            self._unfollowed(response)
+
+    def _report(self, response_id: str, error: Exception) -> None:
+        """Log what is a defect of this server, and no answer to a client."""
+        if wire_error(error) is INTERNAL:
+            log.error("response %s failed", response_id, exc_info=error)
 
     def _tell(self, events: Iterable[server.ServerEvent], lane: str) -> None:
         for event in events:
@@ -394,7 +423,13 @@ class LiveSession:
         self.conversation.revive(past.id, past.request, past.note, after_reply)
         self.feed.begin_reply()
         if past.ended is None:
-            self._run(self.session.go_on(past), WRITER)
+            try:
+                response = self.session.go_on(past)
+            except Exception as error:  # as where its grammar cannot be written any more
+                self._report(past.id, error)
+                self.feed.post(self.conversation.failed(past.id, error), WRITER)
+            else:
+                self._run(response, WRITER)
             return
         for event in self.session.retold(past):
             self.feed.post(self.conversation.reply(past.id, event), WRITER)

@@ -9,9 +9,12 @@ Knows nothing of routes or sessions.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Any, cast
 
@@ -24,6 +27,7 @@ from websockets.exceptions import InvalidState
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 
+from ..runtime.sizing import refusal
 from .rates import TokenBucket
 from .settings import Limits
 
@@ -69,6 +73,11 @@ def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
 
     return PunctualHTTP
 
+
+REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+)
+"""For a connection that finds no descriptor left."""
 
 BURST = "holdfast.burst"
 """The ASGI extension through which the application sends several text frames in one write."""
@@ -326,7 +335,75 @@ def websocket_protocol(limits: Limits) -> type[DroppableWebSocket]:
     return type("LimitedWebSocket", (DroppableWebSocket,), {"limits": limits})
 
 
-def listen(host: str, port: int, limits: Limits) -> socket.socket:
+class Listener(socket.socket):
+    """A listening socket that refuses connections this process has no descriptor for.
+
+    Left in the queue they would hang there, and wake the loop for as long as they do. One descriptor is kept
+    spare: with its number a connection is accepted, answered with 503, and closed. A line in the log when that
+    begins, and one when it ends.
+    """
+
+    _spare: int | None = None
+    _refusing = False
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> Listener:
+        """Takes over ``sock``."""
+        listener = cls(fileno=sock.detach())
+        listener._save()
+        return listener
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As ``socket.socket``; those that are refused are not returned."""
+        while True:
+            try:
+                accepted = super().accept()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._refuse(error):
+                    raise
+                continue
+            if self._refusing:
+                self._refusing = False
+                log.warning("connections are accepted again")
+            return accepted
+
+    def close(self) -> None:
+        """Let go of the spare descriptor, too."""
+        self._spend()
+        super().close()
+
+    def _refuse(self, error: OSError) -> bool:
+        """Answer one that waits; False: there is no spare descriptor."""
+        if self._spare is None:
+            self._save()
+        if self._spare is None:
+            return False
+        self._spend()
+        try:
+            refused, _ = super().accept()  # the kernel asks for a descriptor first: perhaps none waits
+            with refused, suppress(OSError):
+                refused.setblocking(False)
+                with suppress(BlockingIOError):
+                    refused.recv(1 << 16)  # unread it would have the kernel throw the answer away
+                refused.send(REFUSAL)
+        finally:
+            self._save()
+        if not self._refusing:
+            self._refusing = True
+            log.error("%s; connections are refused", refusal(error, "a connection"))
+        return True
+
+    def _save(self) -> None:
+        with suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _spend(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            os.close(spare)
+
+
+def listen(host: str, port: int, limits: Limits) -> Listener:
     """A listening socket whose connections have bounded buffers and end when a peer takes nothing for long.
 
     They inherit TCP_NODELAY, which asyncio sets only on sockets that name their protocol: without it a
@@ -335,7 +412,7 @@ def listen(host: str, port: int, limits: Limits) -> socket.socket:
     Raises ``OSError`` (``EADDRINUSE`` where the port is taken).
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.create_server((host, port), family=family, backlog=512)
+    sock = Listener.of(socket.create_server((host, port), family=family, backlog=512))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
     if hasattr(socket, "TCP_USER_TIMEOUT"):

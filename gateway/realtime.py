@@ -182,15 +182,13 @@ class Realtime:
             await self.outbox.room()
 
     async def _take(self, event: ClientEvent) -> None:
-        if isinstance(event, SessionResume):
+        if isinstance(event, SessionResume | SessionAttach):
             try:
-                await self._resume(event)
+                await (self._resume(event) if isinstance(event, SessionResume) else self._attach(event))
             except SessionError as error:
                 self._refuse(error, event.event_id)
-        elif isinstance(event, SessionAttach):
-            try:
-                await self._attach(event)
-            except SessionError as error:
+            except Exception as error:  # a defect in opening one session is no other's on this socket
+                log.exception("%s failed", type(event).__name__)
                 self._refuse(error, event.event_id)
         elif isinstance(event, SessionDetach):
             self._detach(event)

@@ -19,6 +19,7 @@ from ..sessions.book import Reopened, SessionBook
 from ..sessions.errors import SessionLimit, StorageUnavailable
 from ..sessions.family import Page
 from ..sessions.items import new_id
+from ..sessions.session import Session
 from .live import Birth, LiveSession
 from .settings import Limits
 
@@ -74,8 +75,13 @@ class Registry:
         defaults = asdict(self._link.hello.defaults)
         resource = SessionResource(id="", model=self._model, **defaults)
         birth = Birth(session=resource, conversation=new_id("conv"))
+        vocab_size = self._link.hello.vocab_size
         session = self._book.create(owner=owner, salt=salt, config=msgspec.msgpack.encode(birth))
-        live = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
+        try:
+            live = LiveSession.begin(session, birth, self._limits, vocab_size)
+        except BaseException:
+            self._discard(session)
+            raise
         return self._hold(live, holder)
 
     def make_room(self, salt: bytes, more: int = 1) -> None:
@@ -101,7 +107,11 @@ class Registry:
         """
         found = await self._book.resume(handle, owner, self.make_room)
         if isinstance(found, Reopened):
-            live = LiveSession.again(found, self._limits, self._link.hello.vocab_size)
+            try:
+                live = LiveSession.again(found, self._limits, self._link.hello.vocab_size)
+            except BaseException:  # in memory with nobody to speak for it, its handle would open nothing
+                self._discard(found.session, interrupt=True)
+                raise
         else:
             live = self._live[found.id]
         before = self._holders.get(live.id)
@@ -123,15 +133,21 @@ class Registry:
         self.make_room(salt, children)
         births = [live.birth_of_child() for _ in range(children)]
         sessions = await self._book.fork(live.id, [msgspec.msgpack.encode(birth) for birth in births], at)
-        made = []
-        for session, birth in zip(sessions, births, strict=True):
-            child = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
-            child.conversation.configure_as(live.conversation)
-            child.resumable = True
+        made: list[LiveSession] = []
+        try:
+            for session, birth in zip(sessions, births, strict=True):
+                child = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
+                child.conversation.configure_as(live.conversation)
+                child.resumable = True
+                made.append(child)
+        except BaseException:  # nobody has a handle of any of them
+            for session in sessions:
+                await self._book.discard(session.id)
+            raise
+        for child in made:
             self._enter(child)
             self._wait_for(child)
             self._forks.setdefault(salt, {})[child.id] = (child, asyncio.get_running_loop().time())
-            made.append(child)
         return made
 
     def _thin_forks(self, salt: bytes, more: int) -> None:
@@ -236,6 +252,13 @@ class Registry:
             timer.cancel()
             self._left[salt].pop(session_id)
             self._forks.get(salt, {}).pop(session_id, None)
+
+    def _discard(self, session: Session, *, interrupt: bool = False) -> None:
+        """Close a session that could not be brought to life; the journal keeps one that was there before."""
+        close = self._book.close(session.id, interrupt=True) if interrupt else self._book.discard(session.id)
+        leaving = asyncio.ensure_future(close)
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
     def _enter(self, live: LiveSession) -> None:
         self._live[live.id] = live

@@ -25,10 +25,11 @@ import uvicorn
 from msgspec.structs import replace
 
 from ..runtime.errors import RuntimeFault
+from ..runtime.hosting import clipped
 from ..runtime.link.messages import Heartbeat, Hello
 from ..runtime.link.process import ChildEngine
 from ..runtime.settings import DTYPE_BYTES, EngineSettings
-from ..runtime.sizing import memory_line
+from ..runtime.sizing import memory_line, refusal
 from ..sessions.errors import SessionError
 from .app import build_app
 from .budgets import check, check_leases
@@ -49,7 +50,9 @@ COLLECT = 20_000, 10, 10
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that runs. ``url`` is its address: ``http[s]://host:port``."""
+    """A server that runs. ``url`` is its address: ``http[s]://host:port``. ``clipped``: why KV on disk has less
+    room than it was given, if it has.
+    """
 
     url: str
     service: Service
@@ -57,6 +60,7 @@ class Serving:
     reload: Callable[[], Awaitable[str]]
     """Read the keys file and the certificate again; says what came of it. Raises ``KeysUnusable`` or
     ``CertificateUnusable``, and then all stays as it was."""
+    clipped: str | None = None
 
 
 TICK_SECONDS = 1.0
@@ -111,7 +115,8 @@ async def serving(
     secured = server_context(settings.network)
     tenants = Tenants.of(settings)
     check(tenants, settings, engine_settings)
-    engine_settings = replace(engine_settings, tenants=tenants.budgets())
+    reserve = 0 if settings.store is None else settings.journal.reserve_bytes
+    engine_settings = replace(engine_settings, tenants=tenants.budgets(), disk_reserve=reserve)
     with _listen(settings) as sock:
         engine = engine or ChildEngine(engine_settings, heard=heard)
         service = Service(settings, model_name(engine_settings.model), engine.link, tenants)
@@ -129,7 +134,7 @@ async def serving(
                         await asyncio.to_thread(renew, secured, settings.network)
                     return _changed(tenants, found, service.change_tenants(found))
 
-                yield Serving(url, service, engine, reload)
+                yield Serving(url, service, engine, reload, clipped(engine_settings))
 
 
 def _changed(before: Tenants, now: Tenants, closed: int) -> str:
@@ -152,8 +157,9 @@ def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
     except (RuntimeFault, SessionError, AddressUnusable, KeysUnusable, CertificateUnusable) as error:
         print(f"holdfast: {error.message}", file=sys.stderr)
         return 2
-    except OSError as error:  # of the machine: no memory, no process, a disk that is full
-        print(f"holdfast: {error}", file=sys.stderr)
+    except (OSError, MemoryError) as error:  # of the machine: no memory, no process, a disk that is full
+        named = getattr(error, "filename", None) or "the server"
+        print(f"holdfast: {refusal(error, str(named)) or error}", file=sys.stderr)
         return 2
     finally:
         repeats.finish()
@@ -245,6 +251,8 @@ async def _hold(
             loading.loaded(_memory(running.engine.link.hello))
             loading.loaded(f"holdfast: {running.service.model} at {running.url}")
             loading.loaded(f"holdfast: {_kept(settings)}")
+            if running.clipped is not None:
+                loading.loaded(f"holdfast: {running.clipped}")
             running.service.state()  # a journal that cannot be written is told now, not when somebody asks
             gc.collect()
             gc.set_threshold(*COLLECT)
@@ -278,7 +286,8 @@ def _listen(settings: GatewaySettings) -> socket.socket:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             taken = f"port {settings.port} on {settings.host} is taken by another program"
             raise PortTaken(taken) from None
-        raise AddressUnusable(f"cannot listen on {settings.host}:{settings.port}: {error}") from None
+        cause = refusal(error, "the socket") or error
+        raise AddressUnusable(f"cannot listen on {settings.host}:{settings.port}: {cause}") from None
 
 
 @asynccontextmanager

@@ -35,7 +35,15 @@ from .rehearsal import rehearse
 from .runner import TorchRunner
 from .scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
-from .sizing import blocks_of, check_budget, context_of, cuda_kv_bytes, host_kv_bytes, machine_bytes
+from .sizing import (
+    blocks_of,
+    check_budget,
+    context_of,
+    cuda_kv_bytes,
+    host_kv_bytes,
+    machine_bytes,
+    refusal,
+)
 
 KVGroups: TypeAlias = tuple[KVGroup, ...]
 
@@ -194,9 +202,9 @@ def _arenas(groups: KVGroups, blocks: int, device: torch.device) -> tuple[Device
         return tuple(DeviceArena(group, blocks, device) for group in groups)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:160]
-        raise SettingsInvalid(
-            f"{blocks} blocks of {_block_bytes(groups)} bytes do not fit on {device}: {reason}"
-        ) from error
+        what = f"{blocks} blocks of {_block_bytes(groups)} bytes"
+        limit = refusal(error, what) if device.type == "cpu" else None
+        raise SettingsInvalid(limit or f"{what} do not fit on {device}: {reason}") from error
 
 
 def _hello(model: LoadedModel, numbers: SchedulerSettings, groups: KVGroups, backend: Backend) -> Hello:

@@ -17,7 +17,8 @@ import signal
 import socket
 import threading
 
-from .errors import LinkClosed, RuntimeFault
+from ..kvstore.limits import NAMED, errno_of, explained
+from .errors import EngineStarved, LinkClosed, RuntimeFault
 from .link.blackbox import BlackBox
 from .link.codec import frame, receive_one
 from .link.messages import Fatal
@@ -65,9 +66,14 @@ def _serve(sock: socket.socket, pulse: Pulse, memory: int | None, shelf: int | N
         raise
 
     def load(progress: Progress, pulse: Pulse) -> Loaded:
-        from .build import load_engine  # torch comes with it: heartbeats go out meanwhile
+        try:
+            from .build import load_engine  # torch comes with it: heartbeats go out meanwhile
 
-        loaded = load_engine(settings, progress, pulse, memory, shelf)
+            loaded = load_engine(settings, progress, pulse, memory, shelf)
+        except (MemoryError, OSError, RuntimeError, ImportError) as error:
+            if errno_of(error) in NAMED:
+                raise EngineStarved(explained(error, "the engine's process")) from error
+            raise
         if loaded.hello.kernels == "cpu":
             from ..kernels.cpu.cores import bind  # here, where this process is the engine's own
 

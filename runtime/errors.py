@@ -23,6 +23,7 @@ RuntimeFault
 │   └── GrammarStuck          with all else that is asked, it leaves no token
 └── EngineGone                the engine cannot answer any more
     ├── EngineDied            it ended or raised; its sequences are lost with it
+    ├── EngineStarved         a limit of process or machine keeps it from starting; it may start later
     ├── FrameInvalid          what came over the link is no message of it; the link is given up
     └── LinkClosed            this end closed the link
 
@@ -176,6 +177,12 @@ class EngineDied(EngineGone):
     """The engine process ended or raised; its sequences are lost with it."""
 
     code = "engine_died"
+
+
+class EngineStarved(EngineGone):
+    """A limit of process or machine keeps the engine from starting, now; the message names the limit."""
+
+    code = "engine_starved"
 
 
 class FrameInvalid(EngineGone):

@@ -7,6 +7,7 @@ last one kept; it keeps the shelf's process, too. Reads the machine's limits; kn
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -16,20 +17,30 @@ from pathlib import Path
 
 import msgspec
 
+from ..kvstore import limits
+from ..kvstore.errors import KVStoreError
 from ..kvstore.host import HostTier
 from ..kvstore.keys import BlockHasher
+from ..kvstore.limits import explained
 from ..kvstore.shares import tenant_of
+from ..kvstore.shelf import upkeep
 from ..kvstore.shelf.client import DiskTier
+from ..kvstore.shelf.lock import clear
 from ..kvstore.shelf.messages import Begin
 from ..kvstore.slots import SlotMemory, make_memory
 from .errors import SettingsInvalid
 from .settings import SECRET_BYTES, EngineSettings
-from .sizing import check_budget, machine_bytes
+from .sizing import check_budget, machine_bytes, shown
 
 SHARE = 0.125  # of all memory; pages are taken a little before KV comes
 MOST_BYTES = 64 << 30
 DISK_SHARE = 0.25  # of what is free; the journal and others need the rest
 MOST_DISK_BYTES = 64 << 30
+MARGIN_SHARE = (
+    4  # of the journal's reserve KV leaves one part in so many more: others may fill the disk quickly
+)
+
+log = logging.getLogger(__name__)
 
 
 def host_bytes(settings: EngineSettings) -> int:
@@ -41,13 +52,20 @@ def host_bytes(settings: EngineSettings) -> int:
     if settings.host_bytes is not None:
         check_budget("--host-bytes", settings.host_bytes, machine_bytes(), "this machine's memory")
         return settings.host_bytes
-    return min(MOST_BYTES, int(SHARE * machine_bytes()))
+    return min(MOST_BYTES, int(SHARE * machine_bytes()), limits.file_bytes() or MOST_BYTES)
 
 
 def host_memory(settings: EngineSettings) -> int | None:
-    """A new memory for the settings' host tier, as a file descriptor; None where they want none."""
+    """A new memory for the settings' host tier, as a file descriptor; None where they want none.
+
+    Raises:
+        SettingsInvalid: a limit of this process does not allow it.
+    """
     size = host_bytes(settings)
-    return make_memory(size) if size else None
+    try:
+        return make_memory(size) if size else None
+    except OSError as error:
+        raise SettingsInvalid(explained(error, f"the host tier's memory of {size} bytes")) from error
 
 
 def host_tier(
@@ -66,8 +84,54 @@ def kv_folder(settings: EngineSettings) -> Path | None:
     return None if settings.store is None else Path(settings.store).expanduser() / "kv"
 
 
+def disk_floor(settings: EngineSettings, folder: Path) -> int:
+    """Bytes of the disk of ``folder`` that KV leaves free: the journal's reserve, if there, and a margin."""
+    margin = settings.disk_reserve // MARGIN_SHARE
+    shared = folder.stat().st_dev == folder.parent.stat().st_dev
+    return settings.disk_reserve + margin if shared else margin
+
+
+def disk_room(settings: EngineSettings, folder: Path) -> int:
+    """Bytes that KV could take under ``folder`` now: what is free beyond the floor, and what it has already."""
+    free = shutil.disk_usage(folder).free + upkeep.file_bytes(folder)
+    return max(0, free - disk_floor(settings, folder))
+
+
+def clipped(settings: EngineSettings) -> str | None:
+    """A line for the operator where the disk has less room for KV than it was given; else None."""
+    folder = kv_folder(settings)
+    if folder is None or not folder.is_dir():
+        return None
+    asked, room = disk_bytes(settings, folder), disk_room(settings, folder)
+    if asked <= room:
+        return None
+    return (
+        f"KV on disk is clipped to {shown(room)} of the {shown(asked)} of --disk-bytes:"
+        f" the disk of {folder} has {shown(shutil.disk_usage(folder).free)} free,"
+        f" of which KV leaves {shown(disk_floor(settings, folder))}; it grows when there is room"
+    )
+
+
+def file_bytes(store: Path) -> int:
+    """Bytes of the store's disk that KV has and gives back when needed; 0 where it has another disk."""
+    kv = store / "kv"
+    try:
+        return upkeep.file_bytes(kv) if kv.stat().st_dev == store.stat().st_dev else 0
+    except OSError:
+        return 0
+
+
+def make_room(settings: EngineSettings) -> None:
+    """Where KV of an earlier start left the journal no room, have it give way before the journal is opened."""
+    folder = kv_folder(settings)
+    if folder is not None and folder.is_dir():
+        floor = disk_floor(settings, folder)
+        if shutil.disk_usage(folder).free < min(floor, settings.disk_reserve):
+            upkeep.give_back(folder, floor)
+
+
 def disk_bytes(settings: EngineSettings, folder: Path) -> int:
-    """Bytes that records may take under ``folder``, which exists.
+    """Bytes that records may take under ``folder``, which exists, while the disk has room (`disk_room`).
 
     Raises:
         SettingsInvalid: more was asked for than the disk has.
@@ -75,7 +139,7 @@ def disk_bytes(settings: EngineSettings, folder: Path) -> int:
     if settings.disk_bytes is not None:
         check_budget("--disk-bytes", settings.disk_bytes, shutil.disk_usage(folder).total, "the store's disk")
         return settings.disk_bytes
-    return min(MOST_DISK_BYTES, int(DISK_SHARE * shutil.disk_usage(folder).free))
+    return min(MOST_DISK_BYTES, int(DISK_SHARE * disk_room(settings, folder)))
 
 
 def with_secret(settings: EngineSettings) -> EngineSettings:
@@ -117,7 +181,8 @@ def disk_tier(
         for one in settings.tenants
         if one.disk_bytes is not None
     }
-    begin = Begin(str(folder / space.hex()), space, host.memory.block_bytes, budget, caps)
+    floor = disk_floor(settings, folder)
+    begin = Begin(str(folder / space.hex()), space, host.memory.block_bytes, budget, caps, floor)
     return DiskTier(host, sock, begin, blocks)
 
 
@@ -128,16 +193,40 @@ def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) 
 
 
 def _kept_secret(folder: Path) -> bytes:
+    """That of the store. One that is damaged or cannot be read is replaced: all that it named is a cache."""
     path = folder / "secret"
     try:
-        found = path.read_bytes() if path.exists() else _new_secret(path)
+        if not os.path.lexists(path):
+            return _new_secret(path)
     except OSError as error:
-        raise SettingsInvalid(f"store {folder}: {error}") from error
-    if len(found) != SECRET_BYTES:
-        raise SettingsInvalid(
-            f"{path} holds {len(found)} bytes, not {SECRET_BYTES}: remove it, and its records"
-        )
-    return found
+        raise SettingsInvalid(explained(error, f"the KV secret {path}")) from error
+    try:
+        found = path.read_bytes()
+        if len(found) == SECRET_BYTES:
+            return found
+        cause = f"{path} holds {len(found)} bytes, not {SECRET_BYTES}"
+    except OSError as error:
+        cause = explained(error, f"the KV secret {path}")
+    return _another_secret(path, cause)
+
+
+def _another_secret(path: Path, cause: str) -> bytes:
+    """Begin anew without any KV; with a secret that lasts until the next start where none can be kept."""
+    for beside in path.parent.iterdir():
+        with contextlib.suppress(OSError, KVStoreError):
+            if beside.is_dir():
+                clear(beside)  # nothing finds these records any more
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        secret = _new_secret(path)
+    except OSError as error:
+        log.warning("%s: KV begins anew at each start, as %s", cause, explained(error, "another secret"))
+        return secrets.token_bytes(SECRET_BYTES)
+    log.warning("%s: KV begins anew, sessions are not touched", cause)
+    return secret
 
 
 def _new_secret(path: Path) -> bytes:

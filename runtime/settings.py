@@ -47,6 +47,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     host_bytes: memory for KV below the device; a share of the machine's by default, 0 for none.
     store: a folder for KV on disk, below ``kv`` in it; none by default.
     disk_bytes: how much it may hold; a share of what is free there by default.
+    disk_reserve: bytes of the store's disk that the journal needs free: KV gives way before there are fewer.
     block_tokens: tokens in one block.
     max_step_tokens: tokens one step may compute.
     max_sequences: turns that may run at once.
@@ -74,6 +75,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     host_bytes: int | None = None
     store: str | None = None
     disk_bytes: int | None = None
+    disk_reserve: int = 0
     block_tokens: int = 16
     max_step_tokens: int = 512
     max_sequences: int = 64
@@ -95,7 +97,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise SettingsInvalid(f"kernels is {self.kernels!r}, not one of {', '.join(BACKENDS)}")
         KVFormat(self.kv_dtype, *self.kv_scales)
         _check_least(1, blocks=self.blocks, kv_bytes=self.kv_bytes, max_context=self.max_context)
-        _check_least(0, host_bytes=self.host_bytes)
+        _check_least(0, host_bytes=self.host_bytes, disk_reserve=self.disk_reserve)
         _check_least(1, disk_bytes=self.disk_bytes)
 
     @property

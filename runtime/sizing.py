@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..kvstore.limits import NAMED, errno_of, explained
 from .errors import SettingsInvalid
 from .settings import EngineSettings
 
@@ -106,3 +107,8 @@ def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) 
         f" {blocks * block_tokens:,} tokens) + process {shown(PROCESS_BYTES)} = {shown(total)}"
         " without host memory"
     )
+
+
+def refusal(error: BaseException, what: str) -> str | None:
+    """One sentence naming ``what`` and the limit of process or machine behind ``error``, if there is one."""
+    return explained(error, what) if errno_of(error) in NAMED else None

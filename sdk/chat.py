@@ -49,7 +49,7 @@ from .frames.verbs import (
     SessionForked,
     SessionRewound,
 )
-from .reply import Finished, Reply, characters_heard, place_in, said_in
+from .reply import Finished, Progress, Reply, Rounds, characters_heard, place_in, said_in
 from .resume import Return
 from .textinput import TextInput
 from .tools import Tool, ToolLike, tools_of
@@ -80,7 +80,7 @@ class Chat:
         self._leased = False
         self._claiming = anyio.Lock()
         self._configuration = Configuration(exchange)
-        self._turns: list[list[Finished]] = [[]]  # rounds of the last turns; one that is steered ends late
+        self._turns: list[Rounds] = [Rounds()]  # rounds of the last turns; one that is steered ends late
         self._children: list[Chat] = []
         self.session = session
 
@@ -215,14 +215,17 @@ class Chat:
         """Cut the last reply where it was heard or shown, whether it runs or is over; returns what stays.
 
         `heard`: how many characters of its text (Unicode code points), or that text itself; None: as much as
-        was read. The model remembers no more than that. May be called from the loop that reads the turn, or
-        from another task. Raises `ValueError` where the reply does not begin so, `LookupError` where there is
-        none, `ServerError`.
+        was read. The model remembers no more than that. May be called from the loop that reads the turn, from
+        another task, or behind a loop that was left by `break`: the reply that was left is the last one, and
+        where it still runs it is stopped. Raises `ValueError` where the reply does not begin so, `LookupError`
+        where there is none, `ServerError`.
         """
         reading = self._reader()
         if isinstance(reading, Turn | Run):
             reading.stop()
         reply = reading.reply if isinstance(reading, Turn | Run) else reading
+        if reply is None and self._turns[-1].latest is not None:
+            return await self._interrupt_left(self._turns[-1].latest, heard)
         said = reply.said if reply is not None else said_in(self.last)
         end = characters_heard("".join(said.values()), heard)
         witness = None if reply is None else reply.witness
@@ -236,6 +239,21 @@ class Chat:
             return ""
         await self._exchange.truncate(*place, witness)
         return "".join(said.values())[:end]
+
+    async def _interrupt_left(self, left: Progress, heard: int | str | None) -> str:
+        """Cut a reply that nobody reads any more, and stop it; where less has come than was `heard`, when that
+        has."""
+        wanted = len(left.text) if heard is None else len(heard) if isinstance(heard, str) else heard
+        await self._exchange.ended(left.take, lambda: len(left.text) >= wanted)
+        end = characters_heard(left.text, wanted if heard is None else heard)
+        if not left.texts:  # not a word came
+            await self.cancel()
+            await self._exchange.ended(left.take)
+        place = place_in(left.texts, end)
+        if place is not None:
+            await self._exchange.truncate(*place, left.take)
+            left.shorten(*place)
+        return left.text
 
     async def rewind(self, to: AnyItem | str | int) -> SessionRewound:
         """Go back: the item `to` (or its id) is the last from now on; `"root"` forgets all.

@@ -289,9 +289,13 @@ class Exchange:
         while self.busy:
             await self.receive()
 
-    async def ended(self, meanwhile: Callable[[ServerEvent], object] | None = None) -> None:
-        """Wait until nothing runs, whoever reads; what is read here is given to `meanwhile`."""
-        while self.busy:
+    async def ended(
+        self,
+        meanwhile: Callable[[ServerEvent], object] | None = None,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wait until nothing runs, or it is `enough`, whoever reads; what is read here goes to `meanwhile`."""
+        while self.busy and not enough():
             if self._read:
                 await self._turned.wait()
                 continue

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import anyio
@@ -78,6 +78,50 @@ class Finished:
         return self.response.kv if isinstance(self.response.kv, KVReceipt) else None
 
 
+@dataclass(slots=True)
+class Progress:
+    """What has come of one response: `texts` of its messages, by their ids. It outlives who read it, so that a
+    reply that was left can still be cut."""
+
+    response_id: str | None = None
+    texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """All that was said so far."""
+        return "".join(self.texts.values())
+
+    def take(self, event: ServerEvent) -> bool:
+        """Note an event; whether it is this response's."""
+        match event:
+            case ResponseCreated() if self.response_id is None:
+                self.response_id = event.response.id
+            case ResponseDone():
+                return event.response.id == self.response_id
+            case TextDelta() if event.response_id == self.response_id:
+                self.texts[event.item_id] = self.texts.get(event.item_id, "") + event.delta
+            case OutputFrame():
+                return event.response_id == self.response_id
+            case _:
+                return False
+        return True
+
+    def shorten(self, item_id: str, end: int) -> None:
+        """It was cut after `end` characters of this message."""
+        kept: dict[str, str] = {}
+        for known, text in self.texts.items():
+            kept[known] = text[:end] if known == item_id else text
+            if known == item_id:
+                break
+        self.texts = kept
+
+
+class Rounds(list[Finished]):
+    """The responses of one turn that have ended. `latest`: what has come of the one that was asked for last."""
+
+    latest: Progress | None = None
+
+
 class Reply:
     """Asks for one response and iterates over its events, up to and with `response.done`.
 
@@ -96,7 +140,7 @@ class Reply:
         first: Sequence[ItemCreate] = (),
         *,
         claim: Callable[[Reply], Awaitable[None]] | None = None,
-        rounds: list[Finished] | None = None,
+        rounds: Rounds | None = None,
         sent: Sent | None = None,
     ) -> None:
         self._exchange = exchange
@@ -111,16 +155,20 @@ class Reply:
         self._began = 0.0
         self._first_output: float | None = None
         self._logprobs: list[TokenLogprob] = []
-        self._said: dict[str, str] = {}
+        self._progress = Progress()
         self._output: dict[int, AnyItem] = {}
-        self.response_id: str | None = None
         self.finished: Finished | None = None
-        self.rounds: list[Finished] = [] if rounds is None else rounds
+        self.rounds = Rounds() if rounds is None else rounds
 
     def asks(self, create: ResponseCreate) -> None:
         """Ask for this instead; before it is read."""
         assert self._create_id is None, "it has been asked for"
         self._create = create
+
+    @property
+    def response_id(self) -> str | None:
+        """The response's, once it has begun."""
+        return self._progress.response_id
 
     @property
     def running(self) -> bool:
@@ -137,7 +185,7 @@ class Reply:
     @property
     def said(self) -> dict[str, str]:
         """What was read of its messages so far, by their ids."""
-        return dict(self._said)
+        return dict(self._progress.texts)
 
     def witness(self, event: ServerEvent) -> None:
         """An event that was read elsewhere: it counts, and a failed end raises nothing."""
@@ -178,6 +226,7 @@ class Reply:
                 self._first.clear()
         while self._first:  # each once, though the waiting be cancelled and taken up again
             self._first_ids.add(await self._exchange.send(self._first.popleft()))
+        self.rounds.latest = self._progress
         self._create_id = await self._exchange.send(create)
         if isinstance(self._create, ResponseSteer):
             await self._exchange.others()  # who reads the reply that ends for this one reads it to its end
@@ -187,6 +236,7 @@ class Reply:
         if refused in self._first_ids:
             await self._exchange.quiet()  # the reply to what was refused with it is of no use
         if refused == self._create_id:
+            self.rounds.latest = None  # there is no such response: the last is the one before
             await self._take_back()
         if refused in self._first_ids or refused in (self._create_id, None):
             raise server_error(event.error)
@@ -203,21 +253,17 @@ class Reply:
                     await self._exchange.delete(told.item_id)
 
     def _is_ours(self, event: ServerEvent) -> bool:
-        match event:
-            case ResponseCreated() if self.response_id is None:
-                self.response_id = event.response.id
-            case ResponseDone() if event.response.id == self.response_id:
-                self._end(event.response)
-            case OutputFrame() if event.response_id == self.response_id:
-                if isinstance(event, TextDelta):
-                    self._said[event.item_id] = self._said.get(event.item_id, "") + event.delta
-                    self._logprobs += event.logprobs or ()
-                if isinstance(event, OutputItemDone):
-                    self._output[event.output_index] = event.item
-                if self._first_output is None and _is_output(event):
-                    self._first_output = time.perf_counter()
-            case _:
-                return isinstance(event, ErrorEvent)
+        if not self._progress.take(event):
+            return isinstance(event, ErrorEvent)
+        if isinstance(event, ResponseDone):
+            self._end(event.response)
+        elif isinstance(event, OutputFrame):
+            if isinstance(event, TextDelta):
+                self._logprobs += event.logprobs or ()
+            if isinstance(event, OutputItemDone):
+                self._output[event.output_index] = event.item
+            if self._first_output is None and _is_output(event):
+                self._first_output = time.perf_counter()
         return True
 
     def _end(self, response: Response) -> None:

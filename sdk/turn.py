@@ -20,7 +20,7 @@ from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem
 from .frames.server import TextDelta
 from .frames.verbs import ResponseSteer
 from .outputs import failure
-from .reply import Finished, Reply
+from .reply import Reply, Rounds
 from .tools import Tool, no_such_tool
 
 
@@ -53,7 +53,7 @@ class Turn:
         self._stopped = False
         self._over = False
         self._given_up = False
-        self.rounds: list[Finished] = []
+        self.rounds = Rounds()
         self._reply = Reply(exchange, in_brief(steer) if steer else self._create, first, rounds=self.rounds)
 
     @property

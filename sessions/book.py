@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -90,12 +90,10 @@ class SessionBook:
         self._check_room(salt)
         clock = (now or datetime.now().astimezone()).isoformat()
         record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=clock, config=config)
-        log: SessionLog = EphemeralLog()
-        if self.journal is not None:
-            if (fault := self.journal.fault_of(salt)) is not None:
-                raise fault
-            log = JournaledLog.begin(self.journal, record)
-        session = self._made(record, log, SessionHandles(owner, log))
+        if self.journal is not None and (fault := self.journal.fault_of(salt)) is not None:
+            raise fault
+        with self._birth(record) as log:
+            session = self._made(record, log, SessionHandles(owner, log))
         self._opened += 1
         return session
 
@@ -111,8 +109,14 @@ class SessionBook:
         if session.log.fault is not None:
             raise session.log.fault
         history, operations = session.branch(at)
-        children = [self._child(session, history.branch(), operations, config) for config in configs]
-        await session.lend([sequence for _, sequence in children], history.tree.head)
+        children: list[tuple[Session, LiveSequence]] = []
+        try:
+            children.extend(self._child(session, history.branch(), operations, config) for config in configs)
+            await session.lend([sequence for _, sequence in children], history.tree.head)
+        except BaseException:  # all of them or none: nobody has a handle of those that were made
+            for child, _ in children:
+                await self.discard(child.id)
+            raise
         return [child for child, _ in children]
 
     def check_fork(self, session_id: str, children: int) -> None:
@@ -128,6 +132,16 @@ class SessionBook:
     def unopened(self, session_id: str) -> bool:
         """Whether this is an open session that was forked off, and that nobody has come for."""
         return session_id in self._sessions and session_id in self._tree_of(session_id).unopened
+
+    async def discard(self, session_id: str) -> None:
+        """Close a session that nobody was told of, and forget it."""
+        log = self.get(session_id).log
+        number = log.number if isinstance(log, JournaledLog) else None
+        tree = self._tree_of(session_id)
+        await self.close(session_id)
+        tree.drop(session_id)
+        if number is not None and self.journal is not None:
+            self.journal.put([Drop(number)])
 
     async def family(self, session_id: str) -> list[Member]:
         """The session, all it was forked from and all that were forked from these, parents before children.
@@ -374,17 +388,28 @@ class SessionBook:
     ) -> tuple[Session, LiveSequence]:
         record = child_of(self._records[parent.id], new_id("sess"), config)
         record = msgspec.structs.replace(record, origin=parent.log.position())
-        log: SessionLog = EphemeralLog()
-        if self.journal is not None:
-            log = JournaledLog.begin(self.journal, record)
-        for operation in operations:
-            log.append(operation)
         sequence = parent.heir()
-        handles = SessionHandles(record.owner, log)
-        session = self._made(record, log, handles, history, sequence)
+        with self._birth(record) as log:
+            for operation in operations:
+                log.append(operation)
+            session = self._made(record, log, SessionHandles(record.owner, log), history, sequence)
         self._opened += 1
         self._tree_of(session.id).unopened.add(session.id)
         return session, sequence
+
+    @contextmanager
+    def _birth(self, record: SessionRecord) -> Iterator[SessionLog]:
+        """The log of a session that is made in the block: where that raises the journal forgets it again."""
+        if self.journal is None:
+            yield EphemeralLog()
+            return
+        log = JournaledLog.begin(self.journal, record)
+        try:
+            yield log
+        except BaseException:
+            log.close()
+            self.journal.put([Drop(log.number)])
+            raise
 
     def _made(
         self,

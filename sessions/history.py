@@ -313,17 +313,25 @@ class History:
         """Begin what is asked for. Raises ``ConversationBusy`` while another turn runs."""
         preamble = request.preamble(self._preamble)
         plain = preamble == self._preamble and request.input is None
-        turn = None if request.out_of_band else self.begin_turn()
-        if turn is not None and plain:
-            return Placed(turn, turn.script, aside=False)
+        self.check_free(request)
         script = self.script() if plain else self.script(preamble, request.input)
-        return Placed(turn, script, aside=request.out_of_band or not plain)
+        if request.out_of_band:
+            return Placed(None, script, aside=True)
+        turn = self._hold(script if plain else self.script())  # nothing after this may raise
+        return Placed(turn, script, aside=not plain)
+
+    def check_free(self, request: TurnRequest) -> None:
+        """Raises ``ConversationBusy`` where the request needs the reply's place, and another turn has it."""
+        if self._slot is not None and not request.out_of_band:
+            raise ConversationBusy("A response already writes this conversation")
 
     def begin_turn(self) -> Turn:
         """Hold the place of a reply here. Raises ``ConversationBusy`` while another turn runs."""
         if self._slot is not None:
             raise ConversationBusy("A response already writes this conversation")
-        script = self.script()
+        return self._hold(self.script())
+
+    def _hold(self, script: Script) -> Turn:
         self._slot, self._appended = Slot(), True
         self._own()
         self._entries.append(self._slot)

@@ -6,14 +6,18 @@ ends with the server; it outlives its engine. Knows nothing of frames.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from ..runtime.errors import SequenceBusy, SequenceUnknown
+from ..runtime.errors import EngineGone, SequenceBusy, SequenceUnknown
 from ..runtime.link.messages import Moved, Receipt
-from .errors import ConversationBusy
+from .errors import ConversationBusy, EngineUnavailable
 from .ids import NONE, Ids
 from .response import Branch
+
+_Answer = TypeVar("_Answer")
 
 MOST = 1e9
 """Numbers beyond are cut to it before they cross the link; the engine clips them further."""
@@ -22,7 +26,9 @@ MOST = 1e9
 class Keeping:
     """One session's. ``leaves`` is told of how many tokens' KV, and in how many seconds it is expected back.
 
-    Every verb raises the runtime's ``EngineGone``, and its ``VerbRefused``.
+    Every verb outlives its engine, as a reply does: it waits for the next one, for ``recovery_seconds``, and
+    is asked again of that. Raises ``EngineUnavailable`` where none came in time, the runtime's ``EngineGone``
+    where none ever will or one died over this session, and its ``VerbRefused``.
     """
 
     def __init__(self, branch: Branch, leaves: Callable[[int, float], None] = lambda tokens, s: None) -> None:
@@ -33,27 +39,44 @@ class Keeping:
         """Keep the session's KV first and bring it back first, as far as the budget goes; with a ``ttl`` of 0
         only say when it comes back."""
         number = None if priority is None else int(min(max(priority, -MOST), MOST))
-        seconds = (None if value is None else _bounded(value) for value in (ttl, returns_in))
-        ids = self._ids()
+        seconds = [None if value is None else _bounded(value) for value in (ttl, returns_in)]
         if returns_in is not None:
-            self._leaves(len(ids), max(0.0, _bounded(returns_in)))
-        return await self._branch.sequence.lease(ids, number, *seconds)
+            self._leaves(len(self._ids()), max(0.0, _bounded(returns_in)))
+        sequence = self._branch.sequence
+        return await self._outliving(lambda: sequence.lease(self._ids(), number, *seconds))
 
     async def stage(self) -> Moved:
         """Bring its KV up, and wait for it. Raises ``ConversationBusy`` while a response writes."""
-        self._check_idle()
-        try:
-            return await self._branch.sequence.stage(self._ids())
-        except (SequenceBusy, SequenceUnknown):
-            raise _busy() from None
+        return await self._moved(lambda: self._branch.sequence.stage(self._ids()))
 
     async def settle(self, *, disk: bool) -> Moved:
         """Send its KV down, and wait for it. Raises ``ConversationBusy`` while a response writes."""
-        self._check_idle()
+        return await self._moved(lambda: self._branch.sequence.settle(self._ids(), disk=disk))
+
+    async def _moved(self, move: Callable[[], Awaitable[Moved]]) -> Moved:
+        async def idle() -> Moved:
+            self._check_idle()
+            return await move()
+
         try:
-            return await self._branch.sequence.settle(self._ids(), disk=disk)
+            return await self._outliving(idle)
         except (SequenceBusy, SequenceUnknown):
             raise _busy() from None
+
+    async def _outliving(self, verb: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """Ask the engine, and the next one where it is gone, or goes meanwhile."""
+        link, seconds = self._branch.link, self._branch.settings.recovery_seconds
+        while True:
+            asked = link.incarnation
+            try:
+                return await verb()
+            except EngineGone as gone:
+                try:
+                    await asyncio.wait_for(link.wait_ready(), seconds)
+                except TimeoutError:
+                    raise EngineUnavailable(gone.message) from gone
+                if link.incarnation == asked:  # it is there, and will not have this session
+                    raise
 
     def _ids(self) -> Ids:
         """The tokens that stay as they are, whatever is said next."""

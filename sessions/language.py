@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from .items import Tool
 from .probe import TemplateReport, probe
 from .rendering import Renderer
 from .requests import TurnRequest
+from .sandbox import Trial
 from .settled import Settled
 from .tokenizer import ChatTokenizer, template_file
 
@@ -45,6 +47,7 @@ class Language:
         """
         tokenizer = ChatTokenizer.load(folder)
         try:
+            _try(tokenizer.template, tuple(tokenizer.named.items()))
             return cls.of(tokenizer, calls, reasoning)
         except TemplateFailed as fault:
             raise TemplateFailed(f"{template_file(folder)}: {fault.message}") from fault
@@ -66,7 +69,7 @@ class Language:
 
     def renderer(self, now: datetime) -> Renderer:
         """A session's renderer; its clock stands at ``now``."""
-        return Renderer(self.tokenizer, now, self.settled)
+        return Renderer(self.tokenizer, now, self.settled, self.report.rules)
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """What ends a reply: the model's end tokens, and the one its template closes a turn with."""
@@ -111,3 +114,11 @@ class Language:
                 param="tool_choice",
             )
         return CallWriter(syntax, self.tokenizer)
+
+
+@lru_cache(maxsize=64)
+def _try(template: str, named: tuple[tuple[str, str], ...]) -> None:
+    """Try a template where it can harm nobody, once for each. Raises ``TemplateFailed``."""
+    broken = Trial(template, dict(named)).broken()
+    if broken:
+        raise TemplateFailed(f"The chat template was refused: {broken}")

@@ -5,7 +5,7 @@ Knows nothing of sessions; ``doctor`` shows the answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -13,7 +13,7 @@ from .errors import TemplateFailed
 from .history import Segment
 from .ids import ids_of
 from .items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
-from .template import ChatTemplate
+from .template import ChatTemplate, RoleRules
 from .tokenizer import ChatTokenizer
 from .tree import Reply
 
@@ -43,22 +43,48 @@ class TemplateReport:
     tools: bool
     closing: int | None
     opening: str = ""
+    rules: RoleRules = RoleRules()
 
 
 def probe(tokenizer: ChatTokenizer) -> TemplateReport:
     """Tries the template. Raises ``TemplateFailed`` if it cannot render two plain turns."""
-    template = ChatTemplate(tokenizer, _NOON)
+    rules = _rules(tokenizer)
+    template = ChatTemplate(tokenizer, _NOON, rules)
     plain = Preamble(instructions="zq")
     talk: list[Segment] = [_user(1), _reply(1), _user(2), _reply(2), _user(3)]
     kinds = [_kind(template, plain, talk), _reasoning(template)]
-    try:
+    if rules.tools:
         kinds.append(_kind(template, _tooled(), _tool_talk()))
-        tools = True
-    except TemplateFailed:
-        tools = False
     order = list(TemplateClass)
     closing, opening = _closing(tokenizer, template, plain, talk), template.pieces(plain, talk)[-1]
-    return TemplateReport(max(kinds, key=order.index), tools, closing, opening)
+    return TemplateReport(max(kinds, key=order.index), rules.tools, closing, opening, rules)
+
+
+def _rules(tokenizer: ChatTokenizer) -> RoleRules:
+    """Tries the orders of roles that a conversation may come to: after failed turns and replies that were cut
+    before their first word, items put in and taken out. Whatever is refused is put otherwise from then on."""
+    none, one, two, reply = Preamble(), _user(1), _user(2), _reply(1)
+    told = Message(id="told", role="assistant", text="zq")
+    system = Message(id="system", role="system", text="zq")
+
+    def takes(*talks: list[Segment], preamble: Preamble = none, rules: RoleRules | None = None) -> bool:
+        try:
+            for talk in talks:
+                ChatTemplate(tokenizer, _NOON, rules).pieces(preamble, talk)
+        except TemplateFailed:
+            return False
+        return True
+
+    rules = RoleRules(
+        users=takes([one, two], [one, reply, one, two]),
+        assistants=takes([one, reply, told, two], [one, reply, reply, two], [one, told, told, two]),
+        assistant_first=takes([reply, one], [told, one]),
+        system=takes([one], preamble=Preamble(instructions="zq")),
+        system_later=takes([one, reply, system, two], [one, system, reply, two], [one, reply, system]),
+    )
+    *called, answered, _ = _tool_talk()
+    talks = [*called], [*called, one], [*called, answered, one, _reply(2), two]
+    return replace(rules, tools=takes(*talks, preamble=_tooled(), rules=rules))
 
 
 def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> TemplateClass:
@@ -103,6 +129,7 @@ def _tooled() -> Preamble:
 
 
 def _tool_talk() -> list[Segment]:
-    call = FunctionCall(id="call", call_id="zqzqzqzq1", name="zq", arguments="{}")
-    output = FunctionCallOutput(id="output", call_id="zqzqzqzq1", output="zq")
+    call_id = "call_0123456789abcdef01234567"  # as long as those are that a reply's calls get
+    call = FunctionCall(id="call", call_id=call_id, name="zq", arguments="{}")
+    output = FunctionCallOutput(id="output", call_id=call_id, output="zq")
     return [_user(1), Reply((call,), ids_of([0]), ended=True), output, _reply(1), _user(2)]

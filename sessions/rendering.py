@@ -18,7 +18,7 @@ from .history import Draft, Script, Segment, turns_of
 from .ids import NONE, Ids
 from .items import FunctionCallOutput, Growing, Item
 from .settled import Grown, Settled
-from .template import ChatTemplate
+from .template import ChatTemplate, RoleRules
 from .tokenizer import ChatTokenizer
 from .tree import Paths, Reply, TurnNode
 from .workers import Stopped
@@ -31,11 +31,14 @@ class Renderer:
     """Makes drafts for one session: its clock stands still, so that a new day does not change the head.
 
     ``settled``: the rule of the tokenizer. It looks through the whole vocabulary once, for all sessions.
+    ``rules``: the orders of roles that the template takes.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, now: datetime, settled: Settled) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, now: datetime, settled: Settled, rules: RoleRules | None = None
+    ) -> None:
         self._tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer, now)
+        self._template = ChatTemplate(tokenizer, now, rules)
         self._settled = settled
         self._grown = Grown(settled)
         self._paths = Paths()

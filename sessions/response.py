@@ -7,6 +7,7 @@ sequence; not the link's verbs, nor frames.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ..runtime.link.messages import TokenLogprob
 from .binding import Binding
 from .cutting import check_place
 from .edits import end_with
-from .errors import EngineUnavailable, ItemUnknown, PromptTooLong
+from .errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
 from .history import Draft, History, Placed, Script
 from .ids import NONE, Ids, bytes_of, ids_of
@@ -33,6 +34,8 @@ from .sequence import LiveSequence
 from .settings import SessionSettings
 from .tree import Reply
 from .workers import Slot, Stopped
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,12 @@ GATHERED = 64
 class Response:
     """Read it to its end, or use it as ``async with``: a reader that leaves cancels it.
 
-    What the turn puts before the model is settled when it is made, and making it raises
-    ``ConversationBusy``. Reading may raise ``PromptTooLong``, ``TemplateFailed`` or ``EngineUnavailable``
-    in place of the first event: then nothing has changed. After ``ReplyStarted`` whatever happens ends in
-    a ``ReplyDone``. For one reader.
+    It owns the turn that ``placed`` began, and ends it on every path: by a commit, or by taking it back.
+    ``request`` has its grammar already. Reading may raise ``PromptTooLong``, ``TemplateFailed`` or
+    ``EngineUnavailable`` in place of the first event: then nothing has changed. After ``ReplyStarted`` whatever
+    happens ends in a ``ReplyDone``. For one reader.
 
-    One that was interrupted goes on from ``placed`` and the ids it had ``said``, with their ``logprobs`` where
+    One that was interrupted goes on from the ids it had ``said``, with their ``logprobs`` where
     it tells them, and tells all again; its items' ids follow from its own, so that they stay the same.
     ``whole_calls``: a call's arguments are told when it is over, and not while they come.
     """
@@ -83,10 +86,10 @@ class Response:
         self,
         branch: Branch,
         request: TurnRequest,
+        placed: Placed,
         response_id: str | None = None,
         *,
         ended: Callable[[], None] = lambda: None,
-        placed: Placed | None = None,
         said: Ids = NONE,
         logprobs: Sequence[TokenLogprob] = (),
         cut: tuple[str, int] | None = None,
@@ -96,10 +99,8 @@ class Response:
         self.id = response_id or new_id("resp")
         self._branch = branch
         self._ended = ended
-        placed = placed or branch.history.place(request)
         self._turn, self._script, self._aside = placed.turn, placed.script, placed.aside
-        tools = placed.script.preamble.tools
-        self._request = branch.binding.constrained(branch.language.spelled(request), tools)
+        self._request = request
         self._sequence = branch.sequence.child() if self._aside else branch.sequence
         self._said, self._logprobs = said, logprobs
         self._cut = cut  # the message that it ends with, and after how many characters
@@ -112,6 +113,7 @@ class Response:
         self._cancelled: EndReason | None = None
         self._events: deque[ReplyEvent] = deque()
         self._over = False
+        self._reading = False
         self._leaving: asyncio.Task[None] | None = None
 
     @property
@@ -123,6 +125,14 @@ class Response:
     def over(self) -> bool:
         """Whether the turn is committed or rolled back; events may still wait to be read."""
         return self._over
+
+    def withdraw(self) -> None:
+        """It never began: nobody counts it, and its turn is not its own to end."""
+        self._over = True
+
+    def refuse(self, fault: BaseException) -> None:
+        """Take the turn back where nobody will read it; harmless once it is over."""
+        self._roll_back(fault)
 
     async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
         """End the reply as soon as possible; what was said stays, KV and all. The reader gets the rest."""
@@ -167,31 +177,56 @@ class Response:
         return history, ended(self.id, done, spans_of(turn.script, node), reader.ended)
 
     async def aclose(self) -> None:
-        """Leave: what runs is cancelled and settled, what was not read is dropped."""
-        if self._over:
-            return
-        if self._run is None:
+        """Leave: what runs is cancelled and concluded, what was not read is dropped.
+
+        It is done whole: a caller that is cancelled leaves it to end by itself.
+        """
+        if self._leaving is None and not self._over:
+            self._leaving = asyncio.ensure_future(self._left(drop=True))
+        if self._leaving is not None:
+            await asyncio.shield(self._leaving)
+
+    async def leave(self) -> None:
+        """End it, read or not: a reader in another task does so, and one that comes later has the rest."""
+        if self._reading:
+            await self.cancel()
+        elif not self._over and self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._left(drop=False))
+            await asyncio.shield(self._leaving)
+
+    async def _left(self, *, drop: bool) -> None:
+        run = self._run
+        if not self._over and run is None:
             self._roll_back()
-            return
-        await self._run.cancel()
-        while (ending := self._run.ending) is None:
-            await self._run.advance()
-        await self._conclude(self._run, ending)
-        self._events.clear()
+        elif not self._over and run is not None:
+            await run.cancel()
+            while (ending := run.ending) is None:
+                await self._advanced(run)
+            await self._conclude(run, ending)
+            if drop:
+                self._events.clear()
+        elif self._aside:
+            await self._sequence.close()
 
     def __aiter__(self) -> Response:
         return self
 
     async def __anext__(self) -> ReplyEvent:
+        self._reading = True
         try:
             while not self._events:
+                if self._leaving is not None:
+                    await asyncio.shield(self._leaving)
                 if self._over:
                     raise StopAsyncIteration
                 await self._proceed()
         except asyncio.CancelledError:
-            self._leaving = asyncio.ensure_future(self.aclose())
+            if self._leaving is None:
+                self._leaving = asyncio.ensure_future(self._left(drop=True))
             await asyncio.shield(self._leaving)
             raise
+        finally:
+            self._reading = False
         return self._events.popleft()
 
     async def __aenter__(self) -> Response:
@@ -205,18 +240,30 @@ class Response:
     async def _proceed(self) -> None:
         if self._run is None:
             try:
-                self._run = await self._begin()
+                run = await self._begin()
             except BaseException as fault:
                 self._roll_back(fault)
                 raise
-            self._events.append(ReplyStarted(self._prompt_tokens))
+            if not self._over:  # nobody closed it meanwhile
+                self._run = run
+                self._events.append(ReplyStarted(self._prompt_tokens))
         elif self._run.ending is None:
-            self._events += await self._run.advance()
-            self._record_said(self._run)
+            self._events += await self._advanced(self._run)
             if self._cut is not None and self._reaches(self._run, *self._cut):
                 await self.cancel()
         else:  # all deltas were read: now the reply becomes history
             await self._conclude(self._run, self._run.ending)
+
+    async def _advanced(self, run: Run) -> list[ReplyEvent]:
+        """The run's next events. A defect, as in the reader of its text, fails this turn and no more."""
+        try:
+            events = await run.advance()
+            self._record_said(run)
+        except Exception as fault:
+            log.exception("response %s failed", self.id)
+            await run.give_up(TurnFailed("The reply broke off for an internal reason"), fault)
+            return []
+        return events
 
     async def _begin(self) -> Run:
         """Render, check, prepare the run; nothing is sent yet. A turn aside is drafted for the branch too."""
@@ -277,30 +324,41 @@ class Response:
     async def _conclude(self, run: Run, ending: Ending) -> None:
         if self._over:
             return
+        try:
+            reply = Reply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
+            done, kept = self._recorded_end(run, ending, reply)
+        except BaseException as fault:
+            self._roll_back(fault)
+            raise
         self._over = True
+        try:
+            if kept and self._cut is not None and any(item.id == self._cut[0] for item in reply.items):
+                end_with(self._branch.history, *self._cut, self._branch.language.tokenizer)
+        finally:
+            self._events.append(done)
+            self._ended()
+            if self._aside:
+                await self._sequence.close()
+
+    def _recorded_end(self, run: Run, ending: Ending, reply: Reply) -> tuple[ReplyDone, bool]:
+        """Make the turn part of the history, or take it back; and whether it was kept. The journal has it
+        first: where that refuses the record, nothing has changed."""
         self._record_said(run)
-        reply = Reply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
-        spans = self._commit(ending, reply)
+        history, turn, draft = self._branch.history, self._turn, self._draft
+        spans: tuple[Span, ...] = ()
+        node = None
+        if turn is not None and draft is not None and _is_kept(ending, reply):
+            node = draft.node(reply)
+            spans = spans_of(turn.script, node)
         self._restarted |= run.recovered
         usage = self._usage(ending, len(reply.ids))
         done = ReplyDone(ending.status, ending.reason, reply.items, usage, ending.error)
-        self._branch.history.record(ended(self.id, done, spans, run.reader.ended))
-        if spans and self._cut is not None and any(item.id == self._cut[0] for item in reply.items):
-            end_with(self._branch.history, *self._cut, self._branch.language.tokenizer)
-        self._events.append(done)
-        self._ended()
-        if self._aside:
-            await self._sequence.close()
-
-    def _commit(self, ending: Ending, reply: Reply) -> tuple[Span, ...]:
-        """Make the turn part of the history, or take it back; the tokens of its new nodes."""
-        history, turn = self._branch.history, self._turn
-        if turn is None or self._draft is None:
-            return ()
-        if ending.status is ReplyStatus.FAILED or not len(reply.ids):
+        history.record(ended(self.id, done, spans, run.reader.ended))
+        if turn is not None and draft is not None and node is not None:
+            history.commit_turn(turn, draft, reply, node.id)
+        elif turn is not None:
             history.abort_turn(turn)
-            return ()
-        return spans_of(turn.script, history.commit_turn(turn, self._draft, reply))
+        return done, node is not None
 
     @staticmethod
     def _reaches(run: Run, item_id: str, end: int) -> bool:
@@ -318,12 +376,15 @@ class Response:
             self._branch.history.record(said)
 
     def _roll_back(self, fault: BaseException | None = None) -> None:
-        if not self._over:
+        if self._over:
+            return
+        self._over = True
+        try:
             if self._turn is not None:
                 self._branch.history.abort_turn(self._turn)
             self._branch.history.record(refused(self.id, fault))
-        self._over = True
-        self._ended()
+        finally:
+            self._ended()
 
     def _usage(self, ending: Ending, said: int) -> TurnUsage:
         work = ending.work
@@ -346,3 +407,8 @@ class Response:
             restore_ms=round(1e3 * work.restore_seconds, 3),
             miss_reason=reason if missed else None,
         )
+
+
+def _is_kept(ending: Ending, reply: Reply) -> bool:
+    """Whether the turn joins the history: one that failed, or said nothing, is as if it had not begun."""
+    return ending.status is not ReplyStatus.FAILED and len(reply.ids) > 0

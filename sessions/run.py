@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -112,6 +113,13 @@ class Run:
         if self._generation is not None and self.ending is None and self._stopping is None:
             # nothing more is read: the engine keeps what was, in the same verb
             self._stopping = self._generation.leave(len(self._prompt) + len(self.reader.ids))
+
+    async def give_up(self, error: TurnFailed, fault: BaseException) -> None:
+        """End it as failed where `advance` broke off: what the sequence holds is in doubt."""
+        error.__cause__ = fault
+        self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)
+        with suppress(RuntimeFault):
+            await self._sequence.close(keep_kv=False)
 
     @property
     def _cancelled(self) -> bool:

@@ -6,6 +6,7 @@ Gives out responses and owns the engine's sequence of the main branch. Knows not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import datetime
 
 from ..runtime.link.client import EngineLink
@@ -17,10 +18,10 @@ from .events import ReplyEvent
 from .foresight import Foresight
 from .handles import SessionHandles
 from .history import History
-from .items import Growing
+from .items import Growing, Tool
 from .journal.log import EphemeralLog, SessionLog
 from .journal.records import AnyOperation, Begun, Branched, request_form
-from .journal.replay import Past, retold
+from .journal.replay import Past, refused, retold
 from .keeping import Keeping
 from .language import Language
 from .requests import TurnRequest
@@ -96,28 +97,48 @@ class Session:
         """
         self._check_open()
         self.check_turns()
-        response = Response(self._branch, request, response_id, ended=self._ended, whole_calls=whole_calls)
-        form = request_form(request) if response.writes else {}
-        if response.writes:
-            self._waits.returns(self.id)
-            self._foresight.known()
-        self.log.append(Begun(response=response.id, request=form, writes=response.writes, note=note))
-        return self._began(response)
+        self.history.check_free(request)
+        bound = self._bound(request, request.preamble(self.history.preamble).tools)
+        form = {} if request.out_of_band else request_form(request)
+        with ExitStack() as undo:  # until the journal has the turn, whatever raises takes it back
+            placed = self.history.place(request)
+            if placed.turn is not None:
+                undo.callback(self.history.abort_turn, placed.turn)
+            response = Response(
+                self._branch, bound, placed, response_id, ended=self._ended, whole_calls=whole_calls
+            )
+            undo.callback(response.withdraw)
+            if response.writes:
+                self._waits.returns(self.id)
+                self._foresight.known()
+            self._own(response)
+            self.log.append(Begun(response=response.id, request=form, writes=response.writes, note=note))
+            undo.pop_all()
+        return response
 
     def go_on(self, past: Past) -> Response:
-        """The response that was interrupted: it tells what it had told, and goes on from there."""
-        return self._began(
-            Response(
+        """The response that was interrupted: it tells what it had told, and goes on from there.
+
+        Where it cannot it is refused for good, and raises why: the conversation is free for the next turn.
+        """
+        try:
+            response = Response(
                 self._branch,
-                past.request,
+                self._bound(past.request, past.placed.script.preamble.tools),
+                past.placed,
                 past.id,
                 ended=self._ended,
-                placed=past.placed,
                 said=past.ids,
                 logprobs=past.logprobs,
                 cut=past.cut,
             )
-        )
+            self._own(response)
+        except BaseException as fault:
+            if past.placed.turn is not None:
+                self.history.abort_turn(past.placed.turn)
+            self.log.append(refused(past.id, fault))
+            raise
+        return response
 
     def retold(self, past: Past) -> list[ReplyEvent]:
         """What a response told that has ended."""
@@ -214,7 +235,7 @@ class Session:
         await self._foresight.aclose()
         await self._anticipation.aclose()
         for response in self._live():
-            await response.cancel()
+            await response.leave()
         self._tenant.left(self._responses)
         await self._sequence.close()
         self.log.close()
@@ -232,10 +253,17 @@ class Session:
         if self._closed:
             raise SessionClosed(f"Session {self.id} was closed")
 
-    def _began(self, response: Response) -> Response:
+    def _bound(self, request: TurnRequest, tools: Sequence[Tool]) -> TurnRequest:
+        """The request as the engine is asked: with its bad words in tokens, and the grammar of its reply.
+
+        Raises ``GrammarInvalid``.
+        """
+        branch = self._branch
+        return branch.binding.constrained(branch.language.spelled(request), tools)
+
+    def _own(self, response: Response) -> None:
         self._responses = [*self._live(), response]
         self._tenant.began(response)
-        return response
 
     def _live(self) -> list[Response]:
         return [response for response in self._responses if not response.over]

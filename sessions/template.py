@@ -19,6 +19,7 @@ from jinja2.exceptions import TemplateError
 from .errors import TemplateFailed
 from .history import Segment
 from .items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
+from .sandbox import compiled
 from .tokenizer import ChatTokenizer
 from .tree import Reply
 
@@ -27,6 +28,110 @@ MAX_DEPTH = 64
 _NONCE = secrets.token_hex(8)
 """Makes sentinels that nobody outside this process can write."""
 _SENTINEL = re.compile(f"\U000f0002{_NONCE}\\.([0-9]+)\U000f0003")
+
+
+JOINT = "\n\n"
+"""Between two messages that are given to a template as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRules:
+    """Which orders of roles a template takes. Mistral's and Gemma's refuse two users in a row, for one.
+
+    ``users``, ``assistants``: two of them in a row. ``assistant_first``: a reply before anything was said to
+    the model. ``system``: instructions; ``system_later``: a system message behind others. ``tools``: what a
+    tool answered, and whatever may follow on that.
+    """
+
+    users: bool = True
+    assistants: bool = True
+    assistant_first: bool = True
+    system: bool = True
+    system_later: bool = True
+    tools: bool = True
+
+
+class _Talk:
+    """Messages in an order that a template takes. Neighbours that it would refuse become one message; where a
+    user has to have spoken an empty message says so. Nobody changes a message that is in here: it is replaced.
+    """
+
+    def __init__(self, rules: RoleRules, messages: Sequence[dict[str, Any]]) -> None:
+        self._rules = rules
+        self._messages = list(messages)
+        self._joined: list[str] = []  # what the last message's content is joined of, where it is
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All of them."""
+        if self._joined:
+            self._replace_last(content=JOINT.join(filter(None, self._joined)))
+            self._joined = []
+        return self._messages
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Something that was said, called or answered, behind all that is there."""
+        message = self._taken(message)
+        if self._is_joined(message):
+            self._joined = self._joined or [self._last["content"]]
+            self._joined.append(message["content"])
+        else:
+            self._append(message)
+
+    def _append(self, message: dict[str, Any]) -> None:
+        if message["role"] == "assistant":
+            self.open_reply()
+        self.messages.append(message)
+
+    def _taken(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message in a role that the template knows."""
+        rules, role = self._rules, message["role"]
+        system = rules.system_later if self._messages else rules.system
+        if (role == "tool" and not rules.tools) or (role == "system" and not system):
+            return {"role": "user", "content": message["content"]}
+        if "tool_calls" in message and not rules.tools:
+            calls = [json.dumps(call["function"], ensure_ascii=False) for call in message["tool_calls"]]
+            return {"role": role, "content": JOINT.join(filter(None, [message["content"], *calls]))}
+        return message
+
+    def add_call(self, call: dict[str, Any]) -> None:
+        """A call that stands for itself: it belongs to what the assistant has just said in words."""
+        last = self._last
+        words = last.get("role") == "assistant" and not str(last["content"]).startswith("\U000f0002")
+        if words and self._rules.tools:
+            self._replace_last(tool_calls=[*last.get("tool_calls", ()), call])
+        else:
+            self.add({"role": "assistant", "content": "", "tool_calls": [call]})
+
+    def open_reply(self) -> None:
+        """The assistant speaks next."""
+        if not self._may_reply():
+            self.messages.append({"role": "user", "content": ""})
+
+    @property
+    def _last(self) -> dict[str, Any]:
+        return self._messages[-1] if self._messages else {}
+
+    def _is_joined(self, message: dict[str, Any]) -> bool:
+        """Whether it becomes part of the last message. What the model said itself does not: it came after what
+        stood there, which a reply opens anew."""
+        last, role = self._last, message["role"]
+        if last.get("role") != role:
+            return False
+        if role == "user":
+            return not self._rules.users or (len(self._messages) == 1 and not self._rules.system)
+        words = not ("tool_calls" in message or "tool_calls" in last)
+        own = str(message["content"]).startswith("\U000f0002")
+        return role == "assistant" and not self._rules.assistants and words and not own
+
+    def _may_reply(self) -> bool:
+        last = self._last
+        if last.get("role", "system") == "system":
+            return self._rules.assistant_first
+        return last["role"] != "assistant" or self._rules.assistants or "tool_calls" in last
+
+    def _replace_last(self, **changes: Any) -> None:
+        self._messages[-1] = {**self._messages[-1], **changes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +150,20 @@ class _Messages:
 
 
 class ChatTemplate:
-    """One model's chat template. ``now`` is what it takes for the present, for as long as this lives.
+    """One model's chat template. ``now`` is what it takes for the present, for as long as this lives;
+    ``rules``: what it was found to take.
 
     Most scripts are the one before and a few segments more: what was made of that is kept.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, now: datetime) -> None:
-        # As much to import as all else of a gateway: done while the engine loads, not before it is started.
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
+    def __init__(self, tokenizer: ChatTokenizer, now: datetime, rules: RoleRules | None = None) -> None:
         self._tokenizer = tokenizer
         self._now = now
+        self._rules = rules or RoleRules()
         self._kept = _Messages(Preamble(), None)
         try:
-            self._template = _compile_jinja_template(tokenizer.template)
-        except TemplateError as fault:
+            self._template = compiled(tokenizer.template)
+        except (TemplateError, RecursionError, MemoryError) as fault:
             raise TemplateFailed(f"The chat template does not compile: {fault}") from None
 
     def pieces(
@@ -82,15 +186,17 @@ class ChatTemplate:
         return parts[0::2]
 
     def _render(self, said: _Messages, open_reply: bool) -> str:
-        rendered: str = self._template.render(
-            messages=list(said.messages),
+        talk = _Talk(self._rules, said.messages)
+        if open_reply:
+            talk.open_reply()
+        return self._template.render(
+            talk.messages,
             tools=said.tools,
             documents=None,
             add_generation_prompt=open_reply,
             strftime_now=self._now.strftime,
             **self._tokenizer.named,
         )
-        return rendered
 
     def _messages(self, preamble: Preamble, segments: tuple[Segment, ...]) -> _Messages:
         """All of it; what comes before the last segment is kept, since that one may still grow."""
@@ -104,32 +210,31 @@ class ChatTemplate:
     def _opened(self, preamble: Preamble) -> _Messages:
         mark = self._tokenizer.mark
         tools = mark([_tool_form(tool) for tool in preamble.tools]) or None
-        told = {"role": "system", "content": mark(preamble.instructions)}
-        return _Messages(preamble, tools, messages=(told,) if preamble.instructions else ())
+        talk = _Talk(self._rules, ())
+        if preamble.instructions:
+            talk.add({"role": "system", "content": mark(preamble.instructions)})
+        return _Messages(preamble, tools, messages=tuple(talk.messages))
 
     def _and(self, known: _Messages, segments: tuple[Segment, ...]) -> _Messages:
         """What is known, and ``segments`` after it."""
         if not segments:
             return known
         mark = self._tokenizer.mark
-        messages, names, replies = list(known.messages), dict(known.names), known.replies
+        talk, names, replies = _Talk(self._rules, known.messages), dict(known.names), known.replies
         for segment in segments:
-            if isinstance(segment, Reply):
-                messages.append({"role": "assistant", "content": _sentinel(replies)})
-                replies += 1
             names.update(
                 (item.call_id, item.name) for item in _items(segment) if isinstance(item, FunctionCall)
             )
-            if isinstance(segment, FunctionCall) and _takes_calls(messages):
-                last = messages[-1]
-                messages[-1] = {
-                    **last,
-                    "tool_calls": [*last.get("tool_calls", ()), mark(_call_form(segment))],
-                }
-            elif not isinstance(segment, Reply):
-                messages.append(mark(_message_form(segment, names)))
+            match segment:
+                case Reply():
+                    talk.add({"role": "assistant", "content": _sentinel(replies)})
+                    replies += 1
+                case FunctionCall():
+                    talk.add_call(mark(_call_form(segment)))
+                case _:
+                    talk.add(mark(_message_form(segment, names)))
         together = known.segments + segments
-        return _Messages(known.preamble, known.tools, together, tuple(messages), names, replies)
+        return _Messages(known.preamble, known.tools, together, tuple(talk.messages), names, replies)
 
 
 def _sentinel(number: int) -> str:
@@ -140,18 +245,10 @@ def _items(segment: Segment) -> tuple[Item, ...]:
     return segment.items if isinstance(segment, Reply) else (segment,)
 
 
-def _takes_calls(messages: list[dict[str, Any]]) -> bool:
-    """Whether the last message is an assistant's in words: a call given after it belongs to it."""
-    last = messages[-1] if messages else {}
-    return last.get("role") == "assistant" and not str(last["content"]).startswith("\U000f0002")
-
-
-def _message_form(item: Item, names: dict[str, str]) -> dict[str, Any]:
+def _message_form(item: Message | FunctionCallOutput, names: dict[str, str]) -> dict[str, Any]:
     match item:
         case Message():
             return {"role": item.role, "content": item.text}
-        case FunctionCall():
-            return {"role": "assistant", "content": "", "tool_calls": [_call_form(item)]}
         case FunctionCallOutput():
             name = {"name": names[item.call_id]} if item.call_id in names else {}
             return {"role": "tool", "content": item.output, "tool_call_id": item.call_id} | name

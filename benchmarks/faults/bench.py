@@ -82,6 +82,7 @@ ROWS: dict[str, tuple[int, Row]] = {
     "cut-journal": (100, aside(file_faults.truncated_journal)),
     "full-kv": (48, aside(file_faults.full_records)),
     "full-journal": (24, aside(file_faults.full_journal)),
+    "fill-disk": (10, tier_faults.filled),
     "reader": (3, aside(file_faults.forgotten_reader)),
     "badio-kv": (1000, lambda tries, seed: badio.worked("kv", tries)),
     "badio-journal": (1000, lambda tries, seed: badio.worked("journal", tries)),

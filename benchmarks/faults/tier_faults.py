@@ -1,5 +1,5 @@
 """Faults with every tier on and little room on the device: engine or shelf killed or stopped; servers killed,
-sockets cut behind one address.
+sockets cut behind one address; a disk that another program fills.
 
 One function per row. What is said must be what an undisturbed session says, exactly once.
 """
@@ -23,18 +23,27 @@ import msgspec
 
 from holdfast.gateway.serve import Serving, serving
 from holdfast.runtime.errors import EngineDied
+from holdfast.runtime.hosting import file_bytes
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.sdk import connect
 from holdfast.sdk.resume import Patience
 
-from .crowd import STORY, WEDGED_SECONDS, Crowd, Talk, Tally
+from .crowd import FACTS, STORY, WEDGED_SECONDS, Crowd, Talk, Tally
 from .engine_faults import POCKET, SERVED, SOON
+from .file_faults import small_disk
 from .network import proxy
 from .server_faults import command, launched
 
 TIGHT = msgspec.structs.replace(POCKET, blocks=40, max_context=608, host_bytes=2 << 20, disk_bytes=64 << 20)
 """Room for one talk and a little: the others' KV goes down and comes back."""
 QUICK = Patience(first=0.002, longest=0.05, total=WEDGED_SECONDS)
+WIDE = msgspec.structs.replace(POCKET, blocks=640, max_context=608, host_bytes=16 << 20, disk_bytes=200 << 20)
+"""Room for twenty talks; more than the host tier holds goes to disk."""
+DISK = "240m"
+CHUNK, CHUNK_SECONDS = 1 << 20, 0.01
+"""The program that fills the disk writes so much at once, and then waits."""
+SLACK = 16 << 20  # bytes beyond the journal's reserve that would be free if there were no KV; it grows, too
+LEAST_KV = 2 * SLACK  # on disk when it is filled: much of it has to go
 EARLY = 0.5  # of the kills of a server so many come before anything was heard of it
 MOST_EARLY = 2  # and so many in a row, so that each reply has its chance
 
@@ -98,6 +107,70 @@ async def _figures(engine: ChildEngine) -> dict[str, float]:
         await engine.link.wait_ready()
         with suppress(EngineDied):
             return await engine.link.statistics()
+
+
+async def filled(tries: int, seed: int) -> Tally:
+    """Another program fills the disk while twenty sessions talk, until all KV there must go for the journal's
+    reserve to be free. Lost: a refused turn, or KV that does not go to disk again once the disk has room.
+    """
+    tally, rng = Tally("disk filled by another program"), random.Random(seed)
+    names = ("Marisol", "Bella", "Tom", "Ana", "Otto")
+    lines = [f"My name is {names[n % 5]}, and my locker code is {4000 + 37 * n}." for n in range(20)]
+    with small_disk(DISK) as disk:
+        if disk is None:
+            tally.notes.append("may not mount a tmpfs: nothing tried")
+            return tally
+        store, ballast = disk / "store", disk / "ballast"
+        settings = msgspec.structs.replace(WIDE, store=str(store))
+        async with (
+            serving(replace(SERVED, store=store), settings) as running,
+            connect(running.url) as client,
+        ):
+            fields = {"max_output_tokens": 40}
+            talks = [Talk((f"{line} {FACTS}", STORY, "What is my locker code?"), fields) for line in lines]
+            crowd = Crowd(client, talks)
+            await crowd.rehearse()
+            for _ in range(tries):
+                await _stored(running, store, tally)
+                talking = asyncio.create_task(crowd.talk(tally))
+                await asyncio.sleep(rng.uniform(0.0, crowd.seconds))
+                before = file_bytes(store)
+                await asyncio.to_thread(_fill, ballast, store, SERVED.journal.reserve_bytes + SLACK)
+                await talking
+                await crowd.talk(tally)
+                tally.notes.append(f"KV gave back {before - file_bytes(store) >> 20} of {before >> 20} MiB")
+                ballast.unlink()
+                tally.tries += 1
+            await _stored(running, store, tally)
+    return tally
+
+
+async def _stored(running: Serving, store: Path, tally: Tally) -> None:
+    """Have sessions say something new until KV goes to disk."""
+    deadline = time.monotonic() + WEDGED_SECONDS
+    async with connect(running.url) as client:
+        while file_bytes(store) < LEAST_KV:
+            if time.monotonic() > deadline:
+                tally.lost += 1
+                tally.notes.append(f"try {tally.tries}: no KV goes to disk again")
+                return
+            async with client.session() as chat:
+                await chat.say(f"{time.monotonic_ns()} {FACTS * 14}", max_output_tokens=1).text()
+                await chat.settle("disk")
+
+
+def _fill(ballast: Path, store: Path, leave: int) -> None:
+    """Write until so much is free or KV's; a disk that is full now is tried again."""
+    with ballast.open("wb", buffering=0) as file:
+        deadline = time.monotonic() + WEDGED_SECONDS
+        while time.monotonic() < deadline:
+            found = os.statvfs(store)
+            left = found.f_bavail * found.f_frsize + file_bytes(store) - leave
+            if left <= 0:
+                return
+            with suppress(OSError):
+                file.write(bytes(min(CHUNK, left)))
+            time.sleep(CHUNK_SECONDS)
 
 
 async def restarted(tries: int, seed: int) -> Tally:

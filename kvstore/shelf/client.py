@@ -9,6 +9,7 @@ is known here. The clock is the caller's, but for what a `read` takes; one threa
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -22,8 +23,23 @@ from pathlib import Path
 
 from ..host import HostTier
 from ..keys import KEY_BYTES
+from ..limits import explained
 from ..slots import PAGE
-from .messages import PACKET_BYTES, Begin, Done, Down, Failed, Fetch, Fetched, Gone, Known, Store, Up, encode
+from .messages import (
+    PACKET_BYTES,
+    Begin,
+    Done,
+    Down,
+    Failed,
+    Fetch,
+    Fetched,
+    Gone,
+    Known,
+    Room,
+    Store,
+    Up,
+    encode,
+)
 from .messages import up_decoder as decoder
 from .patience import Patience
 from .rising import Rising
@@ -49,7 +65,8 @@ class _Request:
 class ShelfStatistics:
     """``records`` and ``waiting`` requests now; counts: requests done by kind, refused, ``lost`` shelves.
 
-    ``read``: records that came past the shelf.
+    ``read``: records that came past the shelf. ``budget``: bytes that records may take now; less than was asked
+    for where the disk is short of space.
     """
 
     records: int
@@ -59,6 +76,7 @@ class ShelfStatistics:
     failed: int
     lost: int
     read: int = 0
+    budget: int = 0
 
 
 class DiskTier:
@@ -78,6 +96,7 @@ class DiskTier:
         self._host = host
         self._control = control
         self._begin = begin
+        self._budget = begin.budget
         self._blocks = blocks
         self._shortcut = Shortcut(Path(begin.folder), begin.block_bytes)
         self._sock: socket.socket | None = None
@@ -103,7 +122,8 @@ class DiskTier:
         self._ask()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        """Records that a fetch can bring: none before the shelf has named them all."""
+        return len(self._keys) if self._ready else 0
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a fetch is likely to succeed."""
@@ -245,7 +265,7 @@ class DiskTier:
     def full(self) -> bool:
         """Whether each record from now on takes the place of another; an estimate."""
         size = -(-(self._begin.block_bytes + 16) // PAGE) * PAGE
-        return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._begin.budget
+        return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._budget
 
     def poll(self, now: float) -> None:
         """Take answers, send what did not fit before, and see to a shelf that is late."""
@@ -262,13 +282,14 @@ class DiskTier:
     def statistics(self) -> ShelfStatistics:
         """Gauges and counters."""
         return ShelfStatistics(
-            len(self._keys),
+            len(self),
             len(self._requests),
             self._stored,
             self._fetched,
             self._failed,
             self._lost,
             self._read,
+            self._budget,
         )
 
     def close(self) -> None:
@@ -343,6 +364,8 @@ class DiskTier:
                     log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
             case Gone():
                 self._forget(_split(answer.keys))
+            case Room():
+                self._budget = answer.bytes
             case Done() | Failed():
                 message = self._requests.pop(answer.ticket).message
                 assert isinstance(message, Store)
@@ -427,10 +450,13 @@ class DiskTier:
 
     def _take_shelf(self, now: float) -> None:
         try:
-            _, fds, _, _ = socket.recv_fds(self._control, 16, 1)
+            told, fds, _, _ = socket.recv_fds(self._control, 16, 1)
         except OSError:
             return
         if not fds:
+            if told:  # the kernel drops a descriptor that this process has no number for
+                log.warning("%s", explained(OSError(errno.EMFILE, ""), "the socket to the shelf"))
+                self._ask()
             return
         for request in list(self._requests.values()):
             self._give_up(request.message)
@@ -440,6 +466,7 @@ class DiskTier:
         self._sock = socket.socket(fileno=fds[0])
         self._sock.setblocking(False)
         self._patience.heard(now)
+        self._budget = self._begin.budget
         self._post(self._begin)
 
 

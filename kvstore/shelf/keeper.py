@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 
+from ..limits import explained
+
 GRACE = 2.0  # seconds a shelf has to end once the engine is gone
 STEADY = 10.0  # seconds after which a shelf is no longer a failed start
 FIRST = 0.1  # seconds before the first start after a death; each that fails doubles them
@@ -94,7 +96,7 @@ class ShelfKeeper:
         except OSError as error:  # the machine has no room for a process, or the engine left just now
             self._end(0.0)
             if not self._left_within(0.0):
-                log.warning("the shelf cannot be started, which is tried again: %s", error)
+                log.warning("%s; it is tried again", explained(error, "the shelf's process"))
             return False
         return True
 

@@ -15,13 +15,17 @@ KEYS_PER_PACKET = 4096
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """The first packet: which records, where, and how many bytes of them; ``caps``: of which tenants fewer."""
+    """The first packet: which records, where, and how many bytes of them; ``caps``: of which tenants fewer.
+
+    ``floor``: bytes of the disk that stay free, whoever fills it.
+    """
 
     folder: str
     space: bytes
     block_bytes: int
     budget: int
     caps: dict[int, int] = {}
+    floor: int = 0
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
@@ -98,8 +102,14 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     keys: bytes
 
 
+class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
+    """Bytes that records may take now: the budget, or less where the disk is short of space."""
+
+    bytes: int
+
+
 Down: TypeAlias = Begin | Store | Fetch
-Up: TypeAlias = Known | Done | Fetched | Failed | Gone
+Up: TypeAlias = Known | Done | Fetched | Failed | Gone | Room
 
 encode = msgspec.msgpack.Encoder().encode
 down_decoder = msgspec.msgpack.Decoder(Down)

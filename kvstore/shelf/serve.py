@@ -1,7 +1,9 @@
 """The shelf's loop: requests from the engine, records between slots and disk, an answer for each.
 
 Requests that wait are taken together: stores up to ``BATCH_BYTES`` share a transaction, a fetch never waits
-behind more than one such. A medium that refuses fails the request and nothing else.
+behind more than one such. A medium that refuses fails the request and nothing else. Between requests it looks
+at the free space of its disk, the more often the less there is, and gives its own back before others are short
+of it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import contextlib
 import logging
 import select
 import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -27,16 +30,20 @@ from .messages import (
     Fetched,
     Gone,
     Known,
+    Room,
     Store,
     Up,
     encode,
 )
 from .messages import down_decoder as decoder
-from .store import Given, RecordStore, StoreFailed
-from .upkeep import others, write_about
+from .store import Given, RecordStore, StoreFailed, StoreFull
+from .upkeep import clear_others, others, write_about
 
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
+FILL_RATE = 1 << 30  # bytes a second at which others may fill the disk
+LOOK_SECONDS = 0.05, 1.0  # between two looks at it, at least and at most
+ROOM_SHARE = 32  # a change of room by one part in so many is told
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +57,24 @@ class Shelf:
         self._store = store
         self._dirty = False
         self._refusing = False
+        self._giving = False
+        self._told = store.budget  # the room that the engine knows of
+        self._look_at = self._sync_at = 0.0
 
     def run(self) -> None:
         """Until the other end closes."""
+        self._look()
         self._introduce()
         while True:
-            if not select.select([self._sock], [], [], SYNC_SECONDS)[0]:
-                self._sync()
+            now = time.monotonic()
+            if now >= self._look_at:
+                self._look()
+            until = min(self._look_at, self._sync_at) if self._dirty else self._look_at
+            if not select.select([self._sock], [], [], max(0.0, until - time.monotonic()))[0]:
+                if time.monotonic() >= self._sync_at:
+                    self._sync()
                 continue
+            self._sync_at = now + SYNC_SECONDS
             first = self._sock.recv(PACKET_BYTES)
             if not first:
                 self._sync()
@@ -66,9 +83,49 @@ class Shelf:
 
     def _introduce(self) -> None:
         keys = self._store.keys()
+        for start in range(0, max(1, len(keys)), KEYS_PER_PACKET):
+            last = start + KEYS_PER_PACKET >= len(keys)
+            part = b"".join(keys[start : start + KEYS_PER_PACKET])
+            self._send(Known(part, last, self._store.ignored if last else 0))
+
+    def _look(self) -> None:
+        """Give space back if the disk is short of it; say when the next look is due."""
+        least, most = LOOK_SECONDS
+        delay = most
+        try:
+            headroom = self._store.headroom
+            if headroom < 0:
+                self._give_back(headroom)
+                headroom = self._store.headroom
+            elif self._giving and headroom > (self._store.floor or 0) // ROOM_SHARE:
+                self._giving = False
+                log.warning("KV on disk may grow again: %s has room", self._store.folder)
+            if len(self._store):
+                delay = min(most, max(least, headroom / FILL_RATE))
+            room = self._store.room
+            if abs(room - self._told) * ROOM_SHARE > max(room, self._told):
+                self._told = room
+                self._send(Room(room))
+        except StoreFailed as error:
+            self._refused(error)
+        self._look_at = time.monotonic() + delay
+
+    def _give_back(self, headroom: int) -> None:
+        """Records of other models first, as nobody asks for these now."""
+        clear_others(self._store.folder, -headroom)
+        self._store.relieve()
+        self._tell_given_up()
+
+    def _tell_given_up(self) -> None:
+        keys, self._store.given_up = self._store.given_up, []
+        if keys and not self._giving:
+            self._giving = True
+            least = self._store.floor or 0
+            log.warning(
+                "less than %d bytes are free on the disk of %s: KV gives way", least, self._store.folder
+            )
         for start in range(0, len(keys), KEYS_PER_PACKET):
-            self._send(Known(b"".join(keys[start : start + KEYS_PER_PACKET]), False))
-        self._send(Known(b"", True, self._store.ignored))
+            self._send(Gone(b"".join(keys[start : start + KEYS_PER_PACKET])))
 
     def _more(self) -> list[Down]:
         """What has come meanwhile, as much as fits a batch."""
@@ -128,6 +185,7 @@ class Shelf:
             self._refused(error)
             for store in stores:
                 self._send(Failed(store.ticket, str(error)))
+            self._tell_given_up()
             return
         self._dirty = True
         if self._refusing:
@@ -137,6 +195,7 @@ class Shelf:
             self._send(Done(store.ticket, self._store.place_of(store.key)))
         if evicted:  # some of these, perhaps, where a tenant may keep fewer than it gave
             self._send(Gone(b"".join(evicted)))
+        self._tell_given_up()
 
     def _sync(self) -> None:
         if self._dirty:
@@ -148,7 +207,7 @@ class Shelf:
 
     def _refused(self, error: StoreFailed) -> None:
         """One line when it begins, one when it ends."""
-        if not self._refusing:
+        if not self._refusing and not isinstance(error, StoreFull):
             self._refusing = True
             log.error("the disk refuses: %s", error)
 
@@ -169,7 +228,9 @@ def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
         raise msgspec.ValidationError("the first packet begins nothing")
     memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
     folder = Path(begin.folder)
-    store = RecordStore(folder, begin.space, begin.block_bytes, begin.budget, begin.caps, anew=anew)
+    store = RecordStore(
+        folder, begin.space, begin.block_bytes, begin.budget, begin.caps, floor=begin.floor, anew=anew
+    )
     if beside := others(folder):
         log.warning("%s holds KV of %d other models or settings: ignored", folder.parent, beside)
     with contextlib.suppress(OSError):  # a full disk: only who looks from outside misses it

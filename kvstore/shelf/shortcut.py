@@ -85,7 +85,9 @@ class Shortcut:
         if lying is None:
             return False
         with contextlib.suppress(OSError):
-            return in_memory(self._file(), lying.offset)
+            if in_memory(self._file(), lying.offset):
+                return True
+        self._look_again()
         return False
 
     def read(self, keys: Sequence[bytes], parts_of: Callable[[int], Parts], first: int = 0) -> list[int]:
@@ -125,6 +127,7 @@ class Shortcut:
             found += [lying.tokens for lying in run]
         if len(found) < len(keys):
             self.forget(keys[len(found)])
+            self._look_again()
         return found
 
     def _runs(self, keys: Sequence[bytes]) -> Generator[tuple[int, list[Lying]], None, None]:
@@ -157,6 +160,11 @@ class Shortcut:
             if _digest(blocks[at]) != run[at].digest:
                 return at
         return whole
+
+    def _look_again(self) -> None:
+        """Where the shelf has begun another file, what was known of this one is of no use."""
+        if self._fd is not None and not os.fstat(self._fd).st_nlink:
+            self.forget_all()
 
     def _file(self) -> int:
         if self._fd is None:

@@ -5,11 +5,16 @@ straight from and into the caller's buffers, every byte checked when it is read.
 and the first to give way, until it is touched; its recency is written with the next batch. What raises here is
 `StoreFailed`: the medium refused, and may not refuse the next time; or `StoreTorn`: the file's own pages are
 damaged, it is thrown away, and another store begins anew. For one process and thread.
+
+KV is a cache, and others need the disk more: while less than ``floor`` bytes are free there, records are given
+up and the pages they took become holes of the file (`holes`). A file system that has no holes gets the whole
+file back, and the store begins anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +27,8 @@ import lmdb
 from xxhash import xxh3_64_intdigest
 
 from ..errors import KVStoreError, RecordDamaged, RecordMissing
+from ..limits import OUT_OF_DESCRIPTORS, errno_of, explained
+from .holes import ListUnreadable, punch_free_pages
 from .lock import hold
 from .order import RecordOrder
 from .places import FILE, Places, stride_of
@@ -29,7 +36,11 @@ from .record import RecordHeader, read_header
 
 FIRST_MAP = 16 << 20
 SPARE = 64 << 20  # of the map, beyond twice the budget: pages freed are not free at once
+TREE_BYTES = 64 << 10  # that the B-trees may take with one batch of records
+GIVEN_SHARE = 32  # of its records one in so many goes beyond what is needed now, when space is given back
+TURN = b"turn"  # in the main tree: written for the sake of a transaction, and of no meaning
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 TORN = (
     lmdb.BadDbiError,
@@ -47,6 +58,10 @@ ANOTHER_FORMAT = "LMDB data format"
 
 class StoreFailed(KVStoreError):
     """The medium refused; what was asked for has not happened."""
+
+
+class StoreFull(StoreFailed):
+    """The disk has no space for KV beyond what is kept free there."""
 
 
 class StoreTorn(KVStoreError):
@@ -68,7 +83,9 @@ class RecordStore:
     """The records of one namespace under ``folder``, at most ``budget`` bytes of them.
 
     ``caps``: bytes that those of a tenant may take of it, by the tenant's number.
+    ``floor``: bytes of the disk that it leaves free, whoever else fills it; None: it does not look.
     ``ignored``: headers found that are not of this namespace, block size or layout; they are dropped.
+    ``given_up``: keys that went because the disk is short of space; for the caller to take.
     ``anew``: throw away what is there, as whoever opened it last died of it.
 
     Raises:
@@ -84,13 +101,16 @@ class RecordStore:
         budget: int,
         caps: Mapping[int, int] | None = None,
         *,
+        floor: int | None = None,
         anew: bool = False,
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._space = space
         self._length = block_bytes
         self._record_size = stride_of(block_bytes)
         self.budget = budget
+        self.floor = floor
+        self.given_up: list[bytes] = []
         self._most = {tenant: cap // self._record_size for tenant, cap in (caps or {}).items()}
         self._order = RecordOrder()
         self._used: set[bytes] = set()  # read since the last batch
@@ -101,12 +121,12 @@ class RecordStore:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = hold(folder)
         except OSError as error:
-            raise StoreFailed(f"{folder}: {error}") from error
+            raise StoreFailed(explained(error, f"the KV folder {folder}")) from error
         try:
             strange = self._begin(anew=anew)
-        except (OSError, lmdb.Error) as error:
+        except (OSError, lmdb.Error, MemoryError) as error:
             os.close(self._lock)
-            raise StoreFailed(f"{folder}: {error}") from error
+            raise StoreFailed(explained(error, f"the KV file {folder / FILE}")) from error
         self.ignored = len(strange)
         surplus = [key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)]
         if strange or surplus:
@@ -123,6 +143,32 @@ class RecordStore:
         """Bytes that its records take."""
         return len(self._order) * self._record_size
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the disk that its file takes."""
+        try:
+            return (self.folder / FILE).stat().st_blocks * 512
+        except OSError:
+            return 0
+
+    @property
+    def headroom(self) -> int:
+        """Bytes that the file may grow by; less than 0: so many are to be given back. Raises `StoreFailed`."""
+        if self.floor is None:
+            return self.budget
+        try:
+            found = os.statvfs(self.folder)
+        except OSError as error:
+            raise StoreFailed(explained(error, f"the folder {self.folder}")) from error
+        return found.f_bavail * found.f_frsize - self.floor
+
+    @property
+    def room(self) -> int:
+        """Bytes that records may take now: the budget, or what the disk allows. Raises `StoreFailed`."""
+        if self.floor is None:
+            return self.budget
+        return min(self.budget, max(0, self.file_bytes + self.headroom))
+
     def keys(self) -> list[bytes]:
         """All of them, the longest unused first."""
         return list(self._order)
@@ -133,7 +179,8 @@ class RecordStore:
         """Keep these and forget ``superseded``, all in one transaction; returns keys given up for room.
 
         ``touched``: used now, as if they had been put. A tenant with a cap gives up its own, of these records
-        the first where they alone are more than it may keep.
+        the first where they alone are more than it may keep. Where the disk is short of space others go before
+        these come (``given_up``), and of these the first where all of them do not fit.
 
         Raises:
             StoreFailed: none of it happened.
@@ -145,6 +192,8 @@ class RecordStore:
                 self._used.add(key)
         fresh = [record for record in records if record.key not in self._order or record.key in kept]
         fresh, refused = self._within_caps(fresh)
+        fresh, crowded = self._within_disk(fresh)
+        refused += crowded
         gone = [key for key in kept if key in self._order]
         surplus = self._surplus(fresh, kept)
         going = kept.union(surplus)
@@ -257,10 +306,30 @@ class RecordStore:
 
         with contextlib.suppress(StoreFailed):  # found again after a restart, and checked again
             self._write(work)
-        for key in listed:
-            self._order.remove(key)
-            self._places.forget(key)
-            self._used.discard(key)
+        self._forget(listed)
+
+    def relieve(self, coming: int = 0) -> int:
+        """Give up the longest unused, and their space, until ``coming`` bytes more fit on the disk.
+
+        Returns bytes that the file is smaller by; the keys are in ``given_up``. Nothing raises here but
+        `StoreTorn`: what cannot be given back now is tried again by the next call.
+        """
+        try:
+            before, lack = self.file_bytes, coming - self.headroom
+            if lack <= 0 or self.floor is None:
+                return 0
+            lack -= self._punch()
+            if lack > 0 and len(self._order):
+                count = -(-lack // self._record_size) + len(self._order) // GIVEN_SHARE
+                self._give_up(self._order.evicted(count, (), ()))
+                self._punch()
+            return max(0, before - self.file_bytes)
+        except (OSError, lmdb.Error, StoreFailed, ListUnreadable) as error:
+            if errno_of(error) in OUT_OF_DESCRIPTORS:
+                return 0
+            if len(self):
+                log.warning("all KV in %s is given up for space: %s", self.folder / FILE, error)
+            return self._empty()
 
     def sync(self) -> None:
         """Have the medium keep what was put. Raises `StoreFailed`."""
@@ -301,6 +370,55 @@ class RecordStore:
                 left[record.tenant] -= 1
         return staying[::-1], refused
 
+    def _within_disk(self, fresh: list[Given]) -> tuple[list[Given], list[bytes]]:
+        """Of these the last ones, as many as the disk has room for; and the keys of the others."""
+        if self.floor is None or not fresh:
+            return fresh, []
+        self.relieve(len(fresh) * self._record_size + TREE_BYTES)
+        most = max(0, self.headroom - TREE_BYTES) // self._record_size
+        if not most:
+            raise StoreFull(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
+        return fresh[-most:], [record.key for record in fresh[:-most]]
+
+    def _give_up(self, keys: list[bytes]) -> None:
+        """Forget these for lack of space, in such a way that their pages can be written over."""
+
+        def work(txn: Any) -> None:
+            for key in keys:
+                self._delete(txn, key)
+
+        self._write(work)
+        self._write(lambda txn: txn.put(TURN, b""))  # what a transaction freed is free once another has ended
+        self._forget(keys)
+        self.given_up += keys
+
+    def _forget(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._order.remove(key)
+            self._places.forget(key)
+            self._used.discard(key)
+
+    def _punch(self) -> int:
+        """Give back the space of free pages; bytes."""
+        if any(line.split()[-1].isdigit() for line in self._env.readers().splitlines()[1:]):
+            raise ListUnreadable("another process reads it")
+        fd = os.open(self.folder / FILE, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return punch_free_pages(fd)
+        finally:
+            os.close(fd)
+
+    def _empty(self) -> int:
+        """Give back the whole file, and begin anew; bytes."""
+        before, keys = self.file_bytes, self.keys()
+        with contextlib.suppress(OSError, lmdb.Error, StoreFailed):  # the next call tries to have another
+            self._env.close()
+            self._begin(anew=True)
+        self._forget(keys)
+        self._used.clear()
+        self.given_up += keys
+        return max(0, before - self.file_bytes)
+
     def _surplus(self, fresh: list[Given], besides: Collection[bytes]) -> list[bytes]:
         """What tenants with a cap give up for these."""
         coming = Counter(record.tenant for record in fresh if record.tenant in self._most)
@@ -311,11 +429,10 @@ class RecordStore:
         """Have an environment and what it holds; keys of records that are not ours. One that is torn is thrown
         away: whoever reads a truncated map dies.
         """
-        path = self._folder / FILE
+        path = self.folder / FILE
         for thrown in (anew, True):
             if thrown:
-                path.unlink(missing_ok=True)
-                (self._folder / "lock.mdb").unlink(missing_ok=True)
+                throw_away(self.folder)
             env = None
             try:
                 self._env = env = self._environment()
@@ -334,16 +451,16 @@ class RecordStore:
                     env.close()
                 if ANOTHER_FORMAT not in str(error):
                     raise
-        raise StoreFailed(f"{self._folder}: cannot be opened, even anew")
+        raise StoreFailed(f"{self.folder}: cannot be opened, even anew")
 
     def _environment(self) -> Any:
-        size = max(FIRST_MAP, (self._folder / FILE).stat().st_size if self._made else 0)
+        size = max(FIRST_MAP, (self.folder / FILE).stat().st_size if self._made else 0)
         # With readahead, for the scan at the beginning; then `Places` says what is read ahead.
-        return lmdb.open(str(self._folder), map_size=size, max_dbs=2, sync=False, writemap=False)
+        return lmdb.open(str(self.folder), map_size=size, max_dbs=2, sync=False, writemap=False)
 
     @property
     def _made(self) -> bool:
-        return (self._folder / FILE).exists()
+        return (self.folder / FILE).exists()
 
     def _read_order(self) -> list[bytes]:
         """Take what the file holds, the longest unused first; gives keys of records that are not ours."""
@@ -371,22 +488,27 @@ class RecordStore:
                 with self._env.begin(write=True) as txn:
                     return work(txn)
             except lmdb.MapFullError as error:
-                size = self._env.info()["map_size"]
-                most = 2 * self.budget + SPARE
-                if size >= most:
-                    raise StoreFailed("the map is full") from error
-                self._env.set_mapsize(min(most, 2 * size))
-                self._places.mapped(anew=False)
+                self._grow_map(error)
             except (lmdb.Error, OSError) as error:
                 raise self._failed(error) from error
+
+    def _grow_map(self, full: Exception) -> None:
+        size, most = self._env.info()["map_size"], 2 * self.budget + SPARE
+        if size >= most:
+            raise StoreFailed("the map is full") from full
+        try:
+            self._env.set_mapsize(min(most, 2 * size))
+        except (lmdb.Error, MemoryError) as error:  # of a limit on memory; what is mapped stays
+            raise self._failed(error) from error
+        self._places.mapped(anew=False)
 
     def _failed(self, error: Exception) -> KVStoreError:
         """What to raise for it; the next call finds an environment that works, or none ever will."""
         if isinstance(error, TORN):
-            (self._folder / FILE).unlink(missing_ok=True)
-            return StoreTorn(f"{self._folder}: the file of records is damaged and thrown away: {error}")
+            (self.folder / FILE).unlink(missing_ok=True)  # still mapped here: a shorter one would kill us
+            return StoreTorn(f"{self.folder}: the file of records is damaged and thrown away: {error}")
         self._renew()
-        return StoreFailed(str(error))
+        return StoreFailed(explained(error, f"the KV file {self.folder / FILE}"))
 
     def _renew(self) -> None:
         """An environment whose meta page could not be written refuses everything: have another, or next time.
@@ -404,7 +526,7 @@ class RecordStore:
         try:
             header = self._places.read(key, into)
         except OSError as error:
-            raise StoreFailed(str(error)) from error
+            raise StoreFailed(explained(error, f"the KV file {self.folder / FILE}")) from error
         return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
 
     def _look_for(self, key: bytes) -> None:
@@ -441,3 +563,12 @@ class RecordStore:
         return RecordHeader(
             self._space, record.key, record.tokens, self._length, record.digest, stamp, record.tenant
         )
+
+
+def throw_away(folder: Path) -> None:
+    """Remove the file of records, and its space too where another process still has it open."""
+    path = folder / FILE
+    with contextlib.suppress(FileNotFoundError):
+        os.truncate(path, 0)
+        path.unlink()
+    (folder / "lock.mdb").unlink(missing_ok=True)

@@ -54,7 +54,11 @@ class BlackBox:
     def new(cls) -> BlackBox:
         """An empty one, closed at exec unless it is passed on."""
         fd = os.memfd_create("holdfast-blackbox")
-        os.ftruncate(fd, STACKS)
+        try:
+            os.ftruncate(fd, STACKS)
+        except OSError as error:
+            os.close(fd)
+            raise OSError(error.errno, error.strerror, "the engine's crash report in memory") from error
         os.lseek(fd, 0, os.SEEK_END)  # where faulthandler begins to write: the position is shared
         return cls(fd)
 

@@ -15,14 +15,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
 import anyio
 
+from ...kvstore.limits import explained
 from ...kvstore.shelf.keeper import ShelfKeeper
 from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
-from ..hosting import host_memory, with_secret
+from ..hosting import host_memory, make_room, with_secret
 from ..settings import EngineSettings
 from .blackbox import BlackBox, Death
 from .client import EngineLink
@@ -109,6 +111,7 @@ class ChildEngine:
     async def __aenter__(self) -> EngineLink:
         # Each incarnation names its blocks alike, so that it finds those that the one before it kept.
         self._settings = await asyncio.to_thread(with_secret, self._settings)
+        await asyncio.to_thread(make_room, self._settings)
         self._memory = host_memory(self._settings)
         try:
             child = await self._start()
@@ -138,15 +141,16 @@ class ChildEngine:
 
     async def _start(self) -> Incarnation:
         """One incarnation: spawn, hand over the settings, wait until it is loaded or has hung in it."""
-        ours, theirs = socket.socketpair()
-        box, wire = BlackBox.new(), Wire(self._heard)
-        try:
+        wire = Wire(self._heard)
+        with ExitStack() as undone:
+            ours, theirs = socket.socketpair()
+            undone.callback(ours.close)
             with theirs:
+                box = BlackBox.new()
+                undone.callback(box.close)
+                undone.callback(self._drop_keeper)
                 process = self._spawn(theirs, box)
-        except OSError:
-            box.close()
-            ours.close()
-            raise
+            undone.pop_all()
         self._child = child = Incarnation(process, box, wire)
         self.link.attach(wire)
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=ours)
@@ -181,10 +185,18 @@ class ChildEngine:
                 return await self._start()
             except EngineGone:
                 await self._bury()
-            except (RuntimeFault, OSError) as fault:
+            except OSError as fault:  # of the machine, which may have more later
+                log.error("%s; it is tried again", explained(fault, "the engine's process"))
+            except RuntimeFault as fault:
                 log.error("engine cannot start again: %s", fault)
                 self.link.end(EngineDied(f"the engine cannot start again: {fault}"))
                 return None
+
+    def _drop_keeper(self) -> None:
+        """Of a child that could not be started: nothing asks it for a shelf."""
+        shelf, self._shelf = self._shelf, None
+        if shelf is not None:
+            shelf.stop()
 
     async def _bury(self) -> Death | None:
         """The account of the child whose socket has ended, which the log gets too; None if there is none."""

@@ -26,7 +26,7 @@ from ..frames.client import ItemCreate, ResponseCancel, ResponseCreate
 from ..frames.items import FunctionCallItem
 from ..frames.response import ResponseParams
 from ..frames.server import OutputItemDone, ServerEvent, TextDelta
-from ..reply import Finished, Reply
+from ..reply import Finished, Reply, Rounds
 from ..tools import Tool
 from .answers import Answered, Answers
 from .calls import Calls
@@ -75,7 +75,7 @@ class Run:
         self._done: RunDone | None = None
         self.calls = Calls(tools, apart)
         self.answers = Answers(exchange, self.calls)
-        self.rounds: list[Finished] = []
+        self.rounds = Rounds()
         self._reply = Reply(exchange, self._create, first, rounds=self.rounds)
 
     # --- as the chat sees a turn ---

@@ -39,6 +39,8 @@ class Journal:
         """Numbers of the sessions in memory: retention leaves them alone."""
         self.condense: Condense | None = None
         """Makes a long session's operations fewer; without it they stay."""
+        self.reclaimable: Callable[[], int] = lambda: 0
+        """Bytes of the journal's disk that a cache has taken and gives back when they are needed."""
         self.watchers: set[Callable[[StorageUnavailable], None]] = set()
         """Told on the loop when a commit has failed for the first time."""
         self._store = store
@@ -164,6 +166,8 @@ class Journal:
     def _judge(self, free: int | None) -> None:
         """Whether new changes have a place to go to; a change of that is a line in the log."""
         reserve = self.settings.reserve_bytes
+        if free is not None and free < reserve:
+            free += self.reclaimable()
         lack = None
         if free is None:
             lack = StorageUnavailable(f"the journal's folder is gone: {self._store.folder}")

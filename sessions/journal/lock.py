@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from ...kvstore.limits import explained
 from ..errors import StoreHeld, StoreUnusable
 
 POLL_SECONDS = 0.05
@@ -30,7 +31,7 @@ class StoreLock:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as fault:
-            raise StoreUnusable(f"the store {self._folder} cannot be used: {fault.strerror}") from None
+            raise StoreUnusable(explained(fault, f"the store {self._folder}")) from None
         try:
             self._wait(fd, time.monotonic() + seconds)
         except BaseException:

@@ -325,16 +325,20 @@ class JournalStore:
                     if isinstance(record, SessionRecord):
                         number = struct.unpack(">Q", key)[0]
                         tails[number] = tail_of(number)
+                        self._note(transaction, {number: tails[number]})  # a Drop behind it looks there
                         done.born.append(Born(number, record.salt, len(sealed)))
                         lineage.enter(transaction, self._tables, number, record.origin)
                 case Drop(number=number):
                     done.forgotten[number] = self._drop(transaction, number)
                     tails.pop(number, None)
+        self._note(transaction, tails)
+        return done
+
+    def _note(self, transaction: lmdb.Transaction, tails: dict[int, Tail]) -> None:
         now = time.time()
         for number, tail in tails.items():
             key = key_of(number)
             transaction.put(key, seal(key, replace(tail, used=now)), db=self._tables[Table.TAILS])
-        return done
 
     def _tail(self, transaction: lmdb.Transaction, number: int) -> Tail:
         key = key_of(number)

@@ -54,6 +54,13 @@ async def test_with_every_tier_on_engine_or_shelf_may_be_killed(strike: tier_fau
     unharmed(tally, FACTOR)
 
 
+async def test_a_disk_that_another_program_fills_refuses_no_turn() -> None:
+    tally = await tier_faults.filled(2 * FACTOR, seed=9)
+    if not tally.tries:
+        pytest.skip("this user may not mount")
+    unharmed(tally, 2 * FACTOR)
+
+
 @pytest.mark.slow
 async def test_servers_killed_in_mid_reply_and_cut_sockets_lose_nothing() -> None:
     unharmed(await tier_faults.restarted(FACTOR, seed=6), FACTOR)

@@ -14,6 +14,7 @@ from wires import LONG, Json, Wire, get, text_of, wire
 
 from holdfast.gateway.serve import Serving
 from holdfast.runtime.link import incarnation
+from holdfast.sdk import connect
 
 pytestmark = pytest.mark.anyio
 
@@ -68,6 +69,16 @@ async def test_a_reply_outlives_its_engine_and_every_session_is_told_once(server
         assert "4821" in text_of(await idle.say("What is my locker code?"))
         again = await one.say("My name is Pablo.")
         assert again["kv"]["prefilled"] == again["kv"]["new"]
+
+
+async def test_what_is_asked_of_kv_waits_for_the_next_engine(server: Serving) -> None:
+    async with connect(server.url) as client, client.session() as chat:
+        await chat.say("My name is Marisol.").text()
+        for ask in (lambda: chat.lease(ttl=60.0), chat.stage, lambda: chat.settle("host")):
+            server.engine.kill()
+            await not_ready(server.url)
+            await ask()
+        assert "Marisol" in await chat.say("What is my name?").text()
 
 
 async def test_a_reply_goes_on_by_its_grammar_with_the_next_engine(server: Serving) -> None:

@@ -6,9 +6,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from websockets.asyncio.client import connect as dial
 from wires import Json, Wire, get, text_of, wire
@@ -16,24 +17,37 @@ from wires import Json, Wire, get, text_of, wire
 from holdfast.gateway.serve import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
+from holdfast.sdk import connect
 from holdfast.sessions.journal.settings import JournalSettings
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
 
 
+@contextmanager
+def mounted(where: Path, size: str) -> Iterator[Path]:
+    """A file system of that size."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", str(where)], check=True)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)], capture_output=True, check=False
-    )
-    if mount.returncode:
-        pytest.skip("this user may not mount")
-    try:
-        yield tmp_path
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+    with mounted(tmp_path, "4m") as disk:
+        yield disk
+
+
+@pytest.fixture
+def wider_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    with mounted(tmp_path, "24m") as disk:
+        yield disk
 
 
 @asynccontextmanager
@@ -163,3 +177,24 @@ async def test_what_was_acknowledged_before_and_after_a_full_disk_is_there(
             assert (await one.receive())["reopened"]
             assert "4821" in text_of(await one.say("What is my locker code?"))
             assert "Marisol" in text_of(await one.say("What is my name?"))
+
+
+async def test_kv_never_takes_what_the_journal_keeps_in_reserve(
+    wider_disk: Path, pocket: EngineSettings
+) -> None:
+    """More KV than the disk has beyond the reserve: it gives way, turns go on, and so after a restart."""
+    store = wider_disk / "store"
+    settings = GatewaySettings(port=0, store=store, journal=JournalSettings(reserve_bytes=16 * MIB))
+    engine = msgspec.structs.replace(pocket, store=str(store), disk_bytes=23 * MIB, host_bytes=8 * MIB)
+    for start in range(2):
+        async with serving(settings, engine) as running, connect(running.url) as client:
+            for turn in range(6):
+                async with client.session() as chat:
+                    story = f"{start} {turn} " + "My name is Marisol, and I like old books. " * 30
+                    assert await chat.say(story, max_output_tokens=8).text()
+                    await chat.settle("disk")
+                found = os.statvfs(wider_disk)
+                assert found.f_bavail * found.f_frsize >= 16 * MIB
+            figures = await running.engine.link.statistics()
+            assert figures["disk_stored"] > 0 and figures["disk_budget"] < 8 * MIB
+            assert running.clipped is not None and "--disk-bytes" in running.clipped

@@ -168,9 +168,24 @@ def no_tokenizer(folder: Path) -> str:
     return "tokenizer.json"
 
 
+def hostile_template(folder: Path) -> str:
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{{ 'A' * 3000000000 }}")
+    return "chat_template.jinja: The chat template refused the conversation: it makes a value of 3000000000"
+
+
+def hungry_template(folder: Path) -> str:
+    lists = "{% set a = ('a' * 60000000)|list %}{% set b = a|list %}{% set c = b|list %}"
+    (folder / "chat_template.jinja").write_text(lists)
+    return "chat_template.jinja: The chat template was refused: rendering it takes more than 1024 MiB"
+
+
 @pytest.mark.parametrize(
     "spoil",
-    [missing, broken_config, other_architecture, wrong_shape, broken_header, no_weights, no_tokenizer],
+    [
+        *(missing, broken_config, other_architecture, wrong_shape, broken_header, no_weights, no_tokenizer),
+        *(hostile_template, hungry_template),
+    ],
     ids=lambda spoil: spoil.__name__,
 )
 def test_a_model_that_cannot_be_served_is_named_in_a_line(

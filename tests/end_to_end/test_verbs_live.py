@@ -56,6 +56,21 @@ async def test_a_reply_that_is_over_is_cut_too(wired: Client) -> None:
             await chat._exchange.truncate((await items_of(chat))[0], 10_000)
 
 
+async def test_a_reply_that_was_left_is_cut_and_not_the_one_before(wired: Client) -> None:
+    async with wired.session() as chat:
+        await chat.say("My name is Marisol.").text()
+        before = (await items_of(chat))[0]
+        first = (await chat.retrieve(before)).text
+        async for _ in chat.say(STORY, **LONG):
+            break
+        kept = await chat.interrupt(heard=10)
+        assert len(kept) == 10
+        assert (await chat.retrieve(before)).text == first
+        assert "Marisol" in await chat.say("What is my name?").text()
+        here = next(one for one in await chat.tree() if one.id == chat.session.id)
+        assert here.items == 6, "the reply that was left stands, as far as it was heard"
+
+
 async def test_another_task_interrupts(wired: Client) -> None:
     async with wired.session() as chat:
         await chat.say("My name is Marisol.").text()

@@ -52,4 +52,7 @@ def test_a_full_disk_is_not_said_to_be_an_address(
 
     monkeypatch.setattr(serve, "opened", full)
     assert started(port=0) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "holdfast: [Errno 28] No space left on device"
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "holdfast: the server cannot grow: no space is left on its disk"
+    )

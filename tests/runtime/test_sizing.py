@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.runtime.errors import SettingsInvalid
-from holdfast.runtime.hosting import disk_bytes, host_bytes
+from holdfast.runtime.hosting import clipped, disk_bytes, file_bytes, host_bytes
 from holdfast.runtime.settings import EngineSettings
 from holdfast.runtime.sizing import (
     HOST_MOST_BYTES,
@@ -82,3 +84,19 @@ def test_a_budget_larger_than_the_machine_is_refused_with_the_sum(tmp_path: Path
         host_bytes(EngineSettings(model="m", host_bytes=1 << 60))
     with pytest.raises(SettingsInvalid, match="more than the store's disk"):
         disk_bytes(EngineSettings(model="m", disk_bytes=1 << 60), tmp_path)
+
+
+def test_kv_on_disk_is_clipped_to_what_the_journal_leaves(tmp_path: Path) -> None:
+    kv = tmp_path / "kv"
+    (kv / "0123").mkdir(parents=True)
+    free = shutil.disk_usage(tmp_path).free
+    wide = EngineSettings(model="m", store=str(tmp_path), disk_bytes=1 << 20)
+    assert clipped(wide) is None
+    tight = msgspec.structs.replace(wide, disk_reserve=free)
+    told = clipped(tight)
+    assert told is not None and told.startswith("KV on disk is clipped to 0 B of the 1 MiB of --disk-bytes: ")
+    assert str(kv) in told and "it grows when there is room" in told
+    assert disk_bytes(msgspec.structs.replace(tight, disk_bytes=None), kv) == 0
+    (kv / "0123" / "data.mdb").write_bytes(bytes(range(256)) * 4096)
+    assert file_bytes(tmp_path) == 1 << 20, "what KV has already counts as its own"
+    assert file_bytes(tmp_path / "none") == 0

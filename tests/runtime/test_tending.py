@@ -137,3 +137,48 @@ def test_clear_says_what_it_could_not_remove(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SettingsInvalid, match=os.strerror(errno.EROFS)):
         list(tend("clear", tmp_path))
     assert (folder / FILE).exists()
+
+
+def pages_of(file: Path) -> int:
+    return file.stat().st_size // 4096
+
+
+def refused(act: str, store: Path) -> str:
+    """What it says that it cannot do, if anything."""
+    try:
+        list(tend(act, store))
+    except SettingsInvalid as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.timeout(300)
+def test_a_file_that_kills_its_reader_is_named_and_thrown_away(tmp_path: Path) -> None:
+    """A zeroed page of a tree aborts LMDB: in a process that is there for it, never in this one."""
+    folder = tmp_path / "kv" / SPACE.hex()
+    kept = RecordStore(folder, SPACE, SIZE, 1 << 30)
+    payload = bytes(SIZE)
+    for number in range(60):
+        given = Given(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(payload), memoryview(payload))
+        kept.put([given])
+    kept.close()
+    write_about(folder, SIZE)
+    beside = tmp_path / "kv" / ("ff" * 16)
+    RecordStore(beside, bytes([255]) * 16, SIZE, 1 << 20).close()
+    write_about(beside, SIZE)
+    whole = (folder / FILE).read_bytes()
+    trees = [at for at in range(2, pages_of(folder / FILE)) if whole[at * 4096 + 10] & 3]
+    for page in reversed(trees):
+        spoilt = bytearray(whole)
+        spoilt[page * 4096 : (page + 1) * 4096] = bytes(4096)
+        (folder / FILE).write_bytes(spoilt)
+        told = refused("stat", tmp_path)
+        if "ended by SIG" in told:
+            break
+    killed = f"{folder / FILE} is damaged: the process that read it ended by SIGABRT"
+    assert told == f"{killed}; `holdfast store gc` throws it away"
+    for act in ("verify", "gc"):
+        (folder / FILE).write_bytes(spoilt)
+        assert refused(act, tmp_path) == f"{killed}; it is thrown away"
+        assert not (folder / FILE).exists()
+    assert next(iter(tend("stat", tmp_path))).startswith(f"{SPACE.hex()}: 0 records")

@@ -8,10 +8,11 @@ import anyio
 import pytest
 from scripted import Script, add, chatting, failed, given_up, response, weather
 
-from holdfast.sdk import errors
+from holdfast.sdk import ServerError, errors
 from holdfast.sdk.asking import TOGETHER
 from holdfast.sdk.frames import client, items, server
 from holdfast.sdk.frames.client import ClientEvent, ItemCreate
+from holdfast.sdk.frames.verbs import ItemTruncate, ItemTruncated
 
 pytestmark = pytest.mark.anyio
 
@@ -357,3 +358,66 @@ async def test_fields_are_checked_before_they_are_sent() -> None:
         with pytest.raises(errors.FrameError):
             await chat.update(model=7)
     assert script.kinds() == []
+
+
+def cutting(script: Script, event: client.ClientEvent) -> Iterable[server.ServerEvent]:
+    """As usual, and messages are cut where they are told to be."""
+    if isinstance(event, ItemTruncate):
+        yield ItemTruncated(
+            event_id=script.id(), item_id=event.item_id, content_index=0, text_end=event.text_end or 0
+        )
+    else:
+        yield from script.usual(event)
+
+
+@pytest.mark.parametrize("heard", [None, 3, "Once "])
+async def test_a_reply_that_was_left_by_break_is_the_one_to_interrupt(heard: int | str | None) -> None:
+    script = Script(["The first reply"], None, answer=cutting)
+    async with chatting(script) as chat:
+        await chat.say("Hi").text()
+        async for _ in chat.say("Tell me a story"):
+            break
+        kept = await chat.interrupt(heard=heard)
+        assert kept == "Once upon"[: len(kept)] and len(kept) == (heard if isinstance(heard, int) else 5)
+        (cut,) = [event for event in script.got if isinstance(event, ItemTruncate)]
+        assert (cut.item_id, cut.text_end) == ("i0", len(kept))
+        script.running.clear()  # the server stops what is cut
+        assert await chat.interrupt(heard=2) == "On", "still the same reply"
+
+
+async def test_a_reply_that_was_left_is_cut_when_so_much_has_come() -> None:
+    script = Script(["The first reply"], None, answer=cutting)
+    async with chatting(script) as chat:
+        await chat.say("Hi").text()
+        async for _ in chat.say("Tell me a story"):
+            break
+        script.tell(script.delta(script.running[-1], 0, "upon a time"))
+        assert await chat.interrupt(heard=9) == "Once upon"
+        assert [event.text_end for event in script.got if isinstance(event, ItemTruncate)] == [9]
+
+
+async def test_a_reply_that_was_left_says_no_more_than_it_said() -> None:
+    script = Script(["The first reply"], None, answer=cutting)
+    async with chatting(script) as chat:
+        await chat.say("Hi").text()
+        async for _ in chat.say("Tell me a story"):
+            break
+        await chat._exchange.cut()
+        with pytest.raises(ValueError, match="9 characters"):
+            await chat.interrupt(heard=12)
+        assert not any(isinstance(event, ItemTruncate) for event in script.got)
+
+
+async def test_a_refused_turn_leaves_the_reply_before_it_to_interrupt() -> None:
+    def answer(script: Script, event: client.ClientEvent) -> Iterable[server.ServerEvent]:
+        if isinstance(event, client.ResponseCreate) and not script.turns:
+            yield script.error("conversation_busy", event.event_id)
+        else:
+            yield from cutting(script, event)
+
+    script = Script(["The first reply"], answer=answer)
+    async with chatting(script) as chat:
+        await chat.say("Hi").text()
+        with pytest.raises(ServerError):
+            await chat.say("More").text()
+        assert await chat.interrupt(heard=9) == "The first"

@@ -44,6 +44,9 @@ assert THINKS_OPEN != CHATML
 
 IM = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+INST = ("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]")
+INST += ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+TURNS = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
 
 
@@ -66,6 +69,17 @@ FAMILIES = {
     "tools-last": Family(_template("tools_last"), IM, (), "<|im_end|>"),
     "thinks-open": Family(THINKS_OPEN, IM, MARKS, "<|im_end|>"),
 }
+MISTRAL = (("bos_token", "<s>"), ("eos_token", "</s>"))
+STRICT = {
+    "mistral-v1": Family(_template("mistral_v1"), INST, (), "</s>", MISTRAL),
+    "mistral-v2": Family(_template("mistral_v2"), INST, (), "</s>", MISTRAL),
+    "mistral-v3": Family(_template("mistral_v3"), INST, (), "</s>", MISTRAL),
+    "mistral-nemo": Family(_template("mistral_nemo"), INST, (), "</s>", MISTRAL),
+    "gemma-2": Family(_template("gemma2"), TURNS, (), "<end_of_turn>", (("bos_token", "<bos>"),)),
+    "gemma-3": Family(_template("gemma3"), TURNS, (), "<end_of_turn>", (("bos_token", "<bos>"),)),
+}
+"""Families whose templates want users and assistants to alternate."""
+FAMILIES |= STRICT
 
 
 @cache

@@ -338,6 +338,8 @@ class ScriptedLink:
         if entry[0] in self.cut_off:
             self.stuck.set()
             await self.freed.wait()
+            if not self.alive:
+                raise EngineDied("killed")
 
     def _known(self, seq: int) -> Held:
         if seq not in self.held:

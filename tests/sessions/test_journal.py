@@ -214,6 +214,18 @@ async def test_a_disk_with_too_little_left_refuses_what_is_new_and_takes_what_ru
             await left(session)
 
 
+@run
+async def test_what_a_cache_gives_back_counts_as_free() -> None:
+    with folder() as path:
+        async with book_in(path, reciting()) as book:
+            session = book.create()
+            book.journal.settings = replace(SMALL, reserve_bytes=1 << 60)
+            book.journal.reclaimable = lambda: 1 << 60
+            assert session.log.fault is None
+            book.journal.reclaimable = lambda: 0
+            assert "bytes left" in session.log.fault.message
+
+
 # --- sessions that come back --------------------------------------------------------------------------------
 
 

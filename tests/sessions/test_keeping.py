@@ -9,8 +9,10 @@ from session_stage import ask, reciting, run, say, session_on
 
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.messages import Grant
-from holdfast.sessions.errors import ConversationBusy
+from holdfast.sessions.errors import ConversationBusy, EngineUnavailable
+from holdfast.sessions.events import ReplyStatus
 from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.settings import SessionSettings
 
 
 def verbs(link, *names: str) -> list[tuple]:
@@ -51,8 +53,6 @@ async def test_after_another_engine_the_branch_is_opened_with_its_tokens_and_its
     held = link.held[1].tokens
     await session.keeping.lease(2, 60.0, 30.0)
     link.die(outside=True)
-    with pytest.raises(EngineDied):
-        await session.keeping.stage()
     link.restart()
     link.log.clear()
     await session.keeping.stage()
@@ -115,3 +115,65 @@ async def test_numbers_of_any_size_cross_the_link() -> None:
     await ask(session, "Hi")
     await session.keeping.lease(10**40, 1e300, float("nan"))
     assert verbs(link, "lease") == [("lease", 1, 10**9, 1e9, 0.0)]
+
+
+KEEPING = {
+    "lease": lambda session: session.keeping.lease(1, 60.0, None),
+    "stage": lambda session: session.keeping.stage(),
+    "settle": lambda session: session.keeping.settle(disk=True),
+}
+
+
+@pytest.mark.parametrize("during", [False, True])
+@pytest.mark.parametrize("verb", KEEPING)
+@run
+async def test_each_waits_for_the_engine_that_is_started_again(verb: str, during: bool) -> None:
+    link = reciting("Hello!", "Again!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    if during:
+        link.cut_off.add(verb)
+    else:
+        link.die(outside=True)
+    asked = asyncio.create_task(KEEPING[verb](session))
+    if during:
+        await link.stuck.wait()
+        link.die(outside=True)
+        link.cut_off.clear()
+        link.freed.set()
+    await link.waiting.wait()
+    assert not asked.done()
+    link.log.clear()
+    link.restart()
+    await asked
+    assert len(verbs(link, verb)) == 1 and len(verbs(link, "open")) == 1
+    assert (await ask(session, "And?")).status is ReplyStatus.COMPLETED
+
+
+@pytest.mark.parametrize("verb", KEEPING)
+@run
+async def test_each_is_refused_where_no_engine_comes_in_time(verb: str) -> None:
+    link = reciting("Hello!")
+    session = session_on(link, settings=SessionSettings(recovery_seconds=0.01))
+    await ask(session, "Hi")
+    link.die(outside=True)
+    with pytest.raises(EngineUnavailable):
+        await KEEPING[verb](session)
+    assert not session.history.busy
+
+
+@pytest.mark.parametrize("verb", ["stage", "settle"])
+@run
+async def test_a_turn_that_begins_while_a_move_waits_goes_first(verb: str) -> None:
+    link = reciting("Hello!", "Again!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    link.die(outside=True)
+    asked = asyncio.create_task(KEEPING[verb](session))
+    await link.waiting.wait()
+    say(session, "And?")
+    response = session.respond(TurnRequest.checked())
+    link.restart()
+    with pytest.raises(ConversationBusy):
+        await asked
+    assert [event async for event in response][-1].status is ReplyStatus.COMPLETED

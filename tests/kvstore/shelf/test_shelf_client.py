@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,10 +15,10 @@ from random import Random
 import pytest
 
 from holdfast.kvstore.host import HostTier
-from holdfast.kvstore.shelf import keeper
+from holdfast.kvstore.shelf import client, keeper
 from holdfast.kvstore.shelf.client import DEADLINE, DiskTier
 from holdfast.kvstore.shelf.keeper import ShelfKeeper
-from holdfast.kvstore.shelf.messages import PACKET_BYTES, Begin
+from holdfast.kvstore.shelf.messages import PACKET_BYTES, Begin, Known, encode
 from holdfast.kvstore.shelf.patience import OPENING
 from holdfast.kvstore.shelf.upkeep import remove, stat, verify
 from holdfast.kvstore.slots import SlotMemory, SlotState, make_memory
@@ -37,7 +39,7 @@ def payload(number: int) -> bytes:
 class Stage:
     """A host tier of 40 slots, a keeper beside it, and the disk below; ``now`` is the test's."""
 
-    def __init__(self, folder: Path, space: bytes = SPACE) -> None:
+    def __init__(self, folder: Path, space: bytes = SPACE, floor: int = 0) -> None:
         fd = make_memory(2 * 4096 + 41 * (SIZE + 64))
         memory = SlotMemory(fd, space, SIZE)
         self.host = HostTier(memory)
@@ -45,7 +47,8 @@ class Stage:
         control = self.keeper.theirs.dup()
         self.keeper.start()
         self.now = 0.0
-        self.disk = DiskTier(self.host, control, Begin(str(folder / space.hex()), space, SIZE, 1 << 22))
+        begin = Begin(str(folder / space.hex()), space, SIZE, 1 << 22, floor=floor)
+        self.disk = DiskTier(self.host, control, begin)
         self._fd: int | None = fd
 
     def until(self, reached: Callable[[], object]) -> None:
@@ -127,6 +130,80 @@ def test_a_record_that_is_gone_fails_alone_in_its_piece(stage: Stage) -> None:
     assert (stage.disk.statistics().fetched, stage.disk.statistics().failed) == (19, 1)
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    where = tmp_path / "small"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(where)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a tmpfs")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def free(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize
+
+
+def test_a_disk_that_another_fills_gets_the_space_of_kv_and_returns_it(small_disk: Path) -> None:
+    """The shelf sees it by itself, gives up KV of other models first, and tells the engine what went."""
+    floor = 8 << 20
+    other = Stage(small_disk, bytes(16))
+    other.until(other.settled)
+    other.down(*range(30))
+    other.close()
+    stage = Stage(small_disk, floor=floor)
+    stage.until(stage.settled)
+    stage.down(*range(30))
+    assert stage.disk.statistics().budget == 1 << 22
+    ballast = small_disk / "ballast"
+    taken = (small_disk / bytes(16).hex() / "data.mdb").stat().st_blocks * 512
+    ballast.write_bytes(bytes(free(small_disk) - floor + taken // 2))
+    stage.until(lambda: free(small_disk) >= floor)
+    assert len(stage.disk) == 30 and not (small_disk / bytes(16).hex()).exists()
+    with ballast.open("ab") as file:
+        file.write(bytes(free(small_disk) - floor + 5 * SIZE))
+    stage.until(lambda: len(stage.disk) < 30)
+    stage.until(lambda: free(small_disk) >= floor)
+    assert len(stage.disk) > 5 and key(29) in stage.disk and key(0) not in stage.disk
+    with ballast.open("ab") as file:
+        file.write(bytes(free(small_disk) - 1024))
+    stage.until(lambda: len(stage.disk) == 0 and stage.disk.statistics().budget < 1 << 20)
+    assert stage.disk.full
+    ballast.unlink()
+    stage.until(lambda: stage.disk.statistics().budget == 1 << 22)
+    stage.down(*range(40, 60))
+    stage.host.drop(key(45))
+    assert stage.disk.fetch(key(45), stage.now)
+    stage.until(stage.settled)
+    stage.check(45)
+    stage.close()
+
+
+def test_a_socket_that_found_no_descriptor_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel drops it without a word: the disk tier would be without a shelf for good."""
+    lost = [1]
+
+    def received(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int], int, object]:
+        found = socket.socket.recvmsg(sock, size, socket.CMSG_LEN(4 * most))
+        fds = [int.from_bytes(data[:4], "little") for _, _, data in found[1]]
+        if lost and fds:
+            lost.clear()
+            os.close(fds.pop())
+        return found[0], fds, 0, None
+
+    monkeypatch.setattr(client.socket, "recv_fds", received)
+    stage = Stage(tmp_path)
+    stage.until(stage.settled)
+    assert not lost and "RLIMIT_NOFILE" in caplog.text
+    stage.down(1)
+    stage.close()
+
+
 class Queued:
     """The shelf's socket with answers that have come, and no others."""
 
@@ -158,6 +235,21 @@ def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(
         found.append(stage.disk.statistics().fetched)
     assert found == [4, 8, 22, 30]
     sock.setblocking(False)
+    monkeypatch.undo()
+
+
+def test_records_count_when_they_can_be_fetched(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shelf may be stopped between two packets of keys: the figure must not promise what no turn can get."""
+    monkeypatch.setattr(stage.disk, "_ready", False)
+    first, second = (Known(key(number), last) for number, last in ((1, False), (2, True)))
+    monkeypatch.setattr(stage.disk, "_sock", Queued([encode(first)]))
+    stage.disk.poll(stage.now)
+    assert not stage.disk.fetch(key(1), stage.now)
+    assert (stage.disk.statistics().records, len(stage.disk)) == (0, 0)
+    monkeypatch.setattr(stage.disk, "_sock", Queued([encode(second)]))
+    stage.disk.poll(stage.now)
+    assert (stage.disk.statistics().records, len(stage.disk)) == (2, 2)
+    assert key(1) in stage.disk and key(2) in stage.disk
     monkeypatch.undo()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import select
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +94,32 @@ async def test_settings_that_contradict_themselves_are_named(tiny: Path) -> None
     with pytest.raises(PoolTooSmall, match="blocks"):
         async with ChildEngine(settings_for(tiny, blocks=8)):
             pass
+
+
+async def test_an_engine_that_finds_no_descriptor_is_started_later(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full file table passes: the server must not be without an engine for good."""
+    form, failures = ChildEngine(settings_for(tiny), backoff=AT_ONCE), [1, 2]
+    async with form as link:
+        spawn = ChildEngine._spawn
+
+        def starved(self: ChildEngine, *rest: Any) -> Any:
+            if failures:
+                raise OSError(errno.EMFILE, f"Too many open files, {failures.pop()}")
+            return spawn(self, *rest)
+
+        monkeypatch.setattr(ChildEngine, "_spawn", starved)
+        before = len(os.listdir("/proc/self/fd"))
+        seq = (await link.open([1])).seq
+        form.kill()
+        with pytest.raises(EngineDied):
+            await link.generate(seq, Sampling(), Limits(500))
+        await link.wait_ready()
+        assert not failures and (await link.open([1])).length == 1
+        assert len(os.listdir("/proc/self/fd")) <= before, "what failed left no descriptor open"
+    said = [record.message for record in caplog.records if "tried again" in record.message]
+    assert len(said) == 2 and "RLIMIT_NOFILE is " in said[0]
 
 
 async def test_a_model_that_went_away_ends_the_restarts(tiny: Path, tmp_path: Path) -> None:
