@@ -27,12 +27,15 @@ from .sizes import bytes_of
 
 
 class Upkeep(StrEnum):
-    """What can be done with a store's KV."""
+    """What can be done with a store."""
 
     STAT = "stat"
     VERIFY = "verify"
     GC = "gc"
     CLEAR = "clear"
+    REPAIR = "repair"
+    BACKUP = "backup"
+    ERASE = "erase"
 
 
 app = typer.Typer(
@@ -256,21 +259,36 @@ def doctor(
 
 @app.command()
 def store(
-    act: Annotated[Upkeep, typer.Argument(help="verify and gc drop what is damaged; clear removes all KV.")],
+    act: Annotated[
+        Upkeep,
+        typer.Argument(
+            help="stat counts; verify reads everything, drops damaged KV and names damaged sessions; gc gives "
+            "room back; clear removes all KV, no session; repair writes a damaged journal anew; backup copies "
+            "the sessions to TARGET, also beside a server; erase removes all that is of --tenant."
+        ),
+    ],
     folder: Annotated[
         Path | None, typer.Argument(help="The folder given to `serve --store`, or that `serve` names.")
     ] = None,
+    target: Annotated[Path | None, typer.Argument(help="Of `backup`: a new folder.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Of `erase`: the tenant's name in the keys file.")
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Of `erase`: the keys file, to see that it has this tenant.")
+    ] = None,
 ) -> None:
-    """Look after the KV that a server left on disk; sessions are not touched. No server may hold it."""
-    from ..runtime.tending import tend
+    """Look after what a server left on disk: sessions in the journal, and KV. No server may hold it, but for
+    `backup`. Exit code 1: something is damaged."""
+    from .storekeeping import keep
 
     if folder is None:
         _refuse(f"which store? holdfast store {act.value} DIR, with the folder that `holdfast serve` names")
-    try:
-        for line in tend(act.value, folder):
-            print(line)
-    except RuntimeFault as fault:
-        _refuse(fault.message)
+    if (act is Upkeep.BACKUP) != (target is not None):
+        _refuse("holdfast store backup DIR TARGET: it alone takes a second folder")
+    if (act is Upkeep.ERASE) != (tenant is not None):
+        _refuse("holdfast store erase DIR --tenant NAME: it alone takes a tenant")
+    raise typer.Exit(keep(act.value, folder.expanduser(), target, tenant, keys))
 
 
 @app.command(

@@ -32,18 +32,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How the engine is, as far as its heartbeats tell. ``alive``: no restart of the server would help."""
+    """How the engine is, as far as its heartbeats tell. ``alive``: no restart of the server would help.
+
+    ``journal``: how it differs from that of the last start, where it does.
+    """
 
     alive: bool
     ready: bool
     phase: Phase
     detail: str
     fraction: float
+    journal: tuple[str, ...] = ()
 
     def told(self) -> dict[str, object]:
         """As the probes answer it."""
         status = "ready" if self.ready else "not ready" if self.alive else "hung"
-        return {"status": status, "phase": self.phase, "detail": self.detail, "fraction": self.fraction}
+        told = {"status": status, "phase": self.phase, "detail": self.detail, "fraction": self.fraction}
+        return {**told, "journal": list(self.journal)} if self.journal else told
 
 
 class Service:
@@ -117,6 +122,7 @@ class Service:
             phase=link.phase,
             detail="draining" if self._draining else lack.message if lack else beat.detail if beat else "",
             fraction=beat.fraction if beat else 0.0,
+            journal=() if self._journal is None else tuple(self._journal.mismatches),
         )
 
     def check_model(self, name: str | None) -> None:

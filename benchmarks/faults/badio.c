@@ -1,4 +1,5 @@
-/* Preloaded: calls that write to a file named data.mdb fail when told to, the first of them half done.
+/* Preloaded: calls that write to a store's file (data.mdb, *.log, *.index, *.new) fail when told to, the first
+   of them half done.
 
    badio_arm(k, error, times): from the k-th such call on, so many fail with that errno; 0 for none.
    badio_calls(): such calls since then. */
@@ -21,11 +22,18 @@ void badio_arm(long k, long error, long times) {
 
 long badio_calls(void) { return calls; }
 
+static int ends(const char *path, ssize_t length, const char *end) {
+    ssize_t size = (ssize_t)strlen(end);
+    return length >= size && !memcmp(path + length - size, end, (size_t)size);
+}
+
 static int fails(int fd) {
     char link[64], path[4096];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path);
-    if (length < 8 || memcmp(path + length - 8, "data.mdb", 8)) return 0;
+    if (!ends(path, length, "data.mdb") && !ends(path, length, ".log") && !ends(path, length, ".index") &&
+        !ends(path, length, ".new"))
+        return 0;
     long call = __sync_add_and_fetch(&calls, 1);
     if (!first || call < first || call >= first + failing) return 0;
     return call == first ? 2 : 1;

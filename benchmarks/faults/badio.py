@@ -1,8 +1,9 @@
 """A disk whose k-th write fails, for every k: the journal and the shelf's store on it, in a process of its own.
 
 ``python -m holdfast.benchmarks.faults.badio WHAT FIRST TRIES`` with ``badio.c`` preloaded, which makes write,
-sync and truncate of ``data.mdb`` fail, half done. For each k from FIRST on one line of JSON; the process ends
-after TRIES, or at the first k that the workload never reaches. ``library`` compiles the C; ``worked`` runs it.
+sync and truncate of the store's files fail, half done. For each k from FIRST on one line of JSON; the process
+ends after TRIES, or at the first k that the workload never reaches. ``library`` compiles the C; ``worked``
+runs it.
 """
 
 from __future__ import annotations
@@ -118,7 +119,11 @@ async def _journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: 
     from ...sessions.journal.settings import JournalSettings
 
     settings = JournalSettings(
-        map_bytes=128 << 10, max_bytes=64 << 20, reserve_bytes=0, retry_seconds=0.005, snapshot_operations=8
+        segment_bytes=32 << 10,
+        max_bytes=64 << 20,
+        reserve_bytes=0,
+        retry_seconds=0.005,
+        snapshot_operations=8,
     )
     arm()
     try:

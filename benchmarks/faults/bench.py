@@ -80,6 +80,8 @@ ROWS: dict[str, tuple[int, Row]] = {
     "flip-journal": (1000, aside(file_faults.flipped_journal)),
     "cut-kv": (100, aside(file_faults.truncated_records)),
     "cut-journal": (100, aside(file_faults.truncated_journal)),
+    "journal-pages": (400, aside(file_faults.damaged_pages)),
+    "journal-gone": (100, aside(file_faults.vanished_journal)),
     "full-kv": (48, aside(file_faults.full_records)),
     "full-journal": (24, aside(file_faults.full_journal)),
     "fill-disk": (10, tier_faults.filled),

@@ -6,14 +6,16 @@ without a word, of a cache only what nothing hit; wrong: bytes or words that are
 
 from __future__ import annotations
 
+import logging
 import os
-import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -21,8 +23,10 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.errors import RecordUnavailable
 from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed
-from holdfast.sessions.errors import RecordDamaged, StorageUnavailable, StoreUnusable
-from holdfast.sessions.journal.changes import Append, Change, Put
+from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
+from holdfast.sessions.journal.changes import Append, Change, Drop, Put
+from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.places import offset_of, slot_of
 from holdfast.sessions.journal.records import HandleRecord, Heard, Keyring, SessionRecord
 from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.journal.store import JournalStore, Table, key_of
@@ -34,7 +38,9 @@ SPACE = bytes(range(16))
 RECORDS = 40
 SESSIONS = 20
 WORDS = 12
-SETTINGS = JournalSettings(map_bytes=1 << 20, max_bytes=64 << 20, reserve_bytes=0)
+SETTINGS = JournalSettings(max_bytes=64 << 20, reserve_bytes=0)
+SMALL_LOGS = replace(SETTINGS, segment_bytes=16 << 10)
+PAGE = 4096
 MODEL = b"model"
 READER = """
 import lmdb, sys
@@ -194,55 +200,206 @@ def told(store: JournalStore, number: int) -> list[str]:
     return [operation.event for operation in operations if isinstance(operation, Heard)]
 
 
+def kept(folder: Path, count: int = SESSIONS) -> None:
+    """A journal in several logs: sessions that take turns."""
+    with opened(folder, SMALL_LOGS) as store:
+        groups = [session(number) for number in range(1, count + 1)]
+        for group in groups:
+            store.write(group[:3])
+        for at in range(WORDS):
+            for group in groups:
+                store.write([group[3 + at]])
+
+
+@contextmanager
+def opened(folder: Path, settings: JournalSettings = SETTINGS) -> Iterator[JournalStore]:
+    """As a server opens it; what it says of damage is counted, not printed."""
+    speaking = logging.getLogger("holdfast.sessions.journal")
+    speaking.setLevel(logging.CRITICAL)
+    try:
+        store = open_for(folder, MODEL, settings)
+        try:
+            yield store
+        finally:
+            store.close()
+    finally:
+        speaking.setLevel(logging.NOTSET)
+
+
+def places(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
+    """Where each session's records lie: log, offset, length."""
+    store = JournalStore.open(folder, MODEL, SMALL_LOGS, write=False)
+    found = {
+        state.number: [
+            (store.logs.logs[slot_of(place)].path, offset_of(place), store.logs.size(place))
+            for place in state.places()
+            if place
+        ]
+        for state in store.sessions.states.values()
+    }
+    store.close()
+    return found
+
+
+def looked_at(store: JournalStore, hit: set[int], tally: Tally, *, short: bool = False) -> set[int]:
+    """Every session is what it was, or is refused by name because it was hit; those that were refused.
+
+    ``short``: a log lost its end, and who was hit has what was there before.
+    """
+    refused = set()
+    for number in range(1, SESSIONS + 1):
+        tally.replies += 1
+        whole = [word(number, at) for at in range(WORDS)]
+        try:
+            found = told(store, number)
+        except RecordDamaged:
+            refused.add(number)
+            tally.lost += number not in hit
+        else:
+            tally.wrong += found != (whole[: len(found)] if short and number in hit else whole)
+    tally.wrong += not refused <= set(store.damaged())
+    tally.wrong += not short and refused != hit
+    return refused
+
+
 def flipped_journal(tries: int, seed: int) -> Tally:
     """One bit of an operation: that session is refused by name, the others say their words."""
     tally, rng = Tally("bit flipped in the journal"), Random(seed)
     with memory_folder() as folder:
-        store = JournalStore.open(folder, MODEL, SETTINGS)
-        store.write([change for number in range(1, SESSIONS + 1) for change in session(number)])
-        store.close()
-        path = folder / "data.mdb"
-        whole = path.read_bytes()
+        kept(folder)
+        held = places(folder)
+        whole = {path: path.read_bytes() for path in (folder / "journal").iterdir()}  # the indexes, too
         for _ in range(tries):
-            hit, at = rng.randrange(1, SESSIONS + 1), rng.randrange(WORDS)
-            data, where, bit = bytearray(whole), rng.randrange(len(word(hit, at))), 1 << rng.randrange(8)
-            for found in re.finditer(
-                re.escape(word(hit, at).encode()), whole
-            ):  # an old page may have it, too
-                data[found.start() + where] ^= bit
+            hit = rng.randrange(1, SESSIONS + 1)
+            path, offset, _ = rng.choice(held[hit])
+            data = bytearray(whole[path])
+            data[offset + rng.randrange(48)] ^= 1 << rng.randrange(8)
             path.write_bytes(data)
-            store = JournalStore.open(folder, MODEL, SETTINGS)
-            for number in {hit, *rng.sample(range(1, SESSIONS + 1), 2)}:
-                tally.replies += 1
-                try:
-                    tally.wrong += told(store, number) != [word(number, at) for at in range(WORDS)]
-                    tally.wrong += number == hit
-                except RecordDamaged:
-                    tally.lost += number != hit
-            store.close()
+            with opened(folder, SMALL_LOGS) as store:
+                looked_at(store, {hit}, tally)
+            for stray in (folder / "journal").iterdir():
+                stray.unlink()
+            for path, content in whole.items():
+                path.write_bytes(content)
             tally.tries += 1
     return tally
 
 
+def damaged_pages(tries: int, seed: int) -> Tally:
+    """Pages zeroed, bits flipped, pages swapped, ends cut, half of it while the journal is open; a restart.
+
+    Only sessions with a record there are lost, and they are named.
+    """
+    tally, rng = Tally("journal's pages damaged"), Random(seed)
+    for attempt in range(tries):
+        with memory_folder() as folder:
+            kept(folder)
+            held = places(folder)
+            log = rng.choice(sorted((folder / "journal").glob("*.log")))
+            before = log.read_bytes()
+            after = spoilt(before, attempt, rng)
+            hit = {
+                number
+                for number, records_ in held.items()
+                for path, at, size in records_
+                if path == log and before[at : at + size] != after[at : at + size]
+            }
+            with ExitStack() as stack:
+                short, is_open = len(after) < len(before), attempt % 8 >= 4
+                store = stack.enter_context(opened(folder, SMALL_LOGS)) if is_open else None
+                with log.open("r+b") as file:
+                    file.write(after)
+                    file.truncate(len(after))
+                if store is not None:
+                    looked_at(store, hit, tally, short=short)
+            with opened(folder, SMALL_LOGS) as store:
+                looked_at(store, hit, tally, short=short)
+                store.write(session(100))
+                tally.lost += told(store, 100)[-1] != word(100, WORDS - 1)
+            tally.tries += 1
+    return tally
+
+
+def spoilt(data: bytes, way: int, rng: Random) -> bytes:
+    """The data with damage of one of four ways."""
+    spoilt, pages = bytearray(data), len(data) // PAGE
+    one, other = (PAGE * rng.randrange(pages) for _ in range(2))
+    match way % 4:
+        case 0:
+            spoilt[one : one + PAGE] = bytes(PAGE)
+        case 1:
+            spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
+        case 2:
+            spoilt[one : one + PAGE], spoilt[other : other + PAGE] = (
+                spoilt[other : other + PAGE],
+                spoilt[one : one + PAGE],
+            )
+        case _:
+            del spoilt[rng.randrange(len(spoilt)) :]
+    return bytes(spoilt)
+
+
+def vanished_journal(tries: int, seed: int) -> Tally:
+    """Deleted, emptied, exchanged, rolled back, or its second place gone: said at the start, once, and it
+    serves."""
+    tally, rng = Tally("journal gone or exchanged"), Random(seed)
+    for attempt in range(tries):
+        with memory_folder() as folder, memory_folder() as other:
+            kept(folder, 3)
+            shutil.copytree(folder / "journal", other / "before")
+            for _ in range(rng.randrange(1, 3)):
+                with opened(folder, SMALL_LOGS) as store:
+                    tally.wrong += bool(store.mismatches)
+                    store.write([Append(1, WORDS, Heard(event="later"))])
+            kept(other, 2)
+            logs, files = folder / "journal", list((folder / "journal").iterdir())
+            match attempt % 5:
+                case 0:
+                    shutil.rmtree(logs)
+                case 1:
+                    for file in files:
+                        file.write_bytes(b"")
+                case 2:
+                    shutil.rmtree(logs)
+                    shutil.copytree(other / "journal", logs)
+                case 3:
+                    shutil.rmtree(logs)
+                    shutil.copytree(other / "before", logs)
+                case _:
+                    (folder / "identity").unlink()
+            for start in range(2):
+                with opened(folder, SMALL_LOGS) as store:
+                    tally.lost += bool(store.mismatches) != (start == 0)  # a silent start, or a false alarm
+                    store.write(session(100 + start))
+                    tally.wrong += told(store, 100 + start)[-1] != word(100 + start, WORDS - 1)
+                    if attempt % 5 >= 2:
+                        tally.wrong += told(store, 2) != [word(2, at) for at in range(WORDS)]
+            tally.tries += 1
+            tally.replies += 2
+    return tally
+
+
 def truncated_journal(tries: int, seed: int) -> Tally:
-    """The journal cut at any length: refused by name; never half of it."""
+    """The journal cut at any length: it is the journal up to there, and that is said."""
     tally, rng = Tally("journal cut short"), Random(seed)
     for _ in range(tries):
         with memory_folder() as folder:
-            store = JournalStore.open(folder, MODEL, SETTINGS)
-            store.write([change for number in range(1, SESSIONS + 1) for change in session(number)])
-            store.close()
-            path = folder / "data.mdb"
-            os.truncate(path, rng.randrange(1, path.stat().st_size))
+            with opened(folder) as store:
+                ends = []
+                for number in range(1, SESSIONS + 1):
+                    store.write(session(number))
+                    ends.append(store.logs.bytes and next(iter(store.logs.logs.values())).end)
+            (path,) = (folder / "journal").glob("*.log")
+            length = rng.randrange(path.stat().st_size)
+            os.truncate(path, length)
             tally.tries += 1
             tally.replies += 1
-            try:
-                store = JournalStore.open(folder, MODEL, SETTINGS)
-            except StoreUnusable as fault:
-                tally.wrong += "data.mdb" not in fault.message
-                continue
-            tally.lost += any(told(store, number)[-1] != word(number, WORDS - 1) for number in (1, SESSIONS))
-            store.close()
+            with opened(folder) as store:
+                there = [number for number, end in enumerate(ends, 1) if end <= length]
+                tally.wrong += sorted(store.sessions.states) != there or not store.logs.findings.lines
+                for number in there:
+                    tally.lost += told(store, number) != [word(number, at) for at in range(WORDS)]
+                store.write(session(100))
     return tally
 
 
@@ -329,7 +486,7 @@ def full_journal(tries: int, seed: int) -> Tally:
                 written += 1
             tally.lost += len(told(store, 1)) != WORDS + written
             tally.gap = max(tally.gap, time.monotonic() - began)
-            store.write([Put(Table.SESSIONS, key_of(2 + attempt), None)])
+            store.write([Drop(2 + attempt)])
             if written > 600:
                 break
             tally.tries += 1

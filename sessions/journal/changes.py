@@ -1,18 +1,32 @@
-"""What a session asks the store to write, plain data of which a group is one commit; and what came of that."""
+"""What a session asks the store to write: plain data, a group of which is one commit."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
-from .lineage import Table
-from .records import AnyOperation, Tail
-from .shares import Born
+from .records import AnyOperation
+
+
+class Table(StrEnum):
+    """What a `Put` may write: a session's record, its keyring, or a handle, which the keyring names
+    already."""
+
+    SESSIONS = "sessions"
+    KEYRINGS = "keyrings"
+    HANDLES = "handles"
+
+
+def key_of(number: int) -> bytes:
+    """A session's, in a table."""
+    return struct.pack(">Q", number)
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write one record; None takes it out."""
+    """Write one record. A handle's is in its session's keyring: to put or take out one writes nothing."""
 
     table: Table
     key: bytes
@@ -48,12 +62,3 @@ class Condensed:
 
 
 Change: TypeAlias = Put | Append | Drop | Condensed
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What a transaction has done: tails of the sessions it was about, and what each one it forgot erased."""
-
-    tails: dict[int, Tail]
-    born: list[Born]
-    forgotten: dict[int, list[int]]

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -138,6 +138,11 @@ class Journal:
         return await answer
 
     @property
+    def mismatches(self) -> Sequence[str]:
+        """How the journal differs from that of the last start, in sentences."""
+        return self._store.mismatches
+
+    @property
     def fault(self) -> StorageUnavailable | None:
         """Why nothing new may be begun now: the last commit failed, or the disk's reserve is touched."""
         if self._fault is not None:
@@ -215,15 +220,19 @@ class Journal:
                 self._answer(job, answer)
             self._upkeep(self._keep_shares)
             self._shorten()
+            self._compact()
             if time.monotonic() - swept > self.settings.sweep_seconds:
                 swept = time.monotonic()
                 self._upkeep(lambda: self._store.sweep(frozenset(self.live)))
+                self._upkeep(self._store.note)
             with self._changed:
                 if self._closing and not self._queue and not self._jobs:
                     return
 
     def _next(self) -> tuple[list[Change], int, list[Any]]:
-        """Wait for a group; all that is queued when it begins belongs to it."""
+        """Wait for a group; all that is queued when it begins belongs to it. None, where there is other
+        work."""
+        compacting = self._store.wants_compaction
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
                 left = None
@@ -231,6 +240,8 @@ class Journal:
                     left = self._oldest + self.settings.cursor_seconds / 2 - time.monotonic()
                     if left <= 0:
                         break
+                if compacting:
+                    return [], 0, []
                 self._changed.wait(left)
             return self._taken()
 
@@ -267,10 +278,15 @@ class Journal:
         try:
             self._store.condense(number, self.condense)
             self._relieve()
-        except StorageUnavailable as fault:
+        except (StorageUnavailable, RecordDamaged) as fault:
             log.warning("session %d was not made shorter: %s", number, fault.message)
         except Exception:  # whatever it is: its operations are there as they were
             log.exception("session %d cannot be made shorter", number)
+
+    def _compact(self) -> None:
+        """A slice of it, when nothing is waited for."""
+        if not (self._urgent or self._jobs) and self._store.wants_compaction:
+            self._upkeep(self._store.compact)
 
     def _commit(self, group: list[Change]) -> bool:
         """Until it holds; False where the journal closes before."""
@@ -304,7 +320,7 @@ class Journal:
             raise StorageUnavailable(f"the journal cannot be written: {type(error).__name__}") from error
 
     def _relieved(self) -> bool:
-        """Whether room was made inside a map that may grow no further."""
+        """Whether room was made in a journal that may grow no further."""
         try:
             return self._store.full and self._store.make_room(frozenset(self.live))
         except (StorageUnavailable, RecordDamaged):

@@ -14,10 +14,9 @@ from typing import Protocol
 import msgspec
 
 from ..errors import StorageUnavailable
-from .changes import Append, Change, Put
+from .changes import Append, Change, Put, Table, key_of
 from .journal import Journal
 from .records import AnyOperation, HandleRecord, Heard, Keyring, Origin, Said, SessionRecord, Typed, merged
-from .store import Table, key_of
 
 LAZY = Said | Heard | Typed
 """Operations that nobody is told of: they may wait for company."""

@@ -1,27 +1,22 @@
 """What the journal holds: operations on a session, and records about it. The schema is the type.
 
-A value is 8 bytes xxh3 over key and payload, then the payload: one MessagePack object of maps, so that
-fields added later with defaults read older records. Knows nothing of files.
+Each is one MessagePack object of maps, so that fields added later with defaults read older records. Knows
+nothing of files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
-import xxhash
 
 from ...runtime.link.messages import Sampling, TokenLogprob
 from ..errors import RecordDamaged
 from ..events import EndReason, ReplyStatus, TurnUsage
 from ..items import Item, Preamble, Role
 from ..requests import TurnRequest
-
-FORMAT = 2
-CHECK_BYTES = 8
-T = TypeVar("T")
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op"):
@@ -48,8 +43,8 @@ class Deleted(Operation, frozen=True, tag="deleted"):
 
 
 class Typed(Operation, frozen=True, tag="typed"):
-    """Text on its way that is no item yet: from character ``start`` on it is ``text`` now. It is what ``role``
-    says, or what a tool answers to ``call``."""
+    """Text on its way that is no item yet: from character ``start`` on it is ``text`` now. It is what
+    ``role`` says, or what a tool answers to ``call``."""
 
     start: int
     text: str = ""
@@ -86,7 +81,8 @@ class Said(Operation, frozen=True, tag="said"):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn node's own tokens: ``prompt`` (little-endian int32) on the first ``keep`` of its parent's path."""
+    """A turn node's own tokens: ``prompt`` (little-endian int32) on the first ``keep`` of its parent's
+    path."""
 
     node: str
     keep: int
@@ -141,9 +137,9 @@ class KeptNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Snapshot(Operation, frozen=True, tag="snapshot"):
     """All that the operations before it come to; no response runs. The first of those that are kept.
 
-    ``items`` and ``replies`` are tables, each thing in them once, as the history tells them apart by identity.
-    ``entries``: the history in order, ``n`` for item n and ``-1 - n`` for reply n. ``nodes``: the tree's path
-    from the root. ``last``, ``said``, ``logprobs``, ``ended``, ``after``: the last response, the
+    ``items`` and ``replies`` are tables, each thing in them once, as the history tells them apart by
+    identity. ``entries``: the history in order, ``n`` for item n and ``-1 - n`` for reply n. ``nodes``: the
+    tree's path from the root. ``last``, ``said``, ``logprobs``, ``ended``, ``after``: the last response, the
     ``responses``th, and the items appended while it ran.
     """
 
@@ -242,22 +238,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     root: str = ""
 
 
-class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """How many operations a session has had, and when the last was written (seconds since the epoch).
-
-    Those before ``first`` are in the snapshot that stands there, of ``base`` bytes; those behind it have
-    ``grown`` bytes.
-    """
-
-    operations: int
-    used: float
-    first: int = 0
-    base: int = 0
-    grown: int = 0
-
-
 class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Which session a handle opens, and for whom. Its key is the handle's digest; the handle is nowhere."""
+    """Which session a handle opens, and for whom. Only the handle's digest is kept; the handle is nowhere."""
 
     session: int
     owner: bytes
@@ -272,38 +254,6 @@ class Keyring(msgspec.Struct, frozen=True, kw_only=True):
     def digests(self) -> tuple[bytes, ...]:
         """All of them."""
         return self.fresh if self.used is None else (*self.fresh, self.used)
-
-
-class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the whole store is: its format, and the model whose token ids it holds."""
-
-    format: int
-    model: bytes
-
-
-def seal(key: bytes, record: object) -> bytes:
-    """The record as it is stored under ``key``."""
-    payload = msgspec.msgpack.encode(record)
-    return xxhash.xxh3_64_digest(key + payload) + payload
-
-
-def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
-    """The record stored under ``key``. Raises ``RecordDamaged``."""
-    payload = value[CHECK_BYTES:]
-    if xxhash.xxh3_64_digest(key + payload) != value[:CHECK_BYTES]:
-        raise RecordDamaged(f"a record's checksum is wrong (key {key.hex()})")
-    try:
-        record: T = msgspec.msgpack.decode(payload, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as fault:
-        raise RecordDamaged(f"a record cannot be read (key {key.hex()}): {fault}") from None
-    return record
-
-
-READERS: dict[int, Callable[[bytes, bytes], AnyOperation]] = {
-    1: lambda key, value: unseal(key, value, AnyOperation),
-    2: lambda key, value: unseal(key, value, AnyOperation),  # and snapshots, which the first does not know
-}
-"""How the operations of each format are read. A new format keeps its predecessor's reader here."""
 
 
 def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:

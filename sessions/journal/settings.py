@@ -24,10 +24,10 @@ class JournalSettings:
 
     cursor_seconds: float = 0.05
     """Emitted ids wait so long for others to be committed with, unless something must be durable sooner."""
-    map_bytes: int = 16 * MIB
-    """The map's size at first; it doubles when it is full."""
+    segment_bytes: int = 64 * MIB
+    """A log grows to this size, at most to a sixteenth of ``max_bytes``; then another one begins."""
     max_bytes: int = 4096 * MIB
-    """The map grows no further; the sessions used longest ago make room."""
+    """All logs together grow no further; the sessions used longest ago make room."""
     reserve_bytes: int = 64 * MIB
     """With less than this free on the disk new turns are refused; those that run may use it."""
     retry_seconds: float = 0.25

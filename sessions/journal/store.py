@@ -1,16 +1,8 @@
-"""The store file: LMDB, opened, written and read by one thread. Blocking.
+"""The store of one model's sessions: changes go to the logs, an index in memory says which records count.
 
-Never ``writemap`` (a full disk would kill the process); no transaction outlives a method, and what is read
-is copied out inside it. The map grows when it is full; at its limit the sessions used longest ago go first.
-Knows keys and tables, not what an operation means.
-
-    meta      "store"                 -> StoreRecord
-    sessions  number                  -> SessionRecord
-    tails     number                  -> Tail
-    log       number, index           -> an operation
-    keyrings  number                  -> Keyring
-    handles   digest of the handle    -> HandleRecord
-    forks     number, child's number  -> nothing: the child's operations follow on some of these
+Blocking, for one thread. A group of changes is one write and one sync. What is read is checked again each
+time: a damaged record costs the sessions that need it, and nobody else. Knows keys and places, not what an
+operation means.
 """
 
 from __future__ import annotations
@@ -20,39 +12,40 @@ import os
 import struct
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-import lmdb
-from msgspec.structs import replace
+import msgspec
+import numpy as np
 
-from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
-from . import lineage
-from .changes import Append, Applied, Change, Condensed, Drop, Put
-from .file import check_length, environment
-from .lineage import Table as Table
-from .lineage import key_of as key_of
-from .records import (
-    FORMAT,
-    READERS,
-    AnyOperation,
-    HandleRecord,
-    Keyring,
-    SessionRecord,
-    StoreRecord,
-    Tail,
-    seal,
-    unseal,
-)
+from ..errors import RecordDamaged, StorageUnavailable, StoreUnusable
+from . import identity, segment
+from .changes import Append, Change, Condensed, Drop, Put
+from .changes import Table as Table
+from .changes import key_of as key_of
+from .compaction import Compaction, dispensable
+from .disk import Disk
+from .logs import Log, LogFolder, named
+from .places import HIT, MISSING, SLOT_SHIFT, all_bytes_at, slot_of
+from .records import AnyOperation, HandleRecord, Keyring, SessionRecord
+from .segment import LOG_START, Fresh, Kind
 from .settings import JournalSettings
 from .shares import Born, Shares
+from .state import Sessions, SessionState, session_extra
 
 log = logging.getLogger(__name__)
 
-STORE_KEY = b"store"
-SWEEP_SESSIONS = 64  # forgotten in one transaction
+FOLDER = "journal"
+SWEEP_SESSIONS = 64  # forgotten in one group
+AGAIN = 1.25  # times as many operations as a session had when it could not be made shorter
+SMALL_SHARE = 0.25  # of a full log: smaller ones are merged
+DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
+MOST_SMALL = 8
+REST_SECONDS = 30.0  # after a compaction that failed
+MICROSECONDS = 1_000_000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,83 +61,191 @@ class Stored:
     """How many it has had of its own: the index of the next."""
 
 
-AGAIN = 1.25  # times as many operations as a session had when it could not be made shorter
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
 """How many of a session's operations one stands for, and that one; None where it is not worth it."""
 
 
 class JournalStore:
-    """One store file. ``open`` it on the thread that uses it."""
+    """The logs below ``folder``. ``open`` it on the thread that uses it."""
 
-    def __init__(self, environment: lmdb.Environment, folder: Path, settings: JournalSettings) -> None:
-        self._environment = environment
+    def __init__(self, folder: Path, settings: JournalSettings, logs: LogFolder) -> None:
         self.folder = folder
-        self._settings = settings
-        self._tables: dict[Table, Any] = {}
+        self.logs = logs
+        self.sessions = Sessions(logs.size, self._died)
         self.long: set[int] = set()
         """Sessions that `condense` would make shorter."""
-        self._declined: dict[int, int] = {}  # operations of those that it did not, as while a reply runs
-        self.damaged = 0
-        """Records found damaged so far."""
         self.full = False
-        """Whether the last write failed because the map may grow no further."""
+        """Whether the last write failed because the journal may grow no further."""
         self.shares = Shares(settings.tenants)
+        self.mismatches: list[str] = []
+        """What differs from the last start: the journal, or the second place that tells of it."""
+        self.fresh = logs.made
+        """Whether there was no journal before."""
+        self._settings = settings
+        self._writes = True
+        self._declined: dict[int, int] = {}  # operations of those that it did not, as while a reply runs
+        self._damaged: set[int] = set()
+        self._compaction: Compaction | None = None
+        self._resting = 0.0  # no compaction before: the last one failed
 
     @classmethod
-    def open(cls, folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
-        """Open or make the store of ``model``. Hold its lock.
+    def open(
+        cls,
+        folder: Path,
+        model: bytes,
+        settings: JournalSettings,
+        *,
+        disk: Disk | None = None,
+        known: segment.SegmentHeader | None = None,
+        write: bool = True,
+        whole: bool = False,
+    ) -> JournalStore:
+        """Open or make the store of ``model``; b"" opens that of any. Hold its lock, unless only to look:
+        ``write`` is false. ``whole``: every log is read, also those whose indexes say all.
 
         Raises ``StoreUnusable`` or one of its kinds.
         """
-        path = folder / "data.mdb"
-        check_length(path, len(Table))
-        made = path.exists() and path.stat().st_size > 0
+        size = segment_bytes(settings)
         try:
-            with ExitStack() as opening:
-                if not made:  # what could not be begun holds nothing, and must not look cut short later
-                    opening.callback(path.unlink, missing_ok=True)
-                store = cls(environment(folder, settings, len(Table)), folder, settings)
-                opening.callback(store.close)
-                store._prepare(model)
-                store._count()
-                opening.pop_all()
-        except (lmdb.Error, StorageUnavailable) as fault:
-            raise StoreUnusable(f"the store {folder} cannot be opened: {fault}") from None
+            logs, parts = LogFolder.open(
+                folder / FOLDER, model, size, disk or Disk(), known, write=write, whole=whole
+            )
+        except StorageUnavailable as fault:
+            raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
+        store = cls(folder, settings, logs)
+        store._writes = write
+        try:
+            store._load(parts)
+            if write and logs.made:
+                logs.active = logs.begin()
+        except StorageUnavailable as fault:
+            store.close()
+            raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def close(self) -> None:
-        """Close the file."""
-        self._environment.close()
+        """Close the files."""
+        if self.generation and self._writes:
+            self.note()
+        if self._compaction is not None:
+            self._compaction.abandon()
+            self._compaction = None
+        self.logs.close()
 
     # --- writing --------------------------------------------------------------------------------------------
 
     def write(self, changes: Iterable[Change]) -> None:
-        """All changes in one synchronous commit, or none. Raises ``StorageUnavailable``."""
+        """All changes in one group that is on the disk, or none. Raises ``StorageUnavailable``."""
         changes = list(changes)
         self.full = False
-        while True:
-            try:
-                with self._environment.begin(write=True) as transaction:
-                    done = self._apply(transaction, changes)
-                break
-            except lmdb.MapFullError:
-                self._grow()
-            except (lmdb.Error, OSError) as fault:
-                self._renew()
-                raise StorageUnavailable(f"the journal cannot be written: {fault}") from None
-        self.long.update(number for number, tail in done.tails.items() if self._is_long(number, tail))
-        self.long.difference_update(done.forgotten)
-        self.shares.enter(done.born)
-        self.shares.used({number: tail.base + tail.grown for number, tail in done.tails.items()})
-        for number, erased in done.forgotten.items():
+        records = self._encoded(changes)
+        if not records:
+            return
+        if not all(isinstance(change, Drop) for change in changes):
+            self._check_room(sum(segment.padded(len(one.payload)) for one in records))
+        try:
+            written = self.logs.append(records)
+        except StorageUnavailable:
+            if not self.remove_dead():
+                raise
+            written = self.logs.append(records)
+        self._apply(records, *written)
+
+    def begin(self, generation: int) -> None:
+        """A server begins with this generation of the store. Raises ``StorageUnavailable``."""
+        self.logs.append([Fresh(0, generation, Kind.START, b"")])
+        self.logs.generation = generation
+        self.note()
+
+    def note(self) -> None:
+        """Tell the second place how far the journal is; where that cannot be written it is told later."""
+        try:
+            identity.write(self.folder, self.identity(), self.logs.disk)
+        except OSError as fault:
+            log.warning("%s cannot be written: %s", self.folder / identity.FILE, fault.strerror)
+
+    def identity(self) -> identity.Identity:
+        """What this store is, and how far."""
+        return identity.identity_of(self.logs.header, self.generation, self.logs.next_sequence)
+
+    @property
+    def generation(self) -> int:
+        """How many servers have begun with this store."""
+        return self.logs.generation
+
+    def erase(self, numbers: Sequence[int]) -> None:
+        """Forget these sessions. Raises ``StorageUnavailable``."""
+        for at in range(0, len(numbers), SWEEP_SESSIONS):
+            self.write([Drop(number) for number in numbers[at : at + SWEEP_SESSIONS]])
+
+    def _encoded(self, changes: Sequence[Change]) -> list[Fresh]:
+        """The changes as records; raises what encoding raises."""
+        records: list[Fresh] = []
+        for change in changes:
+            match change:
+                case Append(number=number, index=index, operation=operation):
+                    records.append(Fresh(number, index, Kind.OPERATION, msgspec.msgpack.encode(operation)))
+                case Condensed(number=number, index=index, snapshot=snapshot):
+                    records.append(Fresh(number, index, Kind.SNAPSHOT, msgspec.msgpack.encode(snapshot)))
+                case Drop(number=number):
+                    records.append(Fresh(number, 0, Kind.DROP, b""))
+                case Put(table=Table.HANDLES):
+                    pass  # the keyring has it
+                case Put(key=key, record=SessionRecord() as record):
+                    payload, extra = msgspec.msgpack.encode(record), session_extra(record)
+                    records.append(Fresh(_number(key), 0, Kind.SESSION, payload, extra))
+                case Put(key=key, record=Keyring() as ring):
+                    payload, extra = msgspec.msgpack.encode(ring), b"".join(ring.digests())
+                    records.append(Fresh(_number(key), 0, Kind.KEYRING, payload, extra))
+                case _:
+                    raise TypeError(f"the journal keeps no such record: {change!r}")
+        return records
+
+    def _apply(self, records: Sequence[Fresh], places: Sequence[int], first: int, moment: int) -> None:
+        """The index follows what was written."""
+        sessions, logs = self.sessions, self.logs.logs
+        forgotten: dict[int, list[int]] = {}
+        born: list[Born] = []
+        written: dict[int, None] = {}
+        for at, (one, place) in enumerate(zip(records, places, strict=True)):
+            number = one.session
+            if one.kind == Kind.DROP:
+                forgotten[number] = sessions.apply(one.kind, number, 0, place, b"")
+                written.pop(number, None)
+                self._damaged.discard(number)
+                continue
+            logs[slot_of(place)].live += segment.padded(len(one.payload))
+            sessions.apply(one.kind, number, one.index, place, one.extra)
+            if one.kind == Kind.KEYRING:
+                continue  # to come back is no use yet
+            sessions.touched(number, first + at, moment)
+            written[number] = None
+            if one.kind == Kind.SESSION:
+                state = sessions.states[number]
+                born.append(Born(number, state.salt, segment.padded(len(one.payload))))
+        states = [sessions.states[number] for number in written]
+        self.long.update(state.number for state in states if self._is_long(state))
+        self.long.difference_update(number for number in forgotten if number not in written)
+        self.shares.enter(born)
+        self.shares.used({state.number: state.base + state.grown for state in states})
+        for number, erased in forgotten.items():
             self.shares.forgotten(number, erased)
             self._declined.pop(number, None)
 
-    def _is_long(self, number: int, tail: Tail) -> bool:
+    def _died(self, place: int) -> None:
+        """A record that was needed is not."""
+        one = self.logs.logs.get(slot_of(place))
+        if one is not None:
+            one.live -= self.logs.size(place)
+
+    def _is_long(self, state: SessionState) -> bool:
         """A snapshot costs its bytes, and trying in vain the reading of it all: there must be more first."""
-        behind = tail.operations - tail.first
-        least = max(self._settings.snapshot_operations, AGAIN * self._declined.get(number, 0))
-        return behind >= least and tail.grown >= tail.base
+        behind = len(state.operations)
+        least = max(self._settings.snapshot_operations, AGAIN * self._declined.get(state.number, 0))
+        return behind >= least and state.grown >= state.base
 
     def condense(self, number: int, how: Condense) -> bool:
         """Put one operation in the place of a session's first ones, unless forks follow on these; if it was.
@@ -152,27 +253,25 @@ class JournalStore:
         Raises ``StorageUnavailable``, ``RecordDamaged``.
         """
         self.long.discard(number)
-        tail: Tail | None = self._get(Table.TAILS, key_of(number), Tail)
-        record: SessionRecord | None = self._get(Table.SESSIONS, key_of(number), SessionRecord)
-        with self._reading() as transaction:
-            forked = lineage.forked(transaction, self._tables, number)
-        if tail is not None:
-            self._declined[number] = tail.operations - tail.first
-        if tail is None or record is None or forked:
+        state = self.sessions.states.get(number)
+        if state is None:
             return False
-        own = self._operations(number, tail)
-        inherited = self._inherited(record, own)
-        count, snapshot = how((*inherited, *own)) or (0, None)
-        if snapshot is None or count <= len(inherited):
+        self._declined[number] = len(state.operations)
+        if state.record == MISSING or self.sessions.forked(number):
+            return False
+        operations = self._operations(state)
+        inherited = len(operations) - len(state.operations)
+        count, snapshot = how(operations) or (0, None)
+        if snapshot is None or count <= inherited:
             return False
         del self._declined[number]
-        self.write([Condensed(number, tail.first + count - len(inherited) - 1, snapshot)])
+        self.write([Condensed(number, state.first + count - inherited - 1, snapshot)])
         return True
 
     def free_bytes(self) -> int | None:
         """What the disk has left for us; None where the folder is gone."""
         try:
-            found = os.statvfs(self.folder)
+            found = os.statvfs(self.logs.folder)
         except OSError:
             return None
         return found.f_bavail * found.f_frsize
@@ -180,19 +279,19 @@ class JournalStore:
     def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
         """Forget what retention lets go, but for those in ``keep``; how many. Not ``aged``: for no age."""
         gone = self._past(keep, aged=aged)
-        for at in range(0, len(gone), SWEEP_SESSIONS):
-            self.write([Drop(number) for number in gone[at : at + SWEEP_SESSIONS]])
+        self.erase(gone)
         return len(gone)
 
     def make_room(self, keep: frozenset[int]) -> bool:
         """Forget the sessions used longest ago; False where there is none."""
-        oldest = sorted((tail.used, number) for number, tail in self._ages().items() if number not in keep)
-        for _, number in oldest[:SWEEP_SESSIONS]:
-            self.write([Drop(number)])
+        oldest = [state.number for state in self._by_use() if state.number not in keep][:SWEEP_SESSIONS]
+        if oldest:
+            self.write([Drop(number) for number in oldest])
         return bool(oldest)
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
-        """Forget what tenants have beyond their shares, but for sessions that are open; whose shares are full.
+        """Forget what tenants have beyond their shares, but for sessions that are open; whose shares are
+        full.
 
         Raises ``StorageUnavailable``.
         """
@@ -200,250 +299,265 @@ class JournalStore:
             self.write([Drop(number) for number in gone])
         return self.shares.full()
 
+    # --- room -----------------------------------------------------------------------------------------------
+
+    def _check_room(self, size: int) -> None:
+        """Raises ``StorageUnavailable`` where the journal would grow beyond what it may have."""
+        most = self._settings.max_bytes
+        if self.logs.bytes + size <= most:
+            return
+        self._reclaim(size)
+        if self.logs.bytes + size > most:
+            self.full = True
+            raise StorageUnavailable(f"the journal has {self.logs.bytes} bytes, and may have no more")
+
+    def _reclaim(self, size: int) -> None:
+        """Make room for so many bytes among what is dead: whole logs first, which needs no room itself."""
+        self.remove_dead()
+        most = self._settings.max_bytes
+        while self.logs.bytes + size > most:
+            if self.logs.active is not None and self.logs.active.dead > self.logs.active.live:
+                self.logs.roll()
+                self.remove_dead()
+            before = self.logs.bytes
+            victims = self._victims(least=0.1)
+            if not victims or not self._compact_whole(victims) or self.logs.bytes >= before:
+                return
+
+    def remove_dead(self) -> int:
+        """Remove the logs that hold nothing anybody needs; how many. No record is written for it."""
+        if self._compaction is not None:
+            self._compaction.abandon()
+            self._compaction = None
+        removed = 0
+        while (one := next(dispensable(self.logs, self.sessions), None)) is not None:
+            try:
+                self.logs.remove(one)
+            except OSError:
+                break
+            removed += 1
+        return removed
+
+    def _compact_whole(self, victims: list[Log]) -> bool:
+        if self._begin_compaction(victims):
+            while self.compact():
+                pass
+        return self._resting == 0.0
+
+    @property
+    def wants_compaction(self) -> bool:
+        """Whether `compact` has something to do."""
+        if self._compaction is not None:
+            return True
+        return time.monotonic() >= self._resting and bool(self._victims())
+
+    def compact(self) -> bool:
+        """One slice of rewriting logs of which most is dead; whether there is more to do."""
+        if self._compaction is None and not self._begin_compaction(self._victims()):
+            return False
+        assert self._compaction is not None
+        try:
+            if not self._compaction.step():
+                return True
+        except (OSError, StorageUnavailable) as fault:
+            log.warning("the journal's logs were not compacted: %s", fault)
+            self._compaction.abandon()
+            self._resting = time.monotonic() + REST_SECONDS
+        self._compaction = None
+        return False
+
+    def _begin_compaction(self, victims: list[Log]) -> bool:
+        self._resting = 0.0
+        if not victims:
+            return False
+        try:
+            self._compaction = Compaction(self.logs, self.sessions, victims)
+        except (StorageUnavailable, ValueError) as fault:
+            log.warning("the journal's logs were not compacted: %s", fault)
+            self._resting = time.monotonic() + REST_SECONDS
+            return False
+        return True
+
+    def _victims(self, least: float = DEAD_SHARE) -> list[Log]:
+        """Logs to rewrite into one: those of which most is dead, or many that are small."""
+        full = self.logs.segment_bytes
+        sealed = [one for one in self.logs.logs.values() if one is not self.logs.active]
+        worn = [one for one in sealed if one.dead - one.marks > least * (one.end - LOG_START)]
+        small = [one for one in sealed if one.end < SMALL_SHARE * full]
+        if not worn and len(small) < MOST_SMALL:
+            return []
+        chosen: list[Log] = []
+        size = 0
+        wanted = {id(one): one for one in [*worn, *(small if len(small) >= MOST_SMALL else [])]}
+        for one in sorted(wanted.values(), key=lambda one: one.live):
+            if (chosen and size + one.live > full) or len(chosen) == 64:
+                break
+            chosen.append(one)
+            size += one.live
+        return chosen
+
     # --- reading --------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
         """A number no session has had."""
-        with self._reading() as transaction:
-            last = 0
-            for table in (Table.SESSIONS, Table.TAILS):
-                cursor = transaction.cursor(self._tables[table])
-                if cursor.last():
-                    last = max(last, struct.unpack(">Q", bytes(cursor.key()))[0])
-            return last + 1
+        return self.logs.next_session
 
     def handle(self, digest: bytes) -> HandleRecord | None:
-        """Whose handle this is; None for one that is unknown, or damaged. Raises ``StorageUnavailable``."""
-        try:
-            found: HandleRecord | None = self._get(Table.HANDLES, digest, HandleRecord)
-            return found
-        except RecordDamaged:
-            self.damaged += 1
+        """Whose handle this is; None for one that is unknown. Raises ``RecordDamaged``,
+        ``StorageUnavailable``."""
+        number = self.sessions.handles.get(digest)
+        if number is None:
             return None
+        return HandleRecord(session=number, owner=self._record(number).owner)
 
     def session(self, number: int) -> Stored:
-        """A session with all its operations. Raises ``RecordDamaged``, counted, ``StorageUnavailable``."""
-        try:
-            record = self._get(Table.SESSIONS, key_of(number), SessionRecord)
-            keyring = self._get(Table.KEYRINGS, key_of(number), Keyring)
-            tail = self._get(Table.TAILS, key_of(number), Tail)
-            if record is None or keyring is None or tail is None:
-                raise RecordDamaged(f"a record of session {number} is missing")
-            operations = (*self._inherited(record, own := self._operations(number, tail)), *own)
-            return Stored(number, record, keyring, operations, tail.operations)
-        except RecordDamaged:
-            self.damaged += 1
-            raise
+        """A session with all its operations. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+        state = self.sessions.states.get(number)
+        if state is None or MISSING in (state.record, state.ring):
+            raise RecordDamaged(f"a record of session {number} is missing")
+        record = self._record(number)
+        ring: Keyring = self._read(number, Kind.KEYRING, 0, state.ring, Keyring, number)
+        return Stored(number, record, ring, self._operations(state), state.count)
 
     def family(self, number: int) -> list[tuple[int, SessionRecord]]:
-        """The sessions that this one was forked from, and all that were forked from those, but for such as were
-        forgotten. Raises ``RecordDamaged``, ``StorageUnavailable``.
+        """The sessions that this one was forked from, and all that were forked from those, but for such as
+        were forgotten, and relatives whose record is damaged. Raises ``RecordDamaged``, ``StorageUnavailable``.
         """
-        with self._reading() as transaction:
-            return lineage.family(transaction, self._tables, number)
+        found = [(number, self._record(number))]
+        for one in self.sessions.family(number):
+            if one != number:
+                with suppress(RecordDamaged):
+                    found.append((one, self._record(one)))
+        return sorted(found, key=lambda pair: pair[0])
+
+    def damaged(self) -> list[int]:
+        """Numbers of the sessions that are known to be damaged."""
+        states = self.sessions.states
+        return sorted(number for number in self._damaged if number in states and states[number].kept)
 
     def statistics(self) -> dict[str, float]:
         """Sessions and bytes."""
-        with self._reading() as transaction:
-            sessions = transaction.stat(self._tables[Table.SESSIONS])["entries"]
-        info = self._environment.info()
-        page = self._environment.stat()["psize"]
         return {
-            "journal_sessions": float(sessions),
-            "journal_bytes": float((info["last_pgno"] + 1) * page),
-            "journal_damaged": float(self.damaged),
+            "journal_sessions": float(len(self.sessions.states)),
+            "journal_bytes": float(self.logs.bytes),
+            "journal_live_bytes": float(sum(one.live for one in self.logs.logs.values())),
+            "journal_logs": float(len(self.logs.logs)),
+            "journal_damaged": float(len(self.damaged())),
+            "journal_lost_records": float(self.logs.findings.lost),
+            "journal_mismatch": float(len(self.mismatches)),
         }
+
+    def name_of(self, number: int) -> str:
+        """A session's id, or its number where nobody can tell."""
+        with suppress(RecordDamaged, StorageUnavailable):
+            state = self.sessions.states[number]
+            found: SessionRecord = self._decoded(state.record, Kind.SESSION, number, 0, SessionRecord)
+            return found.id
+        return f"number {number}"
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _prepare(self, model: bytes) -> None:
-        self._environment.reader_check()
-        self._open_tables()
-        found = self._get(Table.META, STORE_KEY, StoreRecord)
-        if found is None:
-            self.write([Put(Table.META, STORE_KEY, StoreRecord(format=FORMAT, model=model))])
-            return
-        if found.format not in READERS:
-            raise StoreNewer(
-                f"the store {self.folder} has format {found.format}; this version reads up to {FORMAT}"
+    def _load(self, parts: list[Any]) -> None:
+        """The index from the records, and what damage there is."""
+        generation = self.sessions.load(parts)
+        self.logs.generation = max(self.logs.generation, generation)
+        for one in self.logs.logs.values():
+            one.live = 0
+        for places in self.sessions.live():
+            slots = (places >> np.uint64(SLOT_SHIFT)).astype(np.int64)
+            sizes = np.bincount(slots, weights=all_bytes_at(places).astype(float))
+            for slot in np.flatnonzero(sizes).tolist():
+                if slot in self.logs.logs:
+                    self.logs.logs[slot].live += int(sizes[slot])
+        self._damaged = set(self.sessions.damaged())
+        for line in self.logs.findings.lines:
+            log.error("%s", line)
+        if self._damaged:
+            names = [self.name_of(number) for number in sorted(self._damaged)]
+            log.error(
+                "the journal %s is damaged: these sessions are lost: %s", self.logs.folder, named(names)
             )
-        if found.model != model:
-            raise StoreForeign(f"the store {self.folder} was written for another model")
-        if found.format < FORMAT:  # from now on there may be what that one does not know
-            self.write([Put(Table.META, STORE_KEY, StoreRecord(format=FORMAT, model=model))])
+        self._count()
 
-    def _open_tables(self) -> None:
-        for table in Table:
-            self._tables[table] = self._environment.open_db(table.encode())
+    def _record(self, number: int) -> SessionRecord:
+        state = self.sessions.states.get(number)
+        if state is None or state.record == MISSING:
+            raise RecordDamaged(f"the record of session {number} is missing")
+        found: SessionRecord = self._read(number, Kind.SESSION, 0, state.record, SessionRecord, number)
+        return found
 
-    def _renew(self) -> None:
-        """With a meta page that could not be written an environment refuses everything: have another one."""
-        with suppress(lmdb.Error), self._environment.begin():
-            return
-        try:
-            self._environment.close()
-            self._environment = environment(self.folder, self._settings, len(Table))
-            self._open_tables()
-        except lmdb.Error as fault:
-            log.warning("the journal cannot be opened again yet: %s", fault)
-
-    @contextmanager
-    def _reading(self) -> Iterator[lmdb.Transaction]:
-        """A transaction to read in. Raises ``RecordDamaged``, ``StorageUnavailable``."""
-        try:
-            with self._environment.begin() as transaction:
-                yield transaction
-        except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.BadValsizeError) as fault:
-            raise RecordDamaged(f"the journal cannot be read there: {fault}") from None
-        except lmdb.Error as fault:
-            self._renew()
-            raise StorageUnavailable(f"the journal cannot be read: {fault}") from None
-
-    def _apply(self, transaction: lmdb.Transaction, changes: list[Change]) -> Applied:
-        """Make the changes."""
-        done = Applied({}, [], {})
-        tails = done.tails
-
-        def tail_of(number: int) -> Tail:
-            return tails[number] if number in tails else self._tail(transaction, number)
-
-        for change in changes:
-            match change:
-                case Append(number=number, index=index, operation=operation):
-                    key = key_of(number, index)
-                    sealed = seal(key, operation)
-                    transaction.put(key, sealed, db=self._tables[Table.LOG], append=False)
-                    tail = tail_of(number)
-                    tails[number] = replace(tail, operations=index + 1, grown=tail.grown + len(sealed))
-                case Condensed(number=number):
-                    tails[number] = self._condensed(transaction, change, tail_of(number))
-                case Put(table=table, key=key, record=None):
-                    transaction.delete(key, db=self._tables[table])
-                case Put(table=table, key=key, record=record):
-                    sealed = seal(key, record)
-                    transaction.put(key, sealed, db=self._tables[table])
-                    if isinstance(record, SessionRecord):
-                        number = struct.unpack(">Q", key)[0]
-                        tails[number] = tail_of(number)
-                        self._note(transaction, {number: tails[number]})  # a Drop behind it looks there
-                        done.born.append(Born(number, record.salt, len(sealed)))
-                        lineage.enter(transaction, self._tables, number, record.origin)
-                case Drop(number=number):
-                    done.forgotten[number] = self._drop(transaction, number)
-                    tails.pop(number, None)
-        self._note(transaction, tails)
-        return done
-
-    def _note(self, transaction: lmdb.Transaction, tails: dict[int, Tail]) -> None:
-        now = time.time()
-        for number, tail in tails.items():
-            key = key_of(number)
-            transaction.put(key, seal(key, replace(tail, used=now)), db=self._tables[Table.TAILS])
-
-    def _tail(self, transaction: lmdb.Transaction, number: int) -> Tail:
-        key = key_of(number)
-        value = transaction.get(key, db=self._tables[Table.TAILS])
-        try:
-            return Tail(operations=0, used=0.0) if value is None else unseal(key, bytes(value), Tail)
-        except RecordDamaged:  # found again, and counted, when the session is read
-            return Tail(operations=0, used=0.0)
-
-    def _condensed(self, transaction: lmdb.Transaction, change: Condensed, tail: Tail) -> Tail:
-        """The snapshot is there, what it stands for is not; what comes behind is what has grown since."""
-        cursor, log = transaction.cursor(self._tables[Table.LOG]), self._tables[Table.LOG]
-        found = cursor.set_range(key_of(change.number, tail.first))
-        last = key_of(change.number, change.index)
-        while found and bytes(cursor.key()) <= last:
-            found = cursor.delete()
-        grown = 0
-        while found and bytes(cursor.key())[:8] == last[:8]:
-            grown += len(cursor.value())
-            found = cursor.next()
-        sealed = seal(last, change.snapshot)
-        transaction.put(last, sealed, db=log)
-        return replace(tail, first=change.index, base=len(sealed), grown=grown)
-
-    def _drop(self, transaction: lmdb.Transaction, number: int) -> list[int]:
-        key = key_of(number)
-        ring = transaction.get(key, db=self._tables[Table.KEYRINGS])
-        if ring is not None:
-            try:
-                keyring: Keyring = unseal(key, bytes(ring), Keyring)
-                for digest in keyring.digests():
-                    transaction.delete(digest, db=self._tables[Table.HANDLES])
-            except RecordDamaged:
-                self.damaged += 1
-        for table in (Table.TAILS, Table.KEYRINGS):
-            transaction.delete(key, db=self._tables[table])
-        return lineage.erase(transaction, self._tables, number)
-
-    def _grow(self) -> None:
-        """Double the map. No transaction is open: this thread has them all. At its limit: `make_room`."""
-        size = self._environment.info()["map_size"]
-        if size >= self._settings.max_bytes:
-            self.full = True
-            raise StorageUnavailable(f"the journal has {size} bytes, and may have no more")
-        self._environment.set_mapsize(min(2 * size, self._settings.max_bytes))
-
-    def _get(self, table: Table, key: bytes, kind: type) -> Any:
-        with self._reading() as transaction:
-            value = transaction.get(key, db=self._tables[table])
-        return None if value is None else unseal(key, bytes(value), kind)
-
-    def _inherited(self, record: SessionRecord, own: tuple[AnyOperation, ...]) -> tuple[AnyOperation, ...]:
-        with self._reading() as transaction:
-            return lineage.inherited(transaction, self._tables, record.origin, own)
-
-    def _operations(self, number: int, tail: Tail) -> tuple[AnyOperation, ...]:
-        read, prefix = READERS[FORMAT], key_of(number)
+    def _operations(self, state: SessionState) -> tuple[AnyOperation, ...]:
+        """All that a session is made of. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         found: list[AnyOperation] = []
-        with self._reading() as transaction:
-            cursor = transaction.cursor(self._tables[Table.LOG])
-            there = cursor.set_range(prefix)
-            while there and bytes(cursor.key())[:8] == prefix:
-                if bytes(cursor.key()) != key_of(number, tail.first + len(found)):
-                    break
-                found.append(read(bytes(cursor.key()), bytes(cursor.value())))
-                there = cursor.next()
-        if tail.first + len(found) != tail.operations:
-            raise RecordDamaged(
-                f"session {number} has {len(found)} operations of {tail.operations - tail.first}"
-            )
+        for number, index, place in self.sessions.needed(state.number):
+            owner = self.sessions.states[number]
+            kind = Kind.SNAPSHOT if owner.snapshot and index == owner.first else Kind.OPERATION
+            found.append(self._read(number, kind, index, place, AnyOperation, state.number))
         return tuple(found)
 
-    def _ages(self) -> dict[int, Tail]:
-        ages: dict[int, Tail] = {}
-        with self._reading() as transaction:
-            for key, value in transaction.cursor(self._tables[Table.TAILS]):
-                try:
-                    ages[struct.unpack(">Q", bytes(key))[0]] = unseal(bytes(key), bytes(value), Tail)
-                except RecordDamaged:
-                    self.damaged += 1
-        return ages
+    def _read(self, number: int, kind: Kind, index: int, place: int, form: Any, needed_by: int) -> Any:
+        """A record; where it is damaged it is remembered whose it was, and who needed it."""
+        try:
+            return self._decoded(place, kind, number, index, form)
+        except RecordDamaged as fault:
+            if place not in (HIT, MISSING):
+                self.logs.soil(place)
+            self.sessions.strike(number, kind, index)
+            states = self.sessions.states
+            hit = {one for one in (number, needed_by) if one in states and states[one].kept}
+            fresh = hit - self._damaged
+            self._damaged |= hit
+            if fresh:
+                names = [self.name_of(one) for one in sorted(fresh)]
+                log.error("the journal is damaged: session %s is lost: %s", named(names), fault.message)
+            raise
+
+    def _decoded(self, place: int, kind: Kind, number: int, index: int, form: Any) -> Any:
+        if place in (HIT, MISSING):
+            what = f"operation {index}" if kind in (Kind.OPERATION, Kind.SNAPSHOT) else kind.name.lower()
+            raise RecordDamaged(f"session {number}: its {what} is {'damaged' if place else 'missing'}")
+        found = self.logs.read(place)
+        if (found.session, found.kind, found.index) != (number, kind, index):
+            raise RecordDamaged(
+                f"session {number}: another record stands in the place of its {kind.name.lower()}"
+            )
+        try:
+            return msgspec.msgpack.decode(found.payload, type=form)
+        except (msgspec.MsgspecError, RecursionError) as fault:
+            raise RecordDamaged(f"a record of session {number} cannot be read: {fault}") from None
 
     def _count(self) -> None:
         """What tenants have that have a share: of sessions that were forgotten, too, where forks need it."""
         if not self.shares:
             return
-        ages = self._ages()
-        with self._reading() as transaction:
-            sizes = {number: tail.base + tail.grown for number, tail in ages.items()}
-            born = list(lineage.born(transaction, self._tables))
-            for one in born:
-                if not sizes.get(one.number):  # forgotten, or from before sizes were kept
-                    sizes[one.number] = lineage.size(transaction, self._tables, one.number)
-        self.shares.enter(born)
-        for number in sorted(
-            (one.number for one in born), key=lambda one: ages[one].used if one in ages else 0
-        ):
-            self.shares.used({number: sizes[number]})
-            if number not in ages:
-                self.shares.forgotten(number, [])
+        states = sorted(self.sessions.states.values(), key=lambda state: state.last if state.kept else 0)
+        self.shares.enter(
+            Born(state.number, state.salt, self.logs.size(state.record)) for state in states if state.record
+        )
+        for state in states:
+            self.shares.used({state.number: state.base + state.grown})
+            if not state.kept:
+                self.shares.forgotten(state.number, [])
+
+    def _by_use(self) -> Iterator[SessionState]:
+        """Sessions that are kept, the one used longest ago first."""
+        kept = (state for state in self.sessions.states.values() if state.kept)
+        return iter(sorted(kept, key=lambda state: (state.used, state.last)))
 
     def _past(self, keep: frozenset[int], *, aged: bool) -> list[int]:
         """Sessions beyond the numbers of retention, the one used longest ago first."""
-        ages = sorted((tail.used, number) for number, tail in self._ages().items())
+        ages = list(self._by_use())
         surplus = len(ages) - self._settings.max_sessions
-        oldest = time.time() - self._settings.max_age_seconds if aged else 0.0
-        past = [number for at, (used, number) in enumerate(ages) if at < surplus or used < oldest]
+        oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
+        past = [state.number for at, state in enumerate(ages) if at < surplus or state.used < oldest]
         return [number for number in past if number not in keep]
+
+
+def segment_bytes(settings: JournalSettings) -> int:
+    """How large one log may be: at most a sixteenth of what the journal may have."""
+    return max(1 << 14, min(settings.segment_bytes, settings.max_bytes // 16))
+
+
+def _number(key: bytes) -> int:
+    found: int = struct.unpack(">Q", key)[0]
+    return found

@@ -77,6 +77,8 @@ async def test_servers_killed_in_mid_reply_and_cut_sockets_lose_nothing() -> Non
         (file_faults.forgotten_reader, 1),
         (file_faults.flipped_journal, 25),
         (file_faults.truncated_journal, 10),
+        (file_faults.damaged_pages, 8),
+        (file_faults.vanished_journal, 5),
         (file_faults.full_journal, 4),
     ],
 )

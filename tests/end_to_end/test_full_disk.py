@@ -52,7 +52,7 @@ def wider_disk(tmp_path: Path) -> Iterator[Path]:
 
 @asynccontextmanager
 async def server_on(disk: Path, reserve: int, pocket: EngineSettings) -> AsyncIterator[Serving]:
-    journal = JournalSettings(map_bytes=MIB, reserve_bytes=reserve, retry_seconds=0.02)
+    journal = JournalSettings(reserve_bytes=reserve, retry_seconds=0.02)
     settings = GatewaySettings(port=0, store=disk / "store", journal=journal)
     async with serving(settings, pocket) as running:
         yield running

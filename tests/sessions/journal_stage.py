@@ -19,7 +19,7 @@ from holdfast.sessions.journal.records import HandleRecord, Keyring, SessionReco
 from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.journal.store import JournalStore, Table, key_of
 
-SMALL = JournalSettings(map_bytes=1 << 20, max_bytes=32 << 20, reserve_bytes=0, retry_seconds=0.01)
+SMALL = JournalSettings(max_bytes=32 << 20, reserve_bytes=0, retry_seconds=0.01)
 MODEL = b"model"
 
 

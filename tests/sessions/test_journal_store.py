@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import lmdb
 import pytest
 from journal_stage import MODEL, SMALL, birth, folder, record_of, store_in
 from msgspec.structs import replace as replaced
@@ -27,21 +26,23 @@ from holdfast.sessions.errors import (
 )
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal.changes import Append, Drop, Put
+from holdfast.sessions.journal.legacy import migrate
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.records import (
-    FORMAT,
-    AnyOperation,
-    Heard,
-    Inserted,
-    Origin,
-    Snapshot,
-    StoreRecord,
-    seal,
-    unseal,
-)
+from holdfast.sessions.journal.places import bytes_at, offset_of
+from holdfast.sessions.journal.records import AnyOperation, Heard, Inserted, Origin, Snapshot
 from holdfast.sessions.journal.replay import condensed, replay
-from holdfast.sessions.journal.store import STORE_KEY, Table, key_of
+from holdfast.sessions.journal.segment import (
+    FORMAT,
+    HEADER_BYTES,
+    LOG_MAGIC,
+    LOG_START,
+    RECORD_BYTES,
+    Kind,
+    decoded_header,
+    encoded_header,
+)
+from holdfast.sessions.journal.store import Table, key_of
 
 FIXTURE = Path(__file__).parent / "stores" / "format_1"
 HELLO = Inserted(item=Message(id="item_1", role="user", text="hello"))
@@ -59,54 +60,77 @@ def test_what_is_written_is_there_after_a_restart() -> None:
             assert store.next_number() == 2 and store.handle(b"x" * 32) is None
 
 
-@pytest.mark.parametrize("table", [Table.LOG, Table.SESSIONS, Table.KEYRINGS, Table.TAILS])
-def test_every_flipped_bit_of_a_record_is_noticed(table: Table) -> None:
+@pytest.mark.parametrize("kind", [Kind.OPERATION, Kind.SESSION, Kind.KEYRING])
+@pytest.mark.parametrize("index", [True, False])
+def test_every_flipped_bit_of_a_record_is_noticed(kind: Kind, index: bool) -> None:
     with folder() as path:
         with store_in(path) as store:
             store.write([*birth(1), Append(1, 0, HELLO), *birth(2), Append(2, 0, HELLO)])
-        key = key_of(1, 0) if table is Table.LOG else key_of(1)
-        for bit in range(0, 8 * len(value_of(path, table, key)), 5):
-            whole = value_of(path, table, key)
+            place = store.sessions.place(1, kind, 0)
+            size = RECORD_BYTES + len(store.logs.read(place).payload)
+        (log,) = logs_of(path)
+        whole = log.read_bytes()
+        index_file = log.with_suffix(".index")
+        told = index_file.read_bytes()
+        for bit in range(0, 8 * size, 5):
             spoilt = bytearray(whole)
-            spoilt[bit // 8] ^= 1 << bit % 8
-            put(path, table, key, bytes(spoilt))
+            spoilt[offset_of(place) + bit // 8] ^= 1 << bit % 8
+            log.write_bytes(spoilt)
+            index_file.write_bytes(told)
+            if not index:
+                index_file.unlink()
             with store_in(path) as store:
-                with pytest.raises(RecordDamaged):
-                    store.session(1)
-                assert store.damaged == 1 and store.session(2).operations == (HELLO,)
-            put(path, table, key, whole)
+                if index:
+                    assert store.damaged() == [1] and store.logs.findings.lost == 0
+                    with pytest.raises(RecordDamaged):
+                        store.session(1)
+                else:  # nobody can tell whose it was
+                    assert store.logs.findings.lost == 1
+                assert store.session(2).operations == (HELLO,)
+        log.write_bytes(whole)
         with store_in(path) as store:
-            assert store.session(1).operations == (HELLO,)
+            assert store.session(1).operations == (HELLO,) and store.session(2).operations == (HELLO,)
 
 
 def test_a_record_in_anothers_place_or_a_missing_one_is_noticed() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, HELLO), Append(1, 1, Heard(event="e"))])
-        first, second = (value_of(path, Table.LOG, key_of(1, index)) for index in (0, 1))
-        put(path, Table.LOG, key_of(1, 0), second)
-        with store_in(path) as store, pytest.raises(RecordDamaged):
+            store.write([*birth(1), Append(1, 0, HELLO), Append(1, 1, HELLO), Append(1, 2, HELLO)])
+            first, second = (store.sessions.place(1, Kind.OPERATION, index) for index in (0, 1))
+        (log,) = logs_of(path)
+        data = bytearray(log.read_bytes())
+        size = bytes_at(first)
+        assert bytes_at(second) == size
+        copy = data[offset_of(second) : offset_of(second) + size]
+        data[offset_of(first) : offset_of(first) + size] = copy
+        log.write_bytes(data)
+        with store_in(path) as store, pytest.raises(RecordDamaged, match="operation 0 is damaged"):
             store.session(1)
-        put(path, Table.LOG, key_of(1, 0), first)
-        put(path, Table.LOG, key_of(1, 1), None)
-        with store_in(path) as store, pytest.raises(RecordDamaged, match="1 operations of 2"):
-            store.session(1)
+        log.with_suffix(".index").unlink()
+        with store_in(path) as store:
+            with pytest.raises(RecordDamaged, match="operation 0 is missing"):
+                store.session(1)
+            assert store.logs.findings.lost == 1
 
 
-def test_a_flipped_handle_opens_nothing() -> None:
+def test_a_damaged_keyring_opens_nothing_and_its_handle_says_so() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write(birth(1))
-            digest = store.session(1).keyring.fresh[0]
-        spoilt = bytearray(value_of(path, Table.HANDLES, digest))
-        spoilt[-1] ^= 1
-        put(path, Table.HANDLES, digest, bytes(spoilt))
+            store.write([*birth(1), *birth(2)])
+            digest, other = (store.session(number).keyring.fresh[0] for number in (1, 2))
+            place = store.sessions.place(1, Kind.KEYRING, 0)
+        (log,) = logs_of(path)
+        spoil(log, offset_of(place) + 50)
         with store_in(path) as store:
-            assert store.handle(digest) is None and store.damaged == 1
+            found = store.handle(digest)
+            assert found is not None and found.session == 1
+            with pytest.raises(RecordDamaged):
+                store.session(1)
+            assert store.damaged() == [1] and store.handle(other) is not None
 
 
-def test_the_map_grows_until_its_limit_and_then_the_oldest_go() -> None:
-    settings = replace(SMALL, map_bytes=256 << 10, max_bytes=1 << 20)
+def test_the_journal_grows_until_its_limit_and_then_the_oldest_go() -> None:
+    settings = replace(SMALL, max_bytes=1 << 20)
     big = Inserted(item=Message(id="item_1", role="user", text="x" * 100_000))
     with folder() as path, store_in(path, settings) as store:
         number = 0
@@ -147,11 +171,12 @@ def test_a_forgotten_session_leaves_nothing() -> None:
             store.write([*birth(1), Append(1, 0, HELLO), *birth(2), Append(2, 0, HELLO)])
             store.write([Drop(1)])
             store.write([Drop(2)])
-        for table in set(Table) - {Table.META}:
-            with lmdb.open(str(path), max_dbs=6) as environment:
-                named = environment.open_db(table.encode())
-                with environment.begin() as transaction:
-                    assert transaction.stat(named)["entries"] == 0, table
+            assert not store.sessions.states and not store.sessions.handles
+            store.logs.roll()
+            while store.remove_dead():
+                pass
+            assert not [one for one in store.logs.logs.values() if one.end > LOG_START]
+        assert HELLO.item.text.encode() not in b"".join(log.read_bytes() for log in logs_of(path))
 
 
 def test_a_line_of_forks_longer_than_a_stack_is_deep_is_forgotten() -> None:
@@ -173,8 +198,8 @@ def test_another_models_store_and_a_later_versions_are_refused() -> None:
             pass
         with pytest.raises(StoreForeign, match=str(path)), store_in(path, model=b"another"):
             pass
-        later = seal(STORE_KEY, StoreRecord(format=FORMAT + 1, model=MODEL))
-        put(path, Table.META, STORE_KEY, later)
+        (log,) = logs_of(path)
+        rewrite_header(log, format=FORMAT + 1)
         with pytest.raises(StoreNewer, match=f"format {FORMAT + 1}"), store_in(path):
             pass
 
@@ -185,7 +210,8 @@ def test_another_models_store_is_ignored_with_one_line_and_left_as_it_is(
     with folder() as path:
         with store_in(path) as store:
             store.write([*birth(1), Append(1, 0, HELLO)])
-        before = (path / "data.mdb").read_bytes()
+        (log,) = logs_of(path)
+        before = log.read_bytes()
         for sessions in (0, 1):
             caplog.clear()
             other = open_for(path, b"another", SMALL)
@@ -196,7 +222,7 @@ def test_another_models_store_is_ignored_with_one_line_and_left_as_it_is(
             other.close()
             (line,) = caplog.messages
             assert "another model" in line and "ignored" in line and str(path) in line
-        assert (path / "data.mdb").read_bytes() == before
+        assert log.read_bytes() == before
         caplog.clear()
         with store_in(path) as store:
             assert store.session(1).operations == (HELLO,)
@@ -211,37 +237,61 @@ def test_a_later_versions_store_is_ignored_with_one_line_and_left_as_it_is(
     with folder() as path:
         with store_in(path) as store:
             store.write([*birth(1), Append(1, 0, HELLO)])
-        put(path, Table.META, STORE_KEY, seal(STORE_KEY, StoreRecord(format=FORMAT + 1, model=MODEL)))
-        before = (path / "data.mdb").read_bytes()
+        (log,) = logs_of(path)
+        rewrite_header(log, format=FORMAT + 1)
+        before = log.read_bytes()
         store = open_for(path, MODEL, SMALL)
         assert store.next_number() == 1
         store.close()
         (line,) = caplog.messages
         assert f"format {FORMAT + 1}" in line and "ignored" in line
-        assert (path / "data.mdb").read_bytes() == before
+        assert log.read_bytes() == before
 
 
-@pytest.mark.parametrize("length", [1, 4096, 8192, 20_000])
-def test_a_file_that_was_cut_short_is_refused(length: int) -> None:
+def test_a_log_that_was_cut_short_is_the_log_up_to_there(caplog: pytest.LogCaptureFixture) -> None:
     with folder() as path:
         with store_in(path) as store:
+            ends = [LOG_START]
             for number in range(1, 9):
                 store.write([*birth(number), Append(number, 0, HELLO)])
-        os.truncate(path / "data.mdb", length)
-        with pytest.raises(StoreUnusable, match="cut short"), store_in(path):
-            pass
+                ends.append(store.logs.active.end)
+        (log,) = logs_of(path)
+        whole, told = log.read_bytes(), log.with_suffix(".index").read_bytes()
+        for length in (0, 1, 4096, 8192, *range(ends[0], ends[-1], 77)):
+            for stray in path.glob("journal/*"):
+                stray.unlink()
+            log.write_bytes(whole[:length])
+            log.with_suffix(".index").write_bytes(told)
+            caplog.clear()
+            with store_in(path) as store:
+                there = sum(end <= length for end in ends[1:])
+                assert sorted(store.sessions.states) == list(range(1, there + 1))
+                assert all(store.session(number).operations == (HELLO,) for number in range(1, there + 1))
+                assert f"{log} lost its end" in caplog.text and not store.damaged()
+                store.write([*birth(20), Append(20, 0, HELLO)])
+            with store_in(path) as store:
+                assert store.session(20).operations == (HELLO,) and len(store.sessions.states) == there + 1
 
 
-def test_a_file_that_is_no_store_is_refused() -> None:
+def test_a_file_that_is_no_log_is_put_aside_and_said(caplog: pytest.LogCaptureFixture) -> None:
     with folder() as path:
-        (path / "data.mdb").write_bytes(b"\xff" * 20_000)
-        with pytest.raises(StoreUnusable, match=str(path)), store_in(path):
-            pass
+        with store_in(path) as store:
+            store.write(birth(1))
+        (log,) = logs_of(path)
+        log.with_suffix(".index").unlink()
+        log.write_bytes(b"\xff" * 20_000)
+        with store_in(path) as store:
+            store.write(birth(1))
+        assert str(log) in caplog.text and "its sessions are lost" in caplog.text
+        assert log.with_suffix(".unreadable").read_bytes() == b"\xff" * 20_000
+        with store_in(path) as store:
+            assert store.session(1).record == record_of(1)
 
 
 def test_the_first_formats_store_opens(tmp_path: Path) -> None:
     """Written by format 1, never again: later versions must read it."""
     shutil.copytree(FIXTURE, tmp_path / "store")
+    migrate(tmp_path / "store", MODEL, SMALL)
     with store_in(tmp_path / "store") as store:
         stored = store.session(1)
         kinds = [type(operation).__name__ for operation in stored.operations]
@@ -255,8 +305,6 @@ def test_the_first_formats_store_opens(tmp_path: Path) -> None:
     with store_in(tmp_path / "store") as store:
         again = replay(store.session(1).operations, max_items=9)
         assert again.history.items()[-1].text == "hello" and again.responses == 1
-    found = unseal(STORE_KEY, value_of(tmp_path / "store", Table.META, STORE_KEY), StoreRecord)
-    assert found.format == FORMAT, "an older version would not find its operations"
 
 
 def test_a_session_that_is_not_made_shorter_is_looked_at_again_when_it_has_grown() -> None:
@@ -281,6 +329,7 @@ def test_a_session_that_is_not_made_shorter_is_looked_at_again_when_it_has_grown
 
 def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
     shutil.copytree(FIXTURE, tmp_path / "store")
+    migrate(tmp_path / "store", MODEL, SMALL)
     with store_in(tmp_path / "store") as store:
         before = replay(store.session(1).operations, max_items=9)
         count = store.session(1).written
@@ -291,12 +340,15 @@ def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
         assert not store.condense(1, partial(condensed, max_items=9)), "there is nothing to gain"
         store.write([Append(1, count, Heard(event="e"))])
         assert len(store.session(1).operations) == 2
-    key = key_of(1, count - 1)
-    whole = value_of(tmp_path / "store", Table.LOG, key)
-    for at in range(0, len(whole), 7):
-        put(tmp_path / "store", Table.LOG, key, whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        place = store.sessions.place(1, Kind.SNAPSHOT, count - 1)
+        size = RECORD_BYTES + len(store.logs.read(place).payload)
+    log = max(logs_of(tmp_path / "store"))
+    for at in range(0, size, 7):
+        whole = log.read_bytes()
+        spoil(log, offset_of(place) + at, 4)
         with store_in(tmp_path / "store") as store, pytest.raises(RecordDamaged):
             store.session(1)
+        log.write_bytes(whole)
 
 
 def test_the_second_server_waits_and_is_told_who_holds_the_store() -> None:
@@ -347,42 +399,21 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         StoreLock(tmp_path / "file" / "store").acquire(0.0)
 
 
-def value_of(path: Path, table: Table, key: bytes) -> bytes:
-    with lmdb.open(str(path), max_dbs=6) as environment:
-        named = environment.open_db(table.encode())
-        with environment.begin() as transaction:
-            return bytes(transaction.get(key, db=named))
+def logs_of(path: Path) -> list[Path]:
+    return sorted((path / "journal").glob("*.log"))
 
 
-def put(path: Path, table: Table, key: bytes, value: bytes | None) -> None:
-    with lmdb.open(str(path), max_dbs=6) as environment:
-        named = environment.open_db(table.encode())
-        with environment.begin(write=True) as transaction:
-            if value is None:
-                transaction.delete(key, db=named)
-            else:
-                transaction.put(key, value, db=named)
+def spoil(path: Path, at: int, mask: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= mask
+    path.write_bytes(data)
 
 
-class Dead:
-    """What is left of an environment whose meta page could not be written."""
-
-    def __init__(self, environment: lmdb.Environment) -> None:
-        self.close = environment.close
-
-    def begin(self, **_: object) -> None:
-        raise lmdb.PanicError("Update of meta page failed or environment had fatal error")
-
-
-@pytest.mark.parametrize("first", ["write", "read"])
-def test_an_environment_that_refuses_everything_is_opened_anew(first: str) -> None:
-    with folder() as path, store_in(path) as store:
-        store.write([*birth(1), Append(1, 0, HELLO)])
-        store._environment = Dead(store._environment)  # type: ignore[assignment]
-        with pytest.raises(StorageUnavailable, match="meta page"):
-            store.write([Append(1, 1, HELLO)]) if first == "write" else store.session(1)
-        store.write([Append(1, 1, HELLO)])
-        assert store.session(1).operations == (HELLO, HELLO) and not store.damaged
+def rewrite_header(log: Path, **changes: object) -> None:
+    data = log.read_bytes()
+    header = decoded_header(data[:HEADER_BYTES], LOG_MAGIC)
+    assert header is not None
+    log.write_bytes(encoded_header(replaced(header, **changes), LOG_MAGIC) * 2 + data[LOG_START:])
 
 
 def test_a_group_that_fails_in_the_middle_is_not_there() -> None:

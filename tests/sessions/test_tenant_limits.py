@@ -19,10 +19,8 @@ from holdfast.sessions.book import Reopened, SessionBook
 from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, StorageUnavailable, TurnLimit
 from holdfast.sessions.events import ReplyDone
 from holdfast.sessions.items import Preamble
-from holdfast.sessions.journal import lineage
-from holdfast.sessions.journal.changes import Append, Drop, Put
+from holdfast.sessions.journal.changes import Append, Drop, Put, Table, key_of
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.lineage import Table, key_of
 from holdfast.sessions.journal.records import (
     AnyOperation,
     Branched,
@@ -32,6 +30,7 @@ from holdfast.sessions.journal.records import (
     SessionRecord,
     Snapshot,
 )
+from holdfast.sessions.journal.segment import padded
 from holdfast.sessions.journal.settings import JournalShare
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.requests import TurnRequest
@@ -291,7 +290,8 @@ SALTS = st.sampled_from([ACME, ZENITH])
 @settings(max_examples=settings().max_examples // 5)
 @given(st.data())
 def test_what_is_counted_is_what_is_there(data: st.DataObject) -> None:
-    """Births, forks, operations, snapshots, deaths: the count follows, and a reopened store counts the same."""
+    """Births, forks, operations, snapshots, deaths: the count follows, and a reopened store counts the
+    same."""
     share = JournalShare(sessions=data.draw(st.integers(1, 6)), bytes=data.draw(st.integers(500, 4000)))
     numbers = replace(SMALL, tenants={ACME: share})
     with folder() as path:
@@ -321,8 +321,9 @@ def test_what_is_counted_is_what_is_there(data: st.DataObject) -> None:
                     lengths[number] = 1
             assert counted(store, ACME) == store.shares.statistics(ACME)
             live = {data.draw(st.sampled_from([0, *lengths]))}
+            store.shares.look_again(ACME)  # as a journal does when a session leaves
             full = store.keep_shares(live)
-            lengths = {one: count for one, count in lengths.items() if one in store._ages()}
+            lengths = {one: count for one, count in lengths.items() if one in kept(store)}
             found = counted(store, ACME)
             assert found == store.shares.statistics(ACME)
             theirs = [one for one in lengths if salts[one] == ACME]
@@ -343,9 +344,12 @@ def born(number: int, salt: bytes, origin: Origin | None) -> list[Put | Append]:
 
 
 def counted(store: JournalStore, salt: bytes) -> dict[str, float]:
-    """A tenant's sessions and bytes, as the file has them."""
-    ages = store._ages()
-    with store._reading() as transaction:
-        theirs = [one for one in lineage.born(transaction, store._tables) if one.salt == salt]
-        size = sum(one.size + lineage.size(transaction, store._tables, one.number) for one in theirs)
-    return {"kept": float(sum(one.number in ages for one in theirs)), "journal": float(size)}
+    """A tenant's sessions and bytes, as their records on the disk have them."""
+    theirs = [state for state in store.sessions.states.values() if state.salt == salt]
+    records = [store.logs.read(place) for state in theirs for place in (state.record, *state.operations)]
+    size = sum(padded(len(record.payload)) for record in records)
+    return {"kept": float(sum(state.number in kept(store) for state in theirs)), "journal": float(size)}
+
+
+def kept(store: JournalStore) -> set[int]:
+    return {number for number, state in store.sessions.states.items() if state.kept}

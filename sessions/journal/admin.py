@@ -1,0 +1,401 @@
+"""What an operator does with a journal: look, verify, repair, copy, tidy, erase a tenant; for the command line.
+
+Each gives lines to print. Loads no model: whatever model a journal is of, its records are checked the same way.
+`stat`, `verify` and `backup` only read, and may run beside a server; the others hold the store's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import msgspec
+
+from ..errors import RecordDamaged, SessionError, StorageUnavailable, StoreUnusable
+from . import identity, legacy
+from .compaction import Compaction
+from .disk import Disk
+from .lock import StoreLock
+from .logs import NAME, Findings, LogFolder
+from .records import AnyOperation, Keyring, Snapshot
+from .replay import replay
+from .segment import Fresh, Kind
+from .settings import JournalSettings
+from .snapshot import quiet
+from .state import DIGEST_BYTES, SessionState, session_extra
+from .store import FOLDER, JournalStore, segment_bytes
+
+SETTINGS = JournalSettings(max_bytes=1 << 62)
+LOCK_SECONDS = 1.0
+TRIES = 20
+MANY_ITEMS = 1 << 30
+ASIDE = "journal.damaged"
+
+
+def places(root: Path) -> list[Path]:
+    """The folders below ``root`` that have a journal: its own, and those of other models."""
+    found = [root, *sorted(root.glob("model-*"))]
+    return [place for place in found if (place / FOLDER).is_dir() or (place / legacy.FILE).exists()]
+
+
+def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
+    """The journal in a folder, of whatever model. ``whole``: all logs are read. Raises ``StoreUnusable``."""
+    _check_moved(place)
+    known = None
+    with suppress(ValueError):
+        known = identity.read(place)
+    header = None if known is None else known.header()
+    return JournalStore.open(place, b"", SETTINGS, known=header, write=write, whole=whole)
+
+
+def _check_moved(place: Path) -> None:
+    if not (place / FOLDER).is_dir():
+        raise StoreUnusable(f"{place / legacy.FILE} is of an earlier version: start a server with it once")
+
+
+def stat(root: Path) -> Iterator[str]:
+    """How much there is. Raises ``StoreUnusable``."""
+    for place in places(root):
+        with closing(opened(place, whole=False)) as store:
+            yield _account(place, store)
+
+
+def verify(root: Path, damage: list[str]) -> Iterator[str]:
+    """Read and check every record; what is damaged is added to ``damage``. Raises ``StoreUnusable``."""
+    for place in places(root):
+        with closing(opened(place)) as store:
+            found = _damage(store)
+            yield f"{_account(place, store)}, {len(found)} damaged"
+            yield from (f"  damaged: {line}" for line in found)
+            damage += found
+
+
+def _account(place: Path, store: JournalStore) -> str:
+    told = store.statistics()
+    kept = sum(state.kept for state in store.sessions.states.values())
+    return (
+        f"{place / FOLDER}: {kept} sessions, {int(told['journal_live_bytes'])} bytes"
+        f" in {int(told['journal_logs'])} logs of {int(told['journal_bytes'])}"
+    )
+
+
+def _damage(store: JournalStore) -> list[str]:
+    """Sessions and logs: those that are damaged, each named."""
+    for state in list(store.sessions.states.values()):
+        if state.kept:
+            with suppress(RecordDamaged):
+                store.session(state.number)
+    sessions = [f"session {store.name_of(number)}" for number in store.damaged()]
+    logs = [f"log {path}" for path in dict.fromkeys(store.logs.findings.damaged)]
+    lost = store.logs.findings.lost
+    return [*sessions, *logs, *([f"{lost} records, nobody knows whose"] if lost else [])]
+
+
+# --- repair -------------------------------------------------------------------------------------------------
+
+
+def repair(root: Path) -> Iterator[str]:
+    """Write damaged journals anew, with all that can be read; the damaged one stays beside it.
+
+    A damaged session is cut back to where no reply ran before the damage, or is lost. Raises ``StoreUnusable``.
+    """
+    with StoreLock(root).acquire(LOCK_SECONDS):
+        for place in places(root):
+            with closing(opened(place)) as store:
+                if not _damage(store):
+                    yield f"{place / FOLDER}: nothing is damaged"
+                    continue
+                yield from _repaired(place, store)
+
+
+def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
+    fresh, aside = place / f"{FOLDER}.new", _unused(place / ASIDE)
+    shutil.rmtree(fresh, ignore_errors=True)
+    model = store.logs.header.model
+    logs, _ = LogFolder.open(fresh, model, segment_bytes(SETTINGS), Disk())
+    logs.generation = store.generation
+    told: list[str] = []
+    damaged = set(store.damaged())
+    try:
+        alone = {child for number in damaged for child in _descendants(store, number)} | damaged
+        alone |= {
+            child
+            for state in store.sessions.states.values()
+            if not state.kept and not _is_whole(store, state)
+            for child in _descendants(store, state.number)
+        }
+        needed = _needed(store, alone)
+        for state in sorted(store.sessions.states.values(), key=lambda state: state.last):
+            if state.number in alone:
+                told += _copy_alone(store, logs, state, state.number in damaged)
+            elif state.kept or state.number in needed:
+                _copy(store, logs, state)
+        logs.append([Fresh(0, store.generation, Kind.START, b"")])
+        identity.write(place, identity.identity_of(logs.header, store.generation, logs.next_sequence), Disk())
+    except StorageUnavailable as fault:
+        raise StoreUnusable(f"{place / FOLDER} cannot be repaired: {fault.message}") from None
+    finally:
+        logs.close()
+    os.rename(place / FOLDER, aside)
+    os.rename(fresh, place / FOLDER)
+    Disk().sync_folder(place)
+    yield f"{place / FOLDER}: written anew; the damaged one is {aside}"
+    yield from (f"  {line}" for line in told)
+    if lost := store.logs.findings.lost:
+        yield f"  lost: {lost} records, nobody knows whose"
+
+
+def _unused(path: Path) -> Path:
+    numbers = (path.with_name(f"{path.name}-{number}") for number in range(2, 1 << 20))
+    return path if not path.exists() else next(one for one in numbers if not one.exists())
+
+
+def _descendants(store: JournalStore, number: int) -> set[int]:
+    """Forks of a session, and theirs."""
+    found: set[int] = set()
+    waiting = [number]
+    while waiting:
+        for child in store.sessions.forks.get(waiting.pop(), ()):
+            if child not in found and child in store.sessions.states:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def _needed(store: JournalStore, alone: set[int]) -> set[int]:
+    """Sessions that were forgotten, and that forks which stay forks follow on."""
+    found: set[int] = set()
+    for state in store.sessions.states.values():
+        if not state.kept or state.number in alone:
+            continue
+        origin = state.origin
+        while origin is not None and origin[0] in store.sessions.states and origin[0] not in found:
+            found.add(origin[0])
+            origin = store.sessions.states[origin[0]].origin
+    return found
+
+
+def _is_whole(store: JournalStore, state: SessionState) -> bool:
+    try:
+        store._record(state.number)
+        store._operations(state)
+    except RecordDamaged:
+        return False
+    return True
+
+
+def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
+    """A session as it is, a fork as a fork."""
+    record = store._record(state.number)
+    group = [Fresh(state.number, 0, Kind.SESSION, msgspec.msgpack.encode(record), session_extra(record))]
+    if state.kept and state.ring:
+        payload = store.logs.read(state.ring).payload
+        group.append(Fresh(state.number, 0, Kind.KEYRING, payload, state.digests))
+    for index, place in enumerate(state.operations, state.first):
+        kind = Kind.SNAPSHOT if state.snapshot and index == state.first else Kind.OPERATION
+        group.append(Fresh(state.number, index, kind, store.logs.read(place).payload))
+    if not state.kept:
+        group.append(Fresh(state.number, 0, Kind.DROP, b""))
+    logs.append(group, state.used)
+
+
+def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damaged: bool) -> Iterator[str]:
+    """A session with its own copy of all that it needs, as far as that is whole; what is to be said of it."""
+    name, number = store.name_of(state.number), state.number
+    if not state.kept:
+        return
+    try:
+        record = msgspec.structs.replace(store._record(number), origin=None)
+    except RecordDamaged:
+        yield f"lost: session {name}: its record is damaged"
+        return
+    operations, missed = _until_damage(store, state)
+    if missed:
+        operations = operations[: quiet(operations)]
+    if missed and not operations:
+        yield f"lost: session {name}: nothing before the damage is whole"
+        return
+    group = [
+        Fresh(number, 0, Kind.SESSION, msgspec.msgpack.encode(record), session_extra(record)),
+        _ring(store, state),
+    ]
+    for index, operation in enumerate(operations):
+        kind = Kind.SNAPSHOT if isinstance(operation, Snapshot) else Kind.OPERATION
+        group.append(Fresh(number, index, kind, msgspec.msgpack.encode(operation)))
+    logs.append(group, state.used)
+    if missed:
+        yield f"cut back: session {name}: {len(operations)} operations are whole, {missed} and more are not"
+    elif damaged:
+        yield f"mended: session {name}: its keyring was damaged, its handles are known"
+
+
+def _until_damage(store: JournalStore, state: SessionState) -> tuple[list[AnyOperation], int]:
+    """The operations before the first that is damaged, as far as they follow from one another; how many not."""
+    found: list[AnyOperation] = []
+    try:
+        needed = list(store.sessions.needed(state.number))
+    except RecordDamaged:
+        return [], 1
+    for number, index, place in needed:
+        owner = store.sessions.states[number]
+        kind = Kind.SNAPSHOT if owner.snapshot and index == owner.first else Kind.OPERATION
+        try:
+            found.append(store._decoded(place, kind, number, index, AnyOperation))
+        except RecordDamaged:
+            return _replayable(found), len(needed) - len(found)
+    return found, 0
+
+
+def _replayable(operations: list[AnyOperation]) -> list[AnyOperation]:
+    """As many of them as make a session."""
+    while operations:
+        try:
+            replay(operations, max_items=MANY_ITEMS)
+        except SessionError:
+            operations = operations[:-1]
+        else:
+            break
+    return operations
+
+
+def _ring(store: JournalStore, state: SessionState) -> Fresh:
+    """The session's keyring; one that is damaged from the digests that the index knows."""
+    try:
+        ring = store._decoded(state.ring, Kind.KEYRING, state.number, 0, Keyring)
+    except RecordDamaged:
+        digests = [state.digests[at : at + DIGEST_BYTES] for at in range(0, len(state.digests), DIGEST_BYTES)]
+        ring = Keyring(fresh=tuple(digests))
+    return Fresh(state.number, 0, Kind.KEYRING, msgspec.msgpack.encode(ring), b"".join(ring.digests()))
+
+
+# --- copies -------------------------------------------------------------------------------------------------
+
+
+def backup(root: Path, target: Path) -> Iterator[str]:
+    """Copy the journals to ``target``, a new folder, up to the last whole group; also beside a server.
+
+    KV is not copied: it is computed again. Raises ``StoreUnusable``.
+    """
+    try:
+        target.mkdir(parents=True, mode=0o700)
+    except FileExistsError:
+        if any(target.iterdir()):
+            raise StoreUnusable(f"{target} is not empty") from None
+    except OSError as fault:
+        raise StoreUnusable(f"{target} cannot be made: {fault.strerror}") from None
+    for place in places(root):
+        if not (place / FOLDER).is_dir():
+            raise StoreUnusable(
+                f"{place / legacy.FILE} is of an earlier version: start the server with it once"
+            )
+        copy = target / place.relative_to(root)
+        try:
+            (copy / FOLDER).mkdir(parents=True, mode=0o700)
+            if (place / identity.FILE).exists():
+                shutil.copy(place / identity.FILE, copy)  # before the logs: these may be ahead, never behind
+            _copy_logs(place / FOLDER, copy / FOLDER)
+        except OSError as fault:
+            raise StoreUnusable(f"{place / FOLDER} cannot be copied: {fault}") from None
+        with closing(opened(copy)) as store:
+            yield _account(copy, store)
+            yield from (f"  damaged: {line}" for line in _damage(store))
+
+
+def _copy_logs(source: Path, target: Path) -> None:
+    """All logs of one moment: a compaction that ends meanwhile is waited for. Raises ``OSError``."""
+    for _ in range(TRIES):
+        names = sorted(name for name in os.listdir(source) if NAME.fullmatch(name))
+        files: dict[str, int] = {}
+        try:
+            for name in names:
+                files[name] = os.open(source / name, os.O_RDONLY | os.O_CLOEXEC)
+            if set(names) <= set(os.listdir(source)):
+                for name, fd in files.items():
+                    # The index first: of what comes after it the log is read.
+                    with suppress(FileNotFoundError):
+                        shutil.copy(source / Path(name).with_suffix(".index"), target)
+                    _copy_file(fd, target / name)
+                Disk().sync_folder(target)
+                return
+        except FileNotFoundError:
+            pass
+        finally:
+            for fd in files.values():
+                os.close(fd)
+    raise OSError(f"{source} changes faster than it can be copied")
+
+
+def _copy_file(fd: int, target: Path) -> None:
+    with target.open("wb") as file:
+        size, at = os.fstat(fd).st_size, 0
+        while at < size and (piece := os.pread(fd, min(1 << 20, size - at), at)):
+            file.write(piece)
+            at += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# --- tidying ------------------------------------------------------------------------------------------------
+
+
+def gc(root: Path) -> Iterator[str]:
+    """Rewrite logs that hold what nobody needs, and remove what a migration left. Raises ``StoreUnusable``."""
+    with StoreLock(root).acquire(LOCK_SECONDS):
+        for place in places(root):
+            for name in (legacy.KEPT,):
+                if (place / name).exists():
+                    (place / name).unlink()
+                    yield f"{place / name}: removed"
+            with closing(opened(place, write=True)) as store:
+                before = store.logs.bytes
+                _rewrite(store)
+                yield f"{_account(place, store)}, {before - store.logs.bytes} bytes less"
+
+
+def erase(root: Path, salt: bytes) -> Iterator[str]:
+    """Forget all sessions of the tenant ``salt`` and rewrite every log, so that nothing of them is left.
+
+    What lies beside from before, such as a damaged journal, is removed. Raises ``StoreUnusable``.
+    """
+    with StoreLock(root).acquire(LOCK_SECONDS):
+        for place in places(root):
+            with closing(opened(place, write=True)) as store:
+                states = store.sessions.states.values()
+                numbers = [state.number for state in states if state.salt == salt and state.kept]
+                try:
+                    store.erase(numbers)
+                    _rewrite(store)
+                except StorageUnavailable as fault:
+                    raise StoreUnusable(f"{place / FOLDER} cannot be rewritten: {fault.message}") from None
+                yield f"{place / FOLDER}: {len(numbers)} sessions erased, {len(store.sessions.states)} are left"
+            for path in sorted(place.iterdir()):
+                if path.name.startswith(ASIDE) or path.name in (legacy.KEPT, legacy.UNREADABLE):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    yield f"{path}: removed"
+            for path in (place / FOLDER).glob("*.unreadable"):
+                path.unlink()
+                yield f"{path}: removed"
+
+
+def _rewrite(store: JournalStore) -> None:
+    """Every log anew, with what is needed and no more. Raises ``StorageUnavailable``."""
+    store.logs.roll()
+    store.logs.findings = Findings()
+    store.remove_dead()
+    waiting = list(store.logs.logs.values())
+    while waiting:
+        batch = [waiting.pop()]
+        while waiting and sum(one.live for one in batch) + waiting[-1].live <= store.logs.segment_bytes:
+            batch.append(waiting.pop())
+        work = Compaction(store.logs, store.sessions, batch)
+        try:
+            while not work.step():
+                pass
+        except OSError as fault:
+            work.abandon()
+            raise StorageUnavailable(f"{fault}") from None
+    store.remove_dead()
+    store.note()

@@ -1,0 +1,169 @@
+"""Rewrites logs of which most is dead: what is needed goes to a new log, which then takes their place.
+
+Done in slices, so that commits and readers do not wait. The new log is written aside and synced slice by
+slice; it is renamed into place when it is whole, and its header names the logs that it replaces. Whenever the
+process dies, the next start finds either those or the new one: where it finds both, the header says which to
+remove. Records keep their sequence numbers. That a session was forgotten stays known as long as any log holds
+a record of it; what damage has hit stays known, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ..errors import RecordDamaged
+from . import segment
+from .logs import Log, LogFolder
+from .places import HIT, place_of
+from .segment import ENTRY, GROUP_END, LOG_START, LOST, Kind
+from .state import Sessions
+
+SLICE_BYTES = 256 << 10  # read and written in one go: some milliseconds
+SLICE_RECORDS = 1000
+
+
+class Compaction:
+    """Of some logs, ``victims``, none of them the active one. Call `step` until it is true."""
+
+    def __init__(self, logs: LogFolder, sessions: Sessions, victims: Sequence[Log]) -> None:
+        self.victims = list(victims)
+        self._logs = logs
+        self._sessions = sessions
+        self._fresh = logs.folder / "compacted.log.new"
+        self._out = logs.begin([one.number for one in victims], self._fresh)
+        self._rows: list[tuple[int, int, int, int, int, int, int]] = []
+        self._extras: dict[int, bytes] = {}
+        self._moved: list[tuple[int, int, int, int, int]] = []  # session, kind, index, from, to
+        self._work = self._copies()
+
+    def step(self, most: int = SLICE_BYTES) -> bool:
+        """One slice; true when the new log has taken the place of the others. Raises ``OSError``.
+
+        After it has raised: `abandon` it.
+        """
+        pieces: list[bytes] = []
+        size, begin, whole = 0, self._out.end, True
+        for piece in self._work:
+            pieces.append(piece)
+            size += len(piece)
+            if size >= most or len(pieces) >= SLICE_RECORDS:
+                whole = False
+                break
+        if pieces:
+            assert self._out.fd is not None
+            self._logs.disk.write(self._out.fd, b"".join(pieces), begin)
+            if not whole:
+                self._logs.disk.sync(self._out.fd)
+        if whole:
+            self._finish()
+        return whole
+
+    def abandon(self) -> None:
+        """Leave everything as it was."""
+        self._work.close()
+        self._logs.discard(self._out, self._fresh)
+
+    def _copies(self) -> Generator[bytes, None, None]:
+        """The records that stay, as they are written; a damaged one as the mark that it was lost."""
+        for one in self.victims:
+            entries, extras = self._logs.entries_of(one)
+            for at in range(0, len(entries), SLICE_RECORDS):
+                for sequence, session, word, moment, offset, length, _ in entries[
+                    at : at + SLICE_RECORDS
+                ].tolist():
+                    place = place_of(one.slot, offset, segment.padded(length))
+                    copy = self._copy(place, sequence, session, word, moment, extras.get(offset, b""))
+                    if copy:
+                        yield copy
+
+    def _copy(
+        self, place: int, sequence: int, session: int, word: int, moment: int, extra: bytes
+    ) -> bytes | None:
+        """The record as it goes on; None where it is not needed."""
+        kind, index = word >> 8 & 0xFF, word >> 16
+        if kind == Kind.START:
+            current = index == self._logs.generation
+            return self._record(sequence, session, word, moment, b"", b"") if current else None
+        if kind == Kind.DROP:
+            return (
+                self._record(sequence, session, word, moment, b"", b"") if self._is_needed(session) else None
+            )
+        valid = self._sessions.place(session, kind, index)
+        if valid == place:
+            try:
+                payload = self._logs.read(place).payload
+                return self._record(sequence, session, word, moment, payload, extra, place)
+            except RecordDamaged:
+                self._sessions.strike(session, kind, index)
+                valid = HIT
+        return self._record(sequence, session, word | LOST, moment, extra, extra) if valid == HIT else None
+
+    def _is_needed(self, session: int) -> bool:
+        """Whether any log that stays, or what is copied, has records of a session that was forgotten."""
+        if session in self._sessions.states:
+            return True
+        return any(one.has(session) for one in self._logs.logs.values() if one not in self.victims)
+
+    def _record(
+        self,
+        sequence: int,
+        session: int,
+        word: int,
+        moment: int,
+        payload: bytes,
+        extra: bytes,
+        source: int | None = None,
+    ) -> bytes:
+        out, at = self._out, self._out.end
+        data = segment.encoded_record(
+            out.header.sync, out.header.file_seed(), at, sequence, session, word | GROUP_END, moment, payload
+        )
+        self._rows.append((sequence, session, word | GROUP_END, moment, at, len(payload), len(extra)))
+        if extra:
+            self._extras[at] = extra
+        if source is not None:
+            target = place_of(out.slot, at, len(data))
+            self._moved.append((session, word >> 8 & 0xFF, word >> 16, source, target))
+        out.end += len(data)
+        return data
+
+    def _finish(self) -> None:
+        if self._out.end > LOG_START:
+            self._logs.adopt(self._out, np.array(self._rows, dtype=ENTRY), self._extras, self._fresh)
+        else:
+            self._logs.discard(self._out, self._fresh)
+        for session, kind, index, source, target in self._moved:
+            if self._sessions.place(session, kind, index) == source:
+                self._sessions.move(session, kind, index, target)
+                self._out.live += self._logs.size(target)
+        self._out.marks = self._out.dead
+        for one in self.victims:
+            with suppress(OSError):  # it is removed at the next start: the new log's header names it
+                self._logs.remove(one)
+
+
+def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
+    """Logs that hold nothing anybody needs, the oldest first; remove each before the next is asked for."""
+    for one in sorted(logs.logs.values(), key=lambda one: one.number):
+        if one is logs.active or one.live:
+            continue
+        others = [other for other in logs.logs.values() if other is not one]
+        entries, _ = logs.entries_of(one)
+        kinds = entries["word"] >> np.uint64(8) & np.uint64(0xFF)
+        indexes = entries["word"] >> np.uint64(16)
+        if (indexes[kinds == Kind.START] == logs.generation).any():
+            continue
+        dropped = np.unique(entries["session"][kinds == Kind.DROP]).tolist()
+        if any(number in sessions.states or any(other.has(number) for other in others) for number in dropped):
+            continue
+        if any(sessions.place(*key) == HIT for key in _keys(entries, kinds, indexes)):
+            continue
+        yield one
+
+
+def _keys(entries: Any, kinds: Any, indexes: Any) -> Iterator[tuple[int, int, int]]:
+    return zip(entries["session"].tolist(), kinds.tolist(), indexes.tolist(), strict=True)

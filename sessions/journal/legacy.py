@@ -1,0 +1,378 @@
+"""A journal of formats 1 and 2, an LMDB file, is moved into logs at the first start.
+
+LMDB ends its process where a page is damaged, so a child reads. Where that dies another one goes on behind
+the place. Sessions that miss something are damaged in the new journal, too, and all others are as they were.
+The old file is kept under another name.
+
+    meta      "store"                 -> StoreRecord
+    sessions  number                  -> SessionRecord
+    tails     number                  -> Tail
+    log       number, index           -> an operation
+    keyrings  number                  -> Keyring
+    handles   digest of the handle    -> HandleRecord
+    forks     number, child's number  -> nothing: the child's record says the same
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
+from .disk import Disk
+from .logs import LogFolder, named
+from .records import AnyOperation, HandleRecord, Keyring, SessionRecord, Snapshot
+from .segment import LOST, Fresh, Kind
+from .settings import JournalSettings
+from .state import session_extra
+from .store import FOLDER, segment_bytes
+
+log = logging.getLogger(__name__)
+
+FILE = "data.mdb"
+KEPT = "data.mdb.migrated"
+UNREADABLE = "data.mdb.unreadable"
+FORMATS = (1, 2)
+SILENT_SECONDS = 30.0  # without a byte from the child: it is ended
+SALVAGE_SECONDS = 300.0  # for all that is tried after the first death
+CHECK_BYTES = 8
+END = 0xFFFFFFFF
+ALL, EACH, FIRST = "all", "each", "first"
+T = TypeVar("T")
+
+
+class Tail(msgspec.Struct, frozen=True, kw_only=True):
+    """How many operations a session has had, and when the last was written (seconds since the epoch).
+
+    Those before ``first`` are in the snapshot that stands there.
+    """
+
+    operations: int
+    used: float
+    first: int = 0
+    base: int = 0
+    grown: int = 0
+
+
+class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the whole store is: its format, and the model whose token ids it holds."""
+
+    format: int
+    model: bytes
+
+
+def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
+    """The record stored under ``key``. Raises ``RecordDamaged``."""
+    payload = value[CHECK_BYTES:]
+    if xxhash.xxh3_64_digest(key + payload) != value[:CHECK_BYTES]:
+        raise RecordDamaged(f"a record's checksum is wrong (key {key.hex()})")
+    try:
+        record: T = msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as fault:
+        raise RecordDamaged(f"a record cannot be read (key {key.hex()}): {fault}") from None
+    return record
+
+
+@dataclass(slots=True)
+class Moved:
+    """What came of it. ``unread``: ranges of keys that could not be read, of which nobody knows what they
+    held."""
+
+    sessions: int = 0
+    damaged: list[str] = field(default_factory=list)
+    unread: int = 0
+
+
+def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Moved | None:
+    """Move the journal in ``folder`` into logs beside it; None where there is none to move.
+
+    Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; the old file is as it was then.
+    """
+    old = folder / FILE
+    if not old.exists() or old.stat().st_size == 0:
+        return None  # a server died before its first commit
+    if (folder / FOLDER).exists():
+        _put_away(folder)
+        return None
+    with Reader(folder) as reader:
+        found = reader.about()
+        if found is None:
+            aside = folder / UNREADABLE
+            os.rename(old, aside)
+            log.error("%s cannot be read: its sessions are lost; it is kept as %s", old, aside)
+            return Moved(unread=1)
+        if found.format not in FORMATS:
+            raise StoreNewer(f"the store {folder} has format {found.format}; this version reads up to 3")
+        if found.model != model:
+            raise StoreForeign(f"the store {folder} was written for another model")
+        fresh = folder / f"{FOLDER}.new"
+        try:
+            moved = _copied(reader, fresh, model, settings)
+            os.rename(fresh, folder / FOLDER)
+            Disk().sync_folder(folder)
+        except OSError as fault:
+            raise StoreUnusable(f"{old} cannot be moved into logs: {fault.strerror}") from None
+    _put_away(folder)
+    log.warning(
+        "%s had format %d: its %d sessions are in %s now; it is kept as %s, which `holdfast store gc` removes",
+        *(old, found.format, moved.sessions, folder / FOLDER, folder / KEPT),
+    )
+    if moved.damaged or moved.unread:
+        log.error(
+            "%s is damaged: %d places cannot be read, and these sessions are lost: %s",
+            *(folder / KEPT, moved.unread, named(moved.damaged) or "none that is known"),
+        )
+    return moved
+
+
+def _put_away(folder: Path) -> None:
+    os.rename(folder / FILE, folder / KEPT)
+    with suppress(OSError):
+        os.unlink(folder / "lock.mdb")
+
+
+def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> Moved:
+    """A new journal in ``folder``, with all that can be read."""
+    shutil.rmtree(folder, ignore_errors=True)
+    logs, _ = LogFolder.open(folder, model, segment_bytes(settings), _Later())
+    moved = Moved()
+    try:
+        sessions = {_number(key): value for key, value in reader.records("sessions", SessionRecord)}
+        tails = {_number(key): value for key, value in reader.records("tails", Tail)}
+        rings = {_number(key): value for key, value in reader.records("keyrings", Keyring)}
+        handles: dict[int, list[bytes]] = {}
+        for digest, handle in reader.records("handles", HandleRecord):
+            if isinstance(handle, HandleRecord):
+                handles.setdefault(handle.session, []).append(digest)
+        told = {*sessions, *tails, *rings, *handles}
+        for number, items in groupby(reader.records("log", AnyOperation), lambda item: _number(item[0])):
+            operations = {struct.unpack(">QQ", key)[1]: value for key, value in items}
+            told.discard(number)
+            _move(logs, number, operations, sessions, tails, rings, handles, moved)
+        for number in sorted(told):
+            _move(logs, number, {}, sessions, tails, rings, handles, moved)
+        for one in logs.logs.values():
+            if one.fd is not None:
+                os.fsync(one.fd)
+        Disk().sync_folder(folder)
+    finally:
+        logs.close()
+    moved.unread = reader.unread
+    return moved
+
+
+class _Later(Disk):
+    """Syncs nothing: all of it is synced at the end."""
+
+    def sync(self, fd: int) -> None:
+        """Later."""
+
+    def sync_folder(self, folder: Path) -> None:
+        """Later."""
+
+
+def _move(
+    logs: LogFolder,
+    number: int,
+    operations: dict[int, Any],
+    sessions: dict[int, Any],
+    tails: dict[int, Any],
+    rings: dict[int, Any],
+    handles: dict[int, list[bytes]],
+    moved: Moved,
+) -> None:
+    """One session, as one group; what it misses is marked as lost."""
+    record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
+    kept = any(number in table for table in (rings, tails, handles))
+    group = [_session(number, record)]
+    if kept:
+        group.append(_keyring(number, ring, handles.get(number, [])))
+    first = tail.first if isinstance(tail, Tail) else min(operations, default=0)
+    count = tail.operations if isinstance(tail, Tail) else max(operations, default=-1) + 1
+    for index in range(first, count):
+        operation = operations.get(index)
+        kind = Kind.SNAPSHOT if isinstance(operation, Snapshot) else Kind.OPERATION
+        flags = LOST if operation is None else 0
+        group.append(Fresh(number, index, kind, _packed(operation), flags=flags))
+    if kept and not isinstance(tail, Tail):  # nobody knows whether there were more
+        group.append(Fresh(number, count, Kind.OPERATION, b"", flags=LOST))
+    if not kept:
+        group.append(Fresh(number, 0, Kind.DROP, b""))
+    moment = int(tail.used * 1_000_000) if isinstance(tail, Tail) else None
+    logs.append(group, moment)
+    moved.sessions += kept
+    if any(one.flags & LOST for one in group):
+        moved.damaged.append(record.id if isinstance(record, SessionRecord) else f"number {number}")
+
+
+def _session(number: int, record: Any) -> Fresh:
+    if isinstance(record, SessionRecord):
+        return Fresh(number, 0, Kind.SESSION, msgspec.msgpack.encode(record), session_extra(record))
+    unknown = session_extra(SessionRecord(id="", owner=b"", salt=b"", clock=""))
+    return Fresh(number, 0, Kind.SESSION, unknown, unknown, flags=LOST)
+
+
+def _keyring(number: int, ring: Any, digests: list[bytes]) -> Fresh:
+    if isinstance(ring, Keyring):
+        payload = msgspec.msgpack.encode(ring)
+        return Fresh(number, 0, Kind.KEYRING, payload, b"".join(ring.digests()))
+    known = b"".join(digests)
+    return Fresh(number, 0, Kind.KEYRING, known, known, flags=LOST)
+
+
+def _packed(operation: Any) -> bytes:
+    return b"" if operation is None else msgspec.msgpack.encode(operation)
+
+
+def _number(key: bytes) -> int:
+    return int.from_bytes(key[:8], "big")
+
+
+class Reader:
+    """The child that reads, and the next one where it died. ``unread``: ranges that killed each that read
+    them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.unread = 0
+        self._folder = folder
+        self._child: subprocess.Popen[bytes] | None = None
+        self._until: float | None = None
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def about(self) -> StoreRecord | None:
+        """What the store is; None where that cannot be read."""
+        (item,) = list(self._asked("meta", b"", FIRST)) or (None,)
+        if item is None:
+            return None
+        try:
+            found: StoreRecord = unseal(*item, StoreRecord)
+        except RecordDamaged:
+            return None
+        return found
+
+    def records(self, table: str, kind: Any) -> Iterator[tuple[bytes, Any]]:
+        """All records of a table; None in the place of one that is damaged."""
+        for key, value in self._all(table):
+            try:
+                yield key, unseal(key, value, kind)
+            except RecordDamaged:
+                yield key, None
+
+    def _all(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        """The records of a table, in order; those that cannot be read are left out, and the places counted."""
+        first = b""
+        while True:
+            whole = True
+            for item in self._asked(table, first):
+                if item is None:
+                    whole = False
+                    break
+                yield item
+                first = item[0]
+            if whole:
+                return
+            for item in self._asked(table, first + b"\0" if first else b"", EACH):
+                if item is None:
+                    break
+                yield item
+                first = item[0]
+            self.unread += 1
+            if self._until is None:
+                self._until = time.monotonic() + SALVAGE_SECONDS
+            beyond = self._beyond(table, _number(first) + 1 if first else 0)
+            if beyond is None:
+                return
+            first = struct.pack(">Q", beyond)
+
+    def _beyond(self, table: str, low: int) -> int | None:
+        """The lowest session number, ``low`` or more, from which the table can be read again; None: there is
+        none.
+
+        Steps are doubled until a place is found, and halved from there.
+        """
+        bad, good, step = low - 1, low, 1
+        while not self._reads(table, good):
+            bad, good, step = good, low + step, 2 * step
+            assert self._until is not None
+            if good >= 1 << 63 or time.monotonic() > self._until:
+                return None
+        while good - bad > 1:
+            middle = (good + bad) // 2
+            if self._reads(table, middle):
+                good = middle
+            else:
+                bad = middle
+        return good
+
+    def _reads(self, table: str, number: int) -> bool:
+        return all(item is not None for item in self._asked(table, struct.pack(">Q", number), FIRST))
+
+    def _asked(self, table: str, first: bytes, how: str = ALL) -> Iterator[tuple[bytes, bytes] | None]:
+        """The child's answer, from the key ``first`` on; None where it could not read on."""
+        if self._child is None:
+            self._child = subprocess.Popen(
+                [sys.executable, "-I", str(Path(__file__).with_name("legacy_reader.py")), str(self._folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        child = self._child
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(f"{table} {first.hex() or '-'} {how}\n".encode())
+            child.stdin.flush()
+            while True:
+                head = self._read(child, 8)
+                length, size = struct.unpack("<II", head)
+                if length == END:
+                    if size:
+                        yield None
+                    return
+                data = self._read(child, length + size)
+                yield data[:length], data[length:]
+        except (OSError, EOFError):
+            self._end()
+            yield None
+
+    def _read(self, child: subprocess.Popen[bytes], size: int) -> bytes:
+        """So many bytes. Raises ``EOFError`` where the child ends, or says nothing."""
+        assert child.stdout is not None
+        pieces = bytearray()
+        while len(pieces) < size:
+            ready, _, _ = select.select([child.stdout], [], [], SILENT_SECONDS)
+            piece = os.read(child.stdout.fileno(), min(size - len(pieces), 1 << 20)) if ready else b""
+            if not piece:
+                raise EOFError
+            pieces += piece
+        return bytes(pieces)
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()

@@ -1,0 +1,741 @@
+"""The logs of one store: opened and checked, appended to in groups, read, and removed when nothing needs
+them.
+
+Files `NNNNNNNN.log` in one folder, each with an `NNNNNNNN.index` beside it that may be missing or damaged.
+One log is active: groups go to its end. A group that cannot be written is cut off again; after a failed sync
+nothing of that log's end is trusted, and a new log begins. Knows where a record lies, not what it is for.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace as changed
+
+from ...kvstore.limits import explained
+from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
+from . import segment
+from .disk import Disk
+from .places import GIANT, HIT, MISSING, MOST_SLOTS, bytes_at, offset_of, place_of, places_of, slot_of
+from .segment import ENTRY, LOG_START, LOST, Found, Fresh, SegmentHeader
+from .state import Loaded, extra_of
+
+log = logging.getLogger(__name__)
+
+NAME = re.compile(r"(\d{8,})\.log")
+NAMED = 20  # sessions in one line of the log
+
+
+@dataclass(slots=True, eq=False)
+class Log:
+    """One file. ``live``: bytes of records that say what a session is; ``marks``: of those that a compaction
+    kept besides, such as that a session was forgotten; ``sessions``: numbers of those it has records of."""
+
+    slot: int
+    header: SegmentHeader
+    path: Path
+    end: int = LOG_START
+    index_end: int = 0
+    fd: int | None = None
+    index_fd: int | None = None
+    live: int = 0
+    marks: int = 0
+    sessions: Any = None
+    fresh: set[int] = field(default_factory=set)
+    dirty: bool = False
+    entries: int = 0
+
+    @property
+    def number(self) -> int:
+        """The one in its name."""
+        return self.header.number
+
+    @property
+    def index_path(self) -> Path:
+        """Of the index beside it."""
+        return self.path.with_suffix(".index")
+
+    @property
+    def dead(self) -> int:
+        """Bytes that nobody needs."""
+        return max(0, self.end - LOG_START - self.live)
+
+    def has(self, session: int) -> bool:
+        """Whether it holds records of a session, needed or not."""
+        if session in self.fresh:
+            return True
+        if self.sessions is None:
+            return False
+        at = int(np.searchsorted(self.sessions, session))
+        return at < len(self.sessions) and int(self.sessions[at]) == session
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found wrong when the logs were opened. ``lost``: records of which nobody knows whose they
+    were."""
+
+    lines: list[str] = field(default_factory=list)
+    lost: int = 0
+    damaged: list[str] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        """Remember a line for the server's log."""
+        self.lines.append(line)
+
+
+class LogFolder:
+    """The logs in ``folder``. One thread uses it."""
+
+    def __init__(self, folder: Path, segment_bytes: int, disk: Disk) -> None:
+        self.folder = folder
+        self.disk = disk
+        self.segment_bytes = segment_bytes
+        self.logs: dict[int, Log] = {}
+        self.active: Log | None = None
+        self.findings = Findings()
+        self.next_sequence = 1
+        self.next_session = 1
+        self.generation = 0
+        self.made = False
+        self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
+        self._slots = iter(range(1, MOST_SLOTS))
+        self._free_slots: list[int] = []
+        self._next_number = 1
+        self._believing = True
+
+    # --- opening --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        model: bytes,
+        segment_bytes: int,
+        disk: Disk,
+        known: SegmentHeader | None = None,
+        *,
+        write: bool = True,
+        whole: bool = False,
+    ) -> tuple[LogFolder, list[Loaded]]:
+        """The logs and all their records. ``known``: the store's header as a second place has it.
+
+        ``write``: false leaves every file as it is. ``whole``: no index is believed unread. Raises
+        ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
+        """
+        logs = cls(folder, segment_bytes, disk)
+        logs._believing = not whole
+        try:
+            return logs, logs._opened(model, known, write)
+        except OSError as fault:
+            logs.close()
+            raise StoreUnusable(explained(fault, f"the journal {folder}")) from None
+        except BaseException:
+            logs.close()
+            raise
+
+    def close(self) -> None:
+        """Close the files; the active log's index is whole on the disk."""
+        active = self.active
+        if active is not None and active.index_fd is not None:
+            with suppress(OSError):
+                self.disk.sync(active.index_fd)
+        for one in self.logs.values():
+            self._close_files(one)
+        self.active = None
+
+    def _opened(self, model: bytes, known: SegmentHeader | None, write: bool) -> list[Loaded]:
+        if write:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        numbers = self._listed(write)
+        headers = {number: self._header_of(number) for number in numbers}
+        for number in [number for number, header in headers.items() if header is None]:
+            path = self._path(number)
+            if path.stat().st_size <= LOG_START and not path.with_suffix(".index").exists():
+                numbers.remove(number)  # the process died while it made this log: nothing was in it
+                del headers[number]
+                if write:
+                    self.disk.remove(path)
+        self._choose(headers, known, model)
+        if not self.header.store:
+            if numbers:
+                self._set_aside(numbers, write)
+            self.header = _new_header(model)
+            self._next_number = max([0, *numbers]) + 1
+            self.made = True
+            return []
+        self._next_number = max(numbers, default=0) + 1
+        ours: list[int] = []
+        for number in numbers:
+            found = headers[number]
+            if found is not None and (found.store, found.number) != (self.header.store, number):
+                self.findings.say(
+                    f"{self._path(number)} belongs to another journal, or elsewhere: it is ignored"
+                )
+                self.findings.damaged.append(str(self._path(number)))
+                continue
+            ours.append(number)
+        replaced = {gone for number in ours if (one := headers[number]) for gone in one.replaces}
+        loaded: list[Loaded] = []
+        plain = [number for number in ours if number not in replaced and not _taken_over(headers[number])]
+        for number in ours:
+            if number in replaced:
+                if write:
+                    self.disk.remove(self._path(number))
+                    self.disk.remove(self._path(number).with_suffix(".index"))
+                continue
+            header = headers[number] or changed(self.header, number=number, replaces=())
+            loaded.append(self._load(header, last=number == max(plain, default=0), write=write))
+            self.next_session = max(self.next_session, header.next_session)
+            self.next_sequence = max(self.next_sequence, header.next_sequence)
+            self.generation = max(self.generation, header.generation)
+        for part in loaded:
+            if len(part.entries):
+                self.next_sequence = max(self.next_sequence, int(part.entries["sequence"].max()) + 1)
+                self.next_session = max(self.next_session, int(part.entries["session"].max()) + 1)
+        return loaded
+
+    def _listed(self, write: bool) -> list[int]:
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        numbers = sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
+        if write:
+            indexes = {self._path(number).with_suffix(".index").name for number in numbers}
+            for name in names:
+                # What was not finished; an index whose log is not there must not be taken for another one's.
+                if name.endswith(".new") or (name.endswith(".index") and name not in indexes):
+                    self.disk.remove(self.folder / name)
+        return numbers
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08}.log"
+
+    def _header_of(self, number: int) -> SegmentHeader | None:
+        """From either copy, or from the index beside it."""
+        path = self._path(number)
+        with self._reading(path) as fd:
+            data = b"" if fd is None else self.disk.read(fd, LOG_START, 0)
+        with self._reading(path.with_suffix(".index")) as fd:
+            beside = b"" if fd is None else self.disk.read(fd, segment.HEADER_BYTES, 0)
+        return (
+            segment.decoded_header(data[: segment.HEADER_BYTES], segment.LOG_MAGIC)
+            or segment.decoded_header(data[segment.HEADER_BYTES :], segment.LOG_MAGIC)
+            or segment.decoded_header(beside, segment.INDEX_MAGIC)
+        )
+
+    def _choose(
+        self, headers: dict[int, SegmentHeader | None], known: SegmentHeader | None, model: bytes
+    ) -> None:
+        """The header that most logs have; where none has one, the one that is ``known``."""
+        found = [one for one in headers.values() if one is not None]
+        if not found:
+            if headers and known is not None and model in (b"", known.model):
+                self.header = known
+            return
+        newer = [one.format for one in found if one.format > segment.FORMAT]
+        if newer:
+            raise StoreNewer(
+                f"the store {self.folder.parent} has format {max(newer)}; "
+                f"this version reads up to {segment.FORMAT}"
+            )
+        counts: dict[bytes, int] = {}
+        for one in found:
+            counts[one.store] = counts.get(one.store, 0) + 1
+        best = max(found, key=lambda one: (counts[one.store], one.number))
+        if model and best.model != model:
+            raise StoreForeign(f"the store {self.folder.parent} was written for another model")
+        self.header = changed(best, replaces=())
+
+    def _set_aside(self, numbers: Sequence[int], write: bool) -> None:
+        for number in numbers:
+            path = self._path(number)
+            self.findings.say(f"{path} cannot be read as a log at all: its sessions are lost")
+            self.findings.damaged.append(str(path))
+            self.findings.lost += 1
+            if write:
+                self.disk.rename(path, path.with_suffix(".unreadable"))
+
+    def _load(self, header: SegmentHeader, *, last: bool, write: bool) -> Loaded:
+        one = Log(self._new_slot(), header, self._path(header.number))
+        self.logs[one.slot] = one
+        one.fd = self.disk.open(one.path, write=last and write)
+        size, index = self.disk.size(one.fd), self._index_of(one)
+        one.end = size
+        if self._believing and not last and index is not None and index.sealed == size:
+            entries, extras = index.entries(), dict(index.extras())
+            return self._known(one, entries, np.zeros(len(entries), bool), extras)
+        entries, hits, extras, clean = self._scanned(one, size, index, last=last and write)
+        if last and write and clean and index is not None and LOG_START <= one.end < self.segment_bytes:
+            one.index_fd = self.disk.open(one.index_path, write=True)
+            self.active = one
+        elif clean and write and not last:
+            self._rewrite_index(one, entries, extras)
+        one.dirty = not clean
+        return self._known(one, entries, hits, extras)
+
+    def _index_of(self, one: Log) -> segment.Index | None:
+        with self._reading(one.index_path) as fd:
+            if fd is None:
+                return None
+            data = self.disk.read(fd, self.disk.size(fd), 0)
+        header = segment.decoded_header(data[: segment.HEADER_BYTES], segment.INDEX_MAGIC)
+        one.index_end = len(data)
+        found = segment.read_index(data, self.header.sync, one.header.file_seed())
+        if header is None or (header.store, header.number) != (self.header.store, one.number):
+            found.whole = False
+        return found
+
+    def _scanned(
+        self, one: Log, size: int, index: segment.Index | None, *, last: bool
+    ) -> tuple[Any, Any, dict[int, bytes], bool]:
+        """Entries of a log that is read whole, which of them are hit, their extras, and whether all is well.
+
+        ``last``: it is the active one, and may be written to.
+        """
+        assert one.fd is not None
+        data = self.disk.read(one.fd, size, 0)
+        found = segment.scan(data, self.header.sync, one.header.file_seed())
+        told = np.empty(0, ENTRY) if index is None else index.entries()
+        ends = told["offset"] + segment.RECORD_BYTES + (told["length"].astype("<u8") + 7 & ~np.uint64(7))
+        cut = size
+        if len(told) and int(ends.max()) > size:
+            whole = (ends <= size) & (told["word"] & segment.GROUP_END != 0)
+            cut = int(ends[whole].max()) if whole.any() else LOG_START
+            self.findings.say(
+                f"{one.path} lost its end: {size} bytes of {int(ends.max())} are there; "
+                f"{int((ends > cut).sum())} records are gone, and sessions go on from what they had before"
+            )
+            self.findings.damaged.append(str(one.path))
+            told = told[ends <= cut]
+        offsets = {record.offset for record in found.records}
+        committed = set(told["offset"].tolist())
+        finished = max(
+            (at for at, record in enumerate(found.records) if record.word & segment.GROUP_END), default=-1
+        )
+        records = [
+            record
+            for at, record in enumerate(found.records)
+            if record.offset < cut and (at <= finished or record.offset in committed)
+        ]
+        hits = told[[offset not in offsets for offset in told["offset"].tolist()]]
+        unknown = self._unknown(one, found, told, size, index)
+        extras = {record.offset: extra for record in records if (extra := _extra(record))}
+        if index is not None:
+            gone = set(hits["offset"].tolist())
+            extras.update((offset, extra) for offset, extra in index.extras() if offset in gone)
+        entries = np.array(
+            [
+                (
+                    one.sequence,
+                    one.session,
+                    one.word,
+                    one.time,
+                    one.offset,
+                    len(one.payload),
+                    _extra_bytes(one),
+                )
+                for one in records
+            ],
+            dtype=ENTRY,
+        )
+        flags = np.concatenate([np.zeros(len(entries), bool), np.ones(len(hits), bool)])
+        clean = cut == size and not len(hits) and not unknown
+        kept = max((one.offset + segment.padded(len(one.payload)) for one in records), default=LOG_START)
+        if clean and last and kept < size:  # a group that was never acknowledged: a write that was cut off
+            self.disk.truncate(one.fd, kept)
+            one.end = kept
+        if clean and last and index is not None and (not index.whole or len(told) < len(records)):
+            clean = self._mend(one, entries, extras)
+        return np.concatenate([entries, hits]), flags, extras, clean
+
+    def _mend(self, one: Log, entries: Any, extras: dict[int, bytes]) -> bool:
+        """Whether an index that lacks something could be written anew."""
+        try:
+            self._rewrite_index(one, entries, extras)
+        except OSError:
+            return False
+        return True
+
+    def _unknown(
+        self, one: Log, found: segment.Scan, told: Any, size: int, index: segment.Index | None
+    ) -> int:
+        """Records that are damaged and of which the index says nothing; it is said how many."""
+        unknown = 0
+        starts = told["offset"].tolist()
+        by_end = {record.offset: record for record in found.records}
+        for begin, beyond in found.gaps:
+            covered = sum(
+                segment.padded(int(length))
+                for offset, length in zip(starts, told["length"].tolist(), strict=True)
+                if begin <= offset < beyond
+            )
+            if covered < beyond - begin:
+                before = max((o for o in by_end if o < begin), default=None)
+                first = by_end[before].sequence if before is not None else by_end[beyond].sequence - 2
+                count = by_end[beyond].sequence - first - 1
+                count -= sum(begin <= offset < beyond for offset in starts)
+                unknown += max(1, count)
+        tail = sum(offset >= found.end for offset in starts)
+        if size > found.end and not tail and (index is None or not index.whole):
+            unknown += 1
+            self.findings.say(
+                f"the last {size - found.end} bytes of {one.path} are no record: "
+                "a write that was cut off, or damage"
+            )
+        if unknown:
+            self.findings.lost += unknown
+            self.findings.damaged.append(str(one.path))
+            self.findings.say(
+                f"{one.path} is damaged, and so is its index: {unknown} records are lost, nobody knows whose"
+            )
+        return unknown
+
+    def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> Loaded:
+        lengths = segment.RECORD_BYTES + (entries["length"].astype("<u8") + 7 & ~np.uint64(7))
+        places = places_of(one.slot, entries["offset"], lengths)
+        places[hits | (entries["word"] & LOST != 0)] = HIT
+        one.sessions = np.unique(entries["session"])
+        one.entries = len(entries)
+        if hits.any():
+            self.findings.damaged.append(str(one.path))
+        return Loaded(entries, places, extras)
+
+    # --- writing --------------------------------------------------------------------------------------------
+
+    def append(self, records: Sequence[Fresh], moment: int | None = None) -> tuple[list[int], int, int]:
+        """Write a group and sync it; places, the first one's sequence number, its ``moment`` (microseconds).
+
+        Raises ``StorageUnavailable``: nothing of it is there.
+        """
+        total = sum(segment.padded(len(one.payload)) for one in records)
+        moment = time.time_ns() // 1000 if moment is None else moment
+        first, self.next_sequence = self.next_sequence, self.next_sequence + len(records)
+        active = self._room_for(total)
+        assert active.fd is not None
+        places, pieces, entries = [], [], []
+        at, last = active.end, len(records) - 1
+        sync, seed = self.header.sync, active.header.file_seed()
+        for place, one in enumerate(records):
+            word, sequence = one.word(place == last), first + place
+            pieces.append(
+                segment.encoded_record(sync, seed, at, sequence, one.session, word, moment, one.payload)
+            )
+            entries.append((sequence, one.session, word, moment, at, len(one.payload), len(one.extra)))
+            places.append(place_of(active.slot, at, len(pieces[-1])))
+            at += len(pieces[-1])
+        try:
+            self.disk.write(active.fd, b"".join(pieces), active.end)
+        except OSError as fault:
+            if not self._cut(active):
+                self._abandon(active, records)
+            raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
+        try:
+            self.disk.sync(active.fd)
+        except OSError as fault:
+            self._cut(active)
+            self._abandon(active, records)
+            raise StorageUnavailable(explained(fault, f"the journal's log {active.path}")) from None
+        active.end = at
+        active.entries += len(records)
+        active.fresh.update(one.session for one in records)
+        self.next_session = max(self.next_session, 1 + max(one.session for one in records))
+        self._tell_index(active, entries, b"".join(one.extra for one in records))
+        return places, first, moment
+
+    def roll(self) -> None:
+        """The active log takes no more; the next group begins another."""
+        if self.active is not None:
+            self._seal(self.active)
+            self.active = None
+
+    def _room_for(self, total: int) -> Log:
+        active = self.active
+        if active is not None and active.end > LOG_START:
+            full = active.end + total > self.segment_bytes
+            if full or active.index_fd is None:
+                self.roll()
+        if self.active is None:
+            self.active = self.begin()
+        return self.active
+
+    def begin(self, replaces: Sequence[int] = (), name: Path | None = None) -> Log:
+        """A new log, its header on the disk. Raises ``StorageUnavailable``."""
+        header = changed(
+            self.header,
+            number=self._next_number,
+            replaces=tuple(replaces),
+            generation=self.generation,
+            next_session=self.next_session,
+            next_sequence=self.next_sequence,
+        )
+        path = self._path(header.number)
+        one = Log(self._new_slot(), header, path)
+        target = name or path
+        try:
+            if name is None:
+                self.disk.remove(one.index_path)
+            one.fd = self.disk.create(target)
+            data = segment.encoded_header(header, segment.LOG_MAGIC) * 2
+            self.disk.write(one.fd, data, 0)
+            if name is None:
+                self.disk.sync(one.fd)
+                one.index_fd = self.disk.create(one.index_path)
+                self.disk.write(one.index_fd, segment.encoded_header(header, segment.INDEX_MAGIC), 0)
+                one.index_end = segment.HEADER_BYTES
+                self.disk.sync_folder(self.folder)
+        except OSError as fault:
+            self._close_files(one)
+            self._free_slots.append(one.slot)
+            with suppress(OSError):
+                self.disk.remove(target)
+                self.disk.remove(one.index_path)
+            raise StorageUnavailable(explained(fault, f"the journal's log {path}")) from None
+        self._next_number += 1
+        self.made = False
+        if name is None:
+            self.logs[one.slot] = one
+        return one
+
+    def _new_slot(self) -> int:
+        if self._free_slots:
+            return self._free_slots.pop()
+        slot = next(self._slots, None)
+        if slot is None:
+            raise StorageUnavailable(f"the journal {self.folder} has {MOST_SLOTS} logs, and may have no more")
+        return slot
+
+    def _cut(self, one: Log) -> bool:
+        """Whether what stands behind the last whole group could be taken away."""
+        try:
+            assert one.fd is not None
+            self.disk.truncate(one.fd, one.end)
+        except OSError:
+            return False
+        return True
+
+    def _abandon(self, one: Log, records: Sequence[Fresh]) -> None:
+        """Write to it no more: its end may be what was written, or not."""
+        self.active = None
+        one.fresh.update(record.session for record in records)
+        if one.index_fd is not None:
+            os.close(one.index_fd)
+            one.index_fd = None
+
+    def _tell_index(self, one: Log, entries: list[Any], extras: bytes, flags: int = 0) -> None:
+        """Add to its index; an index that cannot be written is removed, and the log is read in its place."""
+        if one.index_fd is None:
+            return
+        sync, seed = self.header.sync, one.header.file_seed()
+        chunk = segment.encoded_chunk(sync, seed, one.index_end, entries, extras, one.end, flags)
+        try:
+            self.disk.write(one.index_fd, chunk, one.index_end)
+            one.index_end += len(chunk)
+        except OSError:
+            os.close(one.index_fd)
+            one.index_fd, one.index_end = None, 0
+            with suppress(OSError):
+                self.disk.remove(one.index_path)
+
+    def _seal(self, one: Log) -> None:
+        """Its index says that it is complete, on the disk."""
+        if one.index_fd is None:
+            return
+        self._tell_index(one, [], b"", segment.SEALED)
+        if one.index_fd is not None:
+            with suppress(OSError):
+                self.disk.sync(one.index_fd)
+            os.close(one.index_fd)
+            one.index_fd = None
+
+    def _rewrite_index(self, one: Log, entries: Any, extras: dict[int, bytes]) -> None:
+        """An index made anew from its log, sealed."""
+        header = segment.encoded_header(one.header, segment.INDEX_MAGIC)
+        ordered = np.sort(entries, order="offset")
+        told = b"".join(extras.get(offset, b"") for offset in ordered["offset"].tolist())
+        sync, seed = self.header.sync, one.header.file_seed()
+        chunk = segment.encoded_chunk(
+            sync, seed, len(header), [tuple(row) for row in ordered.tolist()], told, one.end, segment.SEALED
+        )
+        fresh = one.index_path.with_suffix(".index.new")
+        fd = self.disk.create(fresh)
+        try:
+            self.disk.write(fd, header + chunk, 0)
+            self.disk.sync(fd)
+        finally:
+            os.close(fd)
+        self.disk.rename(fresh, one.index_path)
+        one.index_end = len(header) + len(chunk)
+
+    def adopt(self, one: Log, entries: Any, extras: dict[int, bytes], fresh: Path) -> None:
+        """A log that was written aside takes its place, with its index. Raises ``OSError``."""
+        assert one.fd is not None
+        self.disk.sync(one.fd)
+        one.sessions, one.entries = np.unique(entries["session"]), len(entries)
+        self._rewrite_index(one, entries, extras)
+        self.disk.rename(fresh, one.path)
+        self.disk.sync_folder(self.folder)
+        self.logs[one.slot] = one
+
+    def discard(self, one: Log, fresh: Path) -> None:
+        """A log that was written aside is not wanted."""
+        self._close_files(one)
+        with suppress(OSError):
+            self.disk.remove(fresh)
+            self.disk.remove(one.path)
+            self.disk.remove(one.index_path)
+        if one.path.exists():  # it has its name already: what it holds must be known
+            self.logs[one.slot] = one
+        else:
+            self._free_slots.append(one.slot)
+
+    def remove(self, one: Log) -> None:
+        """Nobody needs it. Raises ``OSError``."""
+        self.disk.remove(one.path)
+        with suppress(OSError):
+            self.disk.remove(one.index_path)
+        self._close_files(one)
+        self.logs.pop(one.slot, None)
+        self._free_slots.append(one.slot)
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def read(self, place: int) -> Found:
+        """The record there. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+        one, offset, length = self.logs[slot_of(place)], offset_of(place), bytes_at(place)
+        try:
+            if one.fd is None:
+                one.fd = self.disk.open(one.path)
+            if length >> 3 >= GIANT:
+                length = self._giant(one, offset)
+            data = self.disk.read(one.fd, length, offset)
+        except OSError as fault:
+            if fault.errno == errno.EIO:
+                raise RecordDamaged(f"{one.path} cannot be read at {offset}: {fault.strerror}") from None
+            raise StorageUnavailable(explained(fault, f"the journal's log {one.path}")) from None
+        found = segment.record_at(data, 0, self.header.sync, one.header.file_seed(), offset)
+        if found is None:
+            raise RecordDamaged(f"a record's checksum is wrong ({one.path}, offset {offset})")
+        return found
+
+    def entries_of(self, one: Log) -> tuple[Any, dict[int, bytes]]:
+        """What its index says, or else the log itself; damaged records too where the index knows them."""
+        index = self._index_of(one)
+        if one.fd is None:
+            one.fd = self.disk.open(one.path)
+        if index is not None and index.sealed == one.end:
+            return index.entries(), dict(index.extras())
+        kept, self.findings = self.findings, Findings()
+        try:
+            entries, _, extras, _ = self._scanned(one, one.end, index, last=False)
+        finally:
+            self.findings = kept
+        return entries, extras
+
+    def soil(self, place: int) -> None:
+        """Damage was found there: from now on the log is read whole when the store is opened."""
+        one = self.logs[slot_of(place)]
+        if one.dirty:
+            return
+        one.dirty = True
+        if one is self.active:
+            self._tell_index(one, [], b"", segment.DIRTY)
+            return
+        with suppress(OSError):
+            one.index_fd = self.disk.open(one.index_path, write=True)
+            one.index_end = self.disk.size(one.index_fd)
+            self._tell_index(one, [], b"", segment.DIRTY)
+            if one.index_fd is not None:
+                self.disk.sync(one.index_fd)
+                os.close(one.index_fd)
+                one.index_fd = None
+
+    def size(self, place: int) -> int:
+        """Bytes that the record there takes."""
+        length = bytes_at(place)
+        if length >> 3 < GIANT or place in (MISSING, HIT):
+            return length if slot_of(place) else 0
+        with suppress(OSError, StorageUnavailable):
+            return self._giant(self.logs[slot_of(place)], offset_of(place))
+        return length
+
+    def _giant(self, one: Log, offset: int) -> int:
+        """The length of a record that is too long to be told by its place."""
+        if one.fd is None:
+            one.fd = self.disk.open(one.path)
+        head = self.disk.read(one.fd, 16, offset)
+        length = int.from_bytes(head[12:16], "little") if len(head) == 16 else 0
+        return min(segment.padded(length), max(0, one.end - offset))
+
+    @property
+    def bytes(self) -> int:
+        """On the disk, indexes among them."""
+        return sum(one.end + one.index_end for one in self.logs.values())
+
+    def _reading(self, path: Path) -> _Reading:
+        return _Reading(self.disk, path)
+
+    def _close_files(self, one: Log) -> None:
+        for fd in (one.fd, one.index_fd):
+            if fd is not None:
+                os.close(fd)
+        one.fd = one.index_fd = None
+
+
+class _Reading:
+    """A file that is open in the block; None where there is none."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk, self._path = disk, path
+        self._fd: int | None = None
+
+    def __enter__(self) -> int | None:
+        with suppress(FileNotFoundError):
+            self._fd = self._disk.open(self._path)
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+
+
+def _new_header(model: bytes) -> SegmentHeader:
+    return SegmentHeader(
+        format=segment.FORMAT,
+        store=secrets.token_bytes(16),
+        seed=secrets.randbits(63),
+        sync=secrets.token_bytes(4),
+        model=model,
+        number=0,
+    )
+
+
+def _taken_over(header: SegmentHeader | None) -> bool:
+    """Whether it was made by a compaction: nothing is appended to such a log."""
+    return header is not None and bool(header.replaces)
+
+
+def _extra(record: Found) -> bytes:
+    return record.payload if record.word & LOST else extra_of(record.kind, record.payload)
+
+
+def _extra_bytes(record: Found) -> int:
+    return len(_extra(record))
+
+
+def named(names: Sequence[str]) -> str:
+    """Some names for a line of the log, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
