@@ -19,7 +19,6 @@ from ..sdk.frames.items import AnyItem, InputItem, ItemReference
 from ..sdk.frames.response import ResponseParams
 from ..sdk.frames.session import SessionResource
 from ..sdk.frames.verbs import ResponseSteer, SteerAccepted
-from ..sessions.answers import check_answer
 from ..sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ..sessions.events import ReplyEvent
 from ..sessions.history import ROOT, History
@@ -59,6 +58,7 @@ class Conversation:
         vocab_size: int | None = None,
         conversation_id: str | None = None,
         admit: Callable[[], None] = lambda: None,
+        most_characters: int | None = None,
     ) -> None:
         self._initial = session
         self._session = session
@@ -72,7 +72,7 @@ class Conversation:
         self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
         self._requests = Requests(vocab_size)
         self.incoming = IncomingText(
-            self.event_id, ids, self._check_call, lambda item: self._insert(item, None)
+            self.event_id, ids, self._check_call, lambda item: self._insert(item, None), most_characters
         )
         """The text that is on its way."""
         self.conversation_id = conversation_id or ids("conv")
@@ -82,6 +82,11 @@ class Conversation:
         """The configuration is this one, as it was changed before this conversation was opened again."""
         self._session = session
         self._history.preamble = preamble_of(session)
+
+    def configure_as(self, parent: Conversation) -> None:
+        """The configuration is that of the conversation that this one was forked from."""
+        self._session = msgspec.structs.replace(parent.session, id=self._session.id)
+        self._history.share_preamble(parent._history)
 
     @property
     def session(self) -> SessionResource:
@@ -203,7 +208,7 @@ class Conversation:
         """Whether this call may be answered now; a reply that is still being said may have made it."""
         writer = self._writer()
         saying = () if writer is None else writer.call_ids
-        check_answer(call_id, self._history.items(), saying, param=param)
+        self._history.calls().check(call_id, saying, param=param)
 
     def _shown(self, frame: AnyItem, previous: str | None) -> list[server.ServerEvent]:
         return [
@@ -319,17 +324,16 @@ class Conversation:
 
     def _check_items(self, items: Sequence[Item]) -> None:
         """Whether these may stand at the end, one after the other, a running reply before them."""
-        writer, known = self._writer(), self._history.items()
+        writer, calls = self._writer(), self._history.calls().copy()
         taken = {ROOT, *(() if writer is None else writer.item_ids)}
-        for number, item in enumerate(items):
+        for item in items:
             checked_item(item)
             if item.id in self._history or item.id in taken:
                 raise ItemExists(f"An item with id {item.id!r} is already there", param="input")
             taken.add(item.id)
             if isinstance(item, FunctionCallOutput):
-                check_answer(
-                    item.call_id, (*known, *items[:number]), () if writer is None else writer.call_ids
-                )
+                calls.check(item.call_id, () if writer is None else writer.call_ids)
+            calls.add(item)
 
     # --- a conversation opened again ---
 

@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from ..sdk.frames import client, server
 from ..sessions.anticipation import Arrival
-from ..sessions.errors import CallAnswered, CallUnknown
+from ..sessions.errors import CallAnswered, CallUnknown, PromptTooLong
 from ..sessions.items import FunctionCallOutput, Item, Role, checked_item
 from ..sessions.textbuffer import TextBuffer
 from .effects import CountArrival, Effect, Expect, Send
@@ -26,7 +26,8 @@ class IncomingText:
     """One conversation's.
 
     `event_id` names the next event, `ids` what an event makes. `check` raises where a call may not be answered,
-    naming the parameter it is given; `insert` puts an item at the end, or raises.
+    naming the parameter it is given; `insert` puts an item at the end, or raises. The model's context holds no
+    text of more than `most_characters`.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class IncomingText:
         ids: Callable[[str], str],
         check: Callable[[str, str], None],
         insert: Callable[[Item], tuple[Send, ...]],
+        most_characters: int | None = None,
     ) -> None:
         self.buffer = TextBuffer()
         """What has come since the last commit."""
@@ -42,14 +44,17 @@ class IncomingText:
         self._ids = ids
         self._check = check
         self._insert = insert
+        self._most = most_characters
 
     def receive(self, event: BufferEvent) -> list[Effect]:
         """Take one event in. Raises a `SessionError` where it may not come; then nothing has changed."""
         match event:
             case client.TextAppend(text=text, role=role, call_id=call_id):
                 self._check_owner(role, call_id)
+                self._check_length(len(self.buffer.text) + len(text))
                 self.buffer.append(text, role, call_id)
             case client.TextReplace(start=start, text=text):
+                self._check_length(start + len(text))
                 self.buffer.replace(start, text)
             case client.TextClear():
                 self.buffer.clear()
@@ -85,6 +90,11 @@ class IncomingText:
             left_tokens=arrival.left,
             call_id=item.call_id if isinstance(item, FunctionCallOutput) else UNSET,
         )
+
+    def _check_length(self, characters: int) -> None:
+        if self._most is not None and characters > self._most:
+            message = f"The model's context holds no text of more than {self._most} characters"
+            raise PromptTooLong(message, param="text")
 
     def _check_owner(self, role: Role | None, call_id: str | None) -> None:
         self.buffer.check(role, call_id)

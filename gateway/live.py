@@ -96,6 +96,7 @@ class LiveSession:
             vocab_size=vocab_size,
             conversation_id=birth.conversation,
             admit=session.check_turns,
+            most_characters=session.most_characters,
         )
         self.feed = Feed(limits, replies, lambda: session.handles.current)
         self._verbs = Verbs(session, self.conversation, self._acknowledge)
@@ -152,6 +153,11 @@ class LiveSession:
     def responses(self) -> int:
         """Responses that run."""
         return len(self._responses)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no response runs, and no event is being served."""
+        return not self._responses and not self._beside_tasks
 
     # --- sockets --------------------------------------------------------------------------------------------
 

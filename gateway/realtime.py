@@ -121,7 +121,6 @@ class Realtime:
 
     async def _begin(self) -> None:
         try:
-            await self._registry.make_room(self._visitor.salt)
             self._live = self._registry.open(self, self._visitor.owner, self._visitor.salt)
         except SessionError as error:
             await self._turn_away(error)
@@ -218,7 +217,7 @@ class Realtime:
         guest = Guest(self._new_line(), self._lost)
         self._attaching = True
         try:
-            live = await self._registry.resume(guest, event.session, self._visitor.owner, self._visitor.salt)
+            live = await self._registry.resume(guest, event.session, self._visitor.owner)
         finally:
             self._attaching = False
         guest.live, guest.line.session_id = live, live.id
@@ -261,7 +260,7 @@ class Realtime:
 
     async def _resume(self, event: SessionResume) -> None:
         """Leave the session this socket had, if any, for the one that the handle opens."""
-        live = await self._registry.resume(self, event.handle, self._visitor.owner, self._visitor.salt)
+        live = await self._registry.resume(self, event.handle, self._visitor.owner)
         if live is not self._live:
             self._let_go()
             self._live = live

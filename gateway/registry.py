@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from itertools import islice, takewhile
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from ..runtime.link.client import EngineLink
 from ..sdk.frames.session import SessionResource
 from ..sessions.book import Reopened, SessionBook
 from ..sessions.errors import SessionLimit, StorageUnavailable
-from ..sessions.family import Member
+from ..sessions.family import Page
 from ..sessions.items import new_id
 from ..sessions.session import Session
 from .live import Birth, LiveSession
@@ -42,8 +43,14 @@ class Registry:
         self._limits = limits
         self._live: dict[str, LiveSession] = {}
         self._holders: dict[str, Holder] = {}
-        self._leases: dict[str, asyncio.TimerHandle] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leases: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}
+        self._left: dict[
+            bytes, dict[str, LiveSession]
+        ] = {}  # by tenant: sessions on no socket, longest left first
+        self._forks: dict[
+            bytes, dict[str, tuple[LiveSession, float]]
+        ] = {}  # those nobody has come for, since when
+        self._leaving: set[asyncio.Future[None]] = set()
         self._works: set[asyncio.Future[Any]] = set()
         self._closing = False
 
@@ -64,6 +71,7 @@ class Registry:
 
         Raises ``SessionLimit``, ``StorageUnavailable``.
         """
+        self.make_room(salt)
         defaults = asdict(self._link.hello.defaults)
         resource = SessionResource(id="", model=self._model, **defaults)
         birth = Birth(session=resource, conversation=new_id("conv"))
@@ -76,30 +84,28 @@ class Registry:
             raise
         return self._hold(live, holder)
 
-    async def make_room(self, salt: bytes, more: int = 1) -> None:
-        """Where a tenant has as many open as it may: its sessions that nobody is on, and that say nothing, are
-        put away before their time, as far as they can come back from the journal; the longest left first.
+    def make_room(self, salt: bytes, more: int = 1) -> None:
+        """Let a tenant open ``more`` sessions: where no places are left, sessions that no socket has and that
+        do nothing are put away before their time. `Tenants.room` says whose; of a tenant's the longest left go
+        first. One that was ever opened goes only where the journal has it. Raises ``SessionLimit``.
         """
-        if self._book.has_room(salt, more):
-            return
-        for live in [self._live[session_id] for session_id in self._leases if session_id in self._live]:
-            if self._book.has_room(salt, more):
-                return
-            idle = live.id in self._leases and not live.responses and live.session.log.durable
-            if idle and self._book.salt_of(live.id) == salt:
-                self._leases.pop(live.id).cancel()
-                await self._leave(live, interrupt=False)
+        idle = {
+            tenant: map(_id, filter(self._may_go, left.values()))
+            for tenant, left in self._left.items()
+            if left
+        }
+        for session_id in self._book.room(salt, more, idle):
+            self._put_away(self._live[session_id])
 
-    async def resume(self, holder: Holder, handle: str, owner: bytes, salt: bytes = b"") -> LiveSession:
+    def _may_go(self, live: LiveSession) -> bool:
+        return live.at_rest and (live.session.log.durable or self._book.unopened(live.id))
+
+    async def resume(self, holder: Holder, handle: str, owner: bytes) -> LiveSession:
         """The session that ``handle`` opens, on this socket from now on.
 
         Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``.
         """
-        try:
-            found = await self._book.resume(handle, owner)
-        except SessionLimit:
-            await self.make_room(salt)
-            found = await self._book.resume(handle, owner)
+        found = await self._book.resume(handle, owner, self.make_room)
         if isinstance(found, Reopened):
             try:
                 live = LiveSession.again(found, self._limits, self._link.hello.vocab_size)
@@ -121,16 +127,17 @@ class Registry:
         return await self._whole(self._forked(live, children, at))
 
     async def _forked(self, live: LiveSession, children: int, at: str | None) -> list[LiveSession]:
-        await self.make_room(self._book.salt_of(live.id), children)
+        self._book.check_fork(live.id, children)
+        salt = self._book.salt_of(live.id)
+        self._thin_forks(salt, children)
+        self.make_room(salt, children)
         births = [live.birth_of_child() for _ in range(children)]
         sessions = await self._book.fork(live.id, [msgspec.msgpack.encode(birth) for birth in births], at)
         made: list[LiveSession] = []
         try:
             for session, birth in zip(sessions, births, strict=True):
                 child = LiveSession.begin(session, birth, self._limits, self._link.hello.vocab_size)
-                child.conversation.configure(
-                    msgspec.structs.replace(live.conversation.session, id=session.id)
-                )
+                child.conversation.configure_as(live.conversation)
                 child.resumable = True
                 made.append(child)
         except BaseException:  # nobody has a handle of any of them
@@ -140,11 +147,36 @@ class Registry:
         for child in made:
             self._enter(child)
             self._wait_for(child)
+            self._forks.setdefault(salt, {})[child.id] = (child, asyncio.get_running_loop().time())
         return made
 
-    async def tree(self, session_id: str) -> list[Member]:
-        """The tree of sessions that this one belongs to. Raises what ``SessionBook.family`` does."""
-        return await self._book.family(session_id)
+    def _thin_forks(self, salt: bytes, more: int) -> None:
+        """Put away a tenant's oldest forks that nobody has come for, so that ``more`` are within its bound.
+
+        Young ones stay, and those that the journal does not have. Raises ``SessionLimit`` where too many stay.
+        """
+        forks, most = self._forks.get(salt, {}), self._limits.unopened_forks
+        excess = len(forks) + more - most
+        if excess > 0:
+            born = asyncio.get_running_loop().time() - self._limits.young_seconds
+            by_age = takewhile(lambda one: one[1] <= born, forks.values())
+            old = list(islice((fork for fork, _ in by_age if self._may_wait(fork)), excess))
+            if len(old) < excess:
+                raise SessionLimit(
+                    f"This tenant has {len(forks)} forks that nobody has opened; it may have {most}: open or"
+                    " prune some first, or wait"
+                )
+            for fork in old:
+                self._put_away(fork)
+
+    @staticmethod
+    def _may_wait(fork: LiveSession) -> bool:
+        """Whether it can wait in the journal."""
+        return fork.at_rest and fork.session.log.durable
+
+    async def tree(self, session_id: str, limit: int, after: str | None) -> Page:
+        """Some of the tree of sessions that this one is in. Raises what ``SessionBook.family_page`` does."""
+        return await self._book.family_page(session_id, limit, after)
 
     async def name(self, session_id: str, name: str) -> str:
         """Name a session. Raises what ``SessionBook.name`` does."""
@@ -152,14 +184,16 @@ class Registry:
 
     async def prune(self, session_id: str, target: str) -> None:
         """End a session of this one's tree and forget it. Raises what ``SessionBook.check_pruned`` does."""
+        owner = self._book.get(session_id).handles.owner  # of the whole tree
         number = await self._book.check_pruned(session_id, target)
-        await self._whole(self._pruned(target, number))
+        await self._whole(self._pruned(target, number, owner))
 
-    async def _pruned(self, target: str, number: int | None) -> None:
-        await self._book.settled()  # who is coming back just now is among those below, or not at all
+    async def _pruned(self, target: str, number: int | None, owner: bytes) -> None:
+        await self._book.settled(
+            owner
+        )  # one that is coming back just now is among those below, or not at all
         live, holder = self._live.pop(target, None), self._holders.pop(target, None)
-        if (lease := self._leases.pop(target, None)) is not None:
-            lease.cancel()
+        self._end_lease(target)
         if holder is not None:
             holder.moved()
         try:
@@ -206,7 +240,18 @@ class Registry:
     def _wait_for(self, live: LiveSession) -> None:
         """Nobody has it: it is put away unless somebody comes."""
         loop = asyncio.get_running_loop()
-        self._leases[live.id] = loop.call_later(self._limits.resume_seconds, self._put_away, live)
+        salt = self._book.salt_of(live.id)
+        timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)
+        self._leases[live.id] = (timer, salt)
+        self._left.setdefault(salt, {})[live.id] = live
+
+    def _end_lease(self, session_id: str) -> None:
+        """Somebody came, or it is put away."""
+        timer, salt = self._leases.pop(session_id, (None, b""))
+        if timer is not None:
+            timer.cancel()
+            self._left[salt].pop(session_id)
+            self._forks.get(salt, {}).pop(session_id, None)
 
     def _discard(self, session: Session, *, interrupt: bool = False) -> None:
         """Close a session that could not be brought to life; the journal keeps one that was there before."""
@@ -223,19 +268,26 @@ class Registry:
     def _hold(self, live: LiveSession, holder: Holder) -> LiveSession:
         self._enter(live)
         self._holders[live.id] = holder
-        lease = self._leases.pop(live.id, None)
-        if lease is not None:
-            lease.cancel()
+        self._end_lease(live.id)
         return live
 
     def _put_away(self, live: LiveSession) -> None:
-        self._leases.pop(live.id, None)
-        leaving = asyncio.ensure_future(self._leave(live, interrupt=self._closing))
+        """End a session here, unless somebody came back; its place is free at once."""
+        self._end_lease(live.id)
+        if self._closing or live.id not in self._holders:
+            self._leave(live, interrupt=self._closing)
+
+    def _leave(self, live: LiveSession, *, interrupt: bool) -> asyncio.Future[None]:
+        """Done when all that it still has to do is done."""
+        if self._live.pop(live.id, None) is None:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        leaving = asyncio.ensure_future(self._book.close(live.id, settle=live.aclose, interrupt=interrupt))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
+        return leaving
 
-    async def _leave(self, live: LiveSession, *, interrupt: bool) -> None:
-        if live.id in self._holders and not interrupt:
-            return  # somebody came back just now
-        if self._live.pop(live.id, None) is not None:
-            await self._book.close(live.id, settle=live.aclose, interrupt=interrupt)
+
+def _id(live: LiveSession) -> str:
+    return live.id

@@ -6,7 +6,7 @@ are its keeper knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
 from ..sdk.frames.server import ServerEvent
@@ -20,7 +20,7 @@ from ..sdk.frames.verbs import (
     SessionTreeListed,
 )
 from ..sessions.errors import SessionError
-from ..sessions.family import Member
+from ..sessions.family import Member, Page
 from .conversation import Conversation
 
 TREE_VERBS = (SessionTree, SessionName, SessionPrune)
@@ -32,8 +32,8 @@ TreeVerb: TypeAlias = SessionTree | SessionName | SessionPrune
 class Keeper(Protocol):
     """Knows all sessions. Its methods raise ``SessionError``; then nothing has changed."""
 
-    async def tree(self, session_id: str) -> Sequence[Member]:
-        """The session's tree, parents before their children."""
+    async def tree(self, session_id: str, limit: int, after: str | None) -> Page:
+        """Some of the session's tree, parents before their children."""
 
     async def name(self, session_id: str, name: str) -> str:
         """Name the session; the name as it is kept."""
@@ -71,10 +71,14 @@ class Relatives:
     async def _served(self, event: TreeVerb) -> ServerEvent:
         assert self.keeper is not None, "somebody keeps every session that is served"
         match event:
-            case SessionTree():
-                found = await self.keeper.tree(self._id)
-                relatives = [_relative(member) for member in found]
-                return SessionTreeListed(event_id=self._conversation.event_id(), sessions=relatives)
+            case SessionTree(limit=limit, after=after):
+                page = await self.keeper.tree(self._id, limit, after)
+                return SessionTreeListed(
+                    event_id=self._conversation.event_id(),
+                    sessions=[_relative(member) for member in page.members],
+                    has_more=page.after is not None,
+                    next=page.after,
+                )
             case SessionName(name=name):
                 kept = await self.keeper.name(self._id, name)
                 return SessionNamed(event_id=self._conversation.event_id(), name=kept)

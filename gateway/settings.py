@@ -56,6 +56,10 @@ class Limits:
     """Between keepalive pings, and for their answers."""
     resume_seconds: float = 120.0
     """The lease of a client that can come back: so long its session stays, and its replies go on."""
+    unopened_forks: int = 1024
+    """Forks in memory that nobody has come for yet, of one tenant. Beyond it the oldest wait in the journal."""
+    young_seconds: float = 10.0
+    """So long a fork waits in memory all the same; where more come no further ones are made."""
     log_bytes: int = 4 << 20
     """Events kept per session to be told again."""
     client_events: int = 1024

@@ -119,8 +119,11 @@ class Tenants:
         return self.limits.get(self.name(salt), NOTHING_SET)
 
     def sessions(self) -> dict[bytes, TenantLimits]:
-        """The book's part."""
-        return {salt_of(name): TenantLimits(one.sessions, one.turns) for name, one in self.limits.items()}
+        """The book's part; also of tenants that have no limits."""
+        known = () if self.keys is None else self.keys.tenants.values()
+        names = dict.fromkeys((*self.limits, *known))
+        allowed = {name: self.limits.get(name, NOTHING_SET) for name in names}
+        return {salt_of(name): TenantLimits(one.sessions, one.turns) for name, one in allowed.items()}
 
     def journal(self) -> dict[bytes, JournalShare]:
         """The journal's part."""

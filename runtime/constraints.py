@@ -1,13 +1,17 @@
 """Turns with a grammar, until it is compiled: they hold no step, and the others go on.
 
-A grammar that is not compiled in time ends its turn with an error. Knows turns and the clock it is told;
-nothing of what a grammar says.
+One grammar of each tenant is compiled at a time, and the tenants take turns, so a flood of grammars delays only
+the tenant that it is from. A grammar that is not compiled in time ends its turn with an error. Knows turns and
+the clock it is told; nothing of what a grammar says.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .commit import Committer
 from .errors import GrammarFault, GrammarInvalid, GrammarUnavailable
@@ -24,14 +28,17 @@ COMPILE_SECONDS = 0.75
 
 MOST_GRAMMAR_BYTES = 256 << 10
 MOST_WAITING = 64
+"""Of one tenant."""
 
 
 @dataclass(slots=True)
 class _Awaited:
     sequence: Sequence
     turn: Turn
-    job: Future[Matcher]
+    grammar: Grammar
+    said: NDArray[np.int32]
     since: float
+    job: Future[Matcher] | None = None
 
 
 class Constraints:
@@ -45,6 +52,7 @@ class Constraints:
         self._committer = committer
         self._shelving = shelving
         self._awaited: list[_Awaited] = []
+        self._running: dict[int, Future[Matcher]] = {}  # by tenant; the first began last longest ago
         self._told: list[Row] = []
 
     def check(self, grammar: Grammar) -> None:
@@ -61,25 +69,64 @@ class Constraints:
         size = len(grammar.text.encode())
         if size > MOST_GRAMMAR_BYTES:
             self._fail(sequence, GrammarInvalid(f"it has {size} bytes; at most {MOST_GRAMMAR_BYTES}"))
-        elif len(self._awaited) >= MOST_WAITING:
+        elif sum(one.sequence.tenant == sequence.tenant for one in self._awaited) >= MOST_WAITING:
             self._fail(sequence, GrammarInvalid(f"{MOST_WAITING} others are being compiled; try again"))
         else:
             said = sequence.tokens.view(turn.prompt)[turn.output_from :].copy()
-            job = compiler.compile(grammar, turn.limits.stop_ids, said)
-            self._awaited.append(_Awaited(sequence, turn, job, self._shelving.now))
+            self._awaited.append(_Awaited(sequence, turn, grammar, said, self._shelving.now))
             self.tick(self._shelving.now)
 
     def tick(self, now: float) -> None:
         """Let those run whose matchers are there; end those that waited too long."""
         if not self._awaited:
             return
-        warm = self._compiler is not None and self._compiler.warm
+        assert self._compiler is not None, "`check` let them wait"
+        self._awaited = [awaited for awaited in self._awaited if self._wanted(awaited)]
+        self._start(self._compiler)
+        warm = self._compiler.warm
         waiting = []
         for awaited in self._awaited:
             awaited.since = awaited.since if warm else now
             if not self._settled(awaited, now):
                 waiting.append(awaited)
         self._awaited = waiting
+
+    def _start(self, compiler: Compiler) -> None:
+        """Begin what may be compiled now: what is compiled already, and the next of each tenant that has none
+        running. A job that was given up runs to its end, and holds its tenant's place until then.
+        """
+        waiting = [one for one in self._awaited if one.job is None]
+        for awaited in waiting:
+            if compiler.knows(awaited.grammar):
+                self._begin(awaited, compiler)
+        queues: dict[int, _Awaited] = {}
+        for awaited in waiting:
+            if awaited.job is None:
+                queues.setdefault(awaited.sequence.tenant, awaited)
+        running = sum(not job.done() for job in self._running.values())
+        order = list(self._running)  # tenants that had none for long, or never, go first
+        for tenant in sorted(queues, key=lambda tenant: order.index(tenant) if tenant in order else -1):
+            job = self._running.get(tenant)
+            if running < compiler.threads and (job is None or job.done()):
+                self._running.pop(tenant, None)
+                self._running[tenant] = self._begin(queues[tenant], compiler)
+                running += 1
+        for tenant in [one for one, job in self._running.items() if job.done() and one not in queues]:
+            del self._running[tenant]
+
+    def _begin(self, awaited: _Awaited, compiler: Compiler) -> Future[Matcher]:
+        job = compiler.compile(awaited.grammar, awaited.turn.limits.stop_ids, awaited.said)
+        awaited.job = job
+        return job
+
+    def _wanted(self, awaited: _Awaited) -> bool:
+        """Whether its turn is not over yet; else its job is given up. It may have begun another turn."""
+        sequence = awaited.sequence
+        if sequence.turn is awaited.turn and self._roster.compiling.get(sequence.id) is sequence:
+            return True
+        if awaited.job is not None:
+            awaited.job.cancel()
+        return False
 
     def rows(self) -> list[Row]:
         """Of turns that begin with what must come, or will have no grammar, since this was asked last."""
@@ -97,13 +144,11 @@ class Constraints:
 
     def _settled(self, awaited: _Awaited, now: float) -> bool:
         sequence, job, turn = awaited.sequence, awaited.job, awaited.turn
-        if sequence.turn is not turn or self._roster.compiling.get(sequence.id) is not sequence:
-            job.cancel()  # it was stopped or closed, and may have begun another
-            return True
-        if not job.done():
+        if job is None or not job.done():
             if now - awaited.since <= COMPILE_SECONDS:
                 return False
-            job.cancel()
+            if job is not None:
+                job.cancel()
             self._fail(sequence, GrammarInvalid(f"it is not compiled within {COMPILE_SECONDS} s"))
             return True
         try:

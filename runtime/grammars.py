@@ -55,6 +55,15 @@ class Compiler(Protocol):
         """Whether it has all that it loads once: only then does time spent tell anything of a grammar."""
         ...
 
+    @property
+    def threads(self) -> int:
+        """So many are compiled at once; who calls `compile` for more has the others wait."""
+        ...
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether it is compiled already."""
+        ...
+
     def compile(
         self, grammar: Grammar, stop_ids: tuple[int, ...], said: NDArray[np.int32]
     ) -> Future[Matcher]:

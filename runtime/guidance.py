@@ -39,7 +39,7 @@ KEPT_BYTES = 8 << 20
 """Of the texts of those."""
 
 WORKERS = 4
-NICENESS = 5
+NICENESS = 10
 """Of the threads that compile, where the system has one for each: a step goes first."""
 
 AT_ONCE = 64
@@ -83,6 +83,15 @@ class Guidance:
     def warm(self) -> bool:
         """Whether the tokenizer is loaded."""
         return self._tokenizer is not None
+
+    @property
+    def threads(self) -> int:
+        """So many are compiled at once."""
+        return WORKERS
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether it is kept."""
+        return grammar in self._kept
 
     def compile(
         self, grammar: Grammar, stop_ids: tuple[int, ...], said: NDArray[np.int32]

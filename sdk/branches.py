@@ -15,6 +15,9 @@ from .frames.verbs import (
     SessionTreeListed,
 )
 
+MOST = 1000
+"""Sessions of a tree that are asked for at once."""
+
 
 async def rewind(exchange: Exchange, to: str | int) -> SessionRewound:
     """Go back to an item, a number of tokens, or the root."""
@@ -25,11 +28,17 @@ async def rewind(exchange: Exchange, to: str | int) -> SessionRewound:
 
 
 async def tree(exchange: Exchange) -> list[Relative]:
-    """Ask for it."""
-    sent = await exchange.send(SessionTree())
-    listed = await exchange.answer(sent, lambda event: isinstance(event, SessionTreeListed))
-    assert isinstance(listed, SessionTreeListed)
-    return listed.sessions
+    """Ask for it, page by page."""
+    found: list[Relative] = []
+    after: str | None = None
+    while True:
+        sent = await exchange.send(SessionTree(limit=MOST, after=after))
+        listed = await exchange.answer(sent, lambda event: isinstance(event, SessionTreeListed))
+        assert isinstance(listed, SessionTreeListed)
+        found += listed.sessions
+        if not listed.has_more:
+            return found
+        after = listed.next
 
 
 async def name(exchange: Exchange, name: str) -> None:

@@ -11,14 +11,31 @@ from .errors import CallAnswered, CallUnknown
 from .items import FunctionCall, FunctionCallOutput, Item
 
 
-def check_answer(
-    call_id: str, items: Iterable[Item], saying: Container[str] = (), *, param: str = "item.call_id"
-) -> None:
-    """``saying``: calls that a running reply has made. Raises ``CallUnknown`` or ``CallAnswered``."""
-    called = call_id in saying
-    for item in items:
-        if isinstance(item, FunctionCallOutput) and item.call_id == call_id:
+class Calls:
+    """The calls of a conversation: which were made, and which are answered."""
+
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        self._made: set[str] = set()
+        self._answered: set[str] = set()
+        for item in items:
+            self.add(item)
+
+    def add(self, item: Item) -> None:
+        """One more item of the conversation."""
+        if isinstance(item, FunctionCall):
+            self._made.add(item.call_id)
+        elif isinstance(item, FunctionCallOutput):
+            self._answered.add(item.call_id)
+
+    def copy(self) -> Calls:
+        """Others that go on from these."""
+        other = Calls()
+        other._made, other._answered = set(self._made), set(self._answered)
+        return other
+
+    def check(self, call_id: str, saying: Container[str] = (), *, param: str = "item.call_id") -> None:
+        """``saying``: calls that a running reply has made. Raises ``CallUnknown`` or ``CallAnswered``."""
+        if call_id in self._answered:
             raise CallAnswered(f"The call {call_id!r} has been answered", param=param)
-        called |= isinstance(item, FunctionCall) and item.call_id == call_id
-    if not called:
-        raise CallUnknown(f"Tool call ID {call_id!r} not found in conversation", param=param)
+        if call_id not in self._made and call_id not in saying:
+            raise CallUnknown(f"Tool call ID {call_id!r} not found in conversation", param=param)

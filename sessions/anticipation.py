@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..runtime.errors import EngineGone, VerbRefused
-from .errors import TemplateFailed
+from .errors import PromptTooLong, TemplateFailed
 from .history import Script
 from .ids import Ids, common_prefix
 from .items import FunctionCallOutput, Growing
@@ -29,7 +29,8 @@ OUTPUT_SECONDS = 0.01
 class Arrival:
     """Tokens of a committed text and of what the template puts around it.
 
-    ``prefilled``: handed to the engine before the commit. ``left``: the others, the reply's opening included.
+    ``prefilled``: handed to the engine before the commit. ``left``: the others, the reply's opening included;
+    at least so many where the text is too long for the model's context.
     """
 
     prefilled: int
@@ -66,7 +67,10 @@ class Anticipation:
         The rest is prefilled from now on: text that was committed will be answered.
         """
         script = self._branch.history.script()
-        draft = await self._branch.draft(script)
+        try:
+            draft = await self._branch.draft(script, self._branch.link.hello.max_context)
+        except PromptTooLong as fault:
+            return Arrival(0, fault.tokens - (0 if script.base is None else script.base.length))
         whole = draft.tokens()
         held = max(0, common_prefix(self._branch.sequence.handed, whole) - draft.keep)
         if held and self._fits(whole) and (self._rest is None or self._rest.done()):
@@ -114,7 +118,10 @@ class Anticipation:
     async def _prefill(self, item: Growing) -> None:
         history = self._branch.history
         script = history.script()
-        ids = await self._settled(Script(script.preamble, (*script.segments, item), script.base))
+        if self._branch.least(item) >= self._branch.link.hello.max_context:
+            return
+        grown = (*script.segments, item)
+        ids = await self._settled(replace(script, segments=grown))
         if len(ids) and self._fits(ids):
             await self._branch.sequence.anticipate(ids, unless=lambda: history.busy)
 
@@ -135,7 +142,7 @@ class Anticipation:
         renderer = self._branch.renderer
         if script.characters() < self._branch.settings.aside_characters:
             return renderer.settled(script)
-        return await asyncio.to_thread(renderer.settled, script)
+        return await self._branch.slot.run(lambda gone: renderer.settled(script))
 
 
 def _now() -> float:

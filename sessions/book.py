@@ -7,17 +7,21 @@ nothing of sockets or of what a client has seen.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from ..runtime.link.client import EngineLink
 from .errors import HandleUnknown, SessionLimit, SessionUnknown, StorageUnavailable
-from .family import Member, check_pruned, checked_name, child_of, members, root_of
+from .family import FamilyTree, Member, Page, check_pruned, checked_name, child_of, root_of
 from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
@@ -33,6 +37,7 @@ from .session import Session
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenants
 from .waits import Waits
+from .workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +69,13 @@ class SessionBook:
         self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
         self._closing: dict[str, asyncio.Event] = {}  # the same, by id
         self._pruned: set[str] = set()  # sessions that are being forgotten
-        self._reopening = asyncio.Lock()
+        self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner
         self._opened = self._reopened = 0
-        self._tenants = Tenants(self.settings.tenants)
+        self._workers = Workers()
+        self._tenants = Tenants(self.settings.tenants, self.settings.max_sessions, self._workers)
+        self._trees: dict[str, FamilyTree] = {}  # by root, of sessions that are open
+        self._loading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by root: the journal is asked once
+        self._numbers = itertools.count(1)  # of sessions without a journal
         self.waits = Waits()
         if journal is not None:
             journal.condense = partial(
@@ -95,6 +104,7 @@ class SessionBook:
         ``SessionUnknown``, ``SessionLimit``, ``StorageUnavailable``, ``ItemUnknown`` or ``CutInvalid``.
         """
         session = self.get(session_id)
+        self.check_fork(session_id, len(configs))
         self._check_room(self._records[session_id].salt, len(configs))
         if session.log.fault is not None:
             raise session.log.fault
@@ -109,11 +119,27 @@ class SessionBook:
             raise
         return [child for child, _ in children]
 
+    def check_fork(self, session_id: str, children: int) -> None:
+        """Raises ``SessionUnknown``, or ``SessionLimit``: its tree has too many forks that nobody opened."""
+        self.get(session_id)
+        there = len(self._tree_of(session_id).unopened)
+        if there + children > self.settings.max_unopened:
+            raise SessionLimit(
+                f"This tree has {there} forks that nobody has opened; it may have {self.settings.max_unopened}:"
+                " open or prune some first"
+            )
+
+    def unopened(self, session_id: str) -> bool:
+        """Whether this is an open session that was forked off, and that nobody has come for."""
+        return session_id in self._sessions and session_id in self._tree_of(session_id).unopened
+
     async def discard(self, session_id: str) -> None:
         """Close a session that nobody was told of, and forget it."""
         log = self.get(session_id).log
         number = log.number if isinstance(log, JournaledLog) else None
+        tree = self._tree_of(session_id)
         await self.close(session_id)
+        tree.drop(session_id)
         if number is not None and self.journal is not None:
             self.journal.put([Drop(number)])
 
@@ -122,17 +148,35 @@ class SessionBook:
 
         Raises ``SessionUnknown``, ``RecordDamaged``, ``StorageUnavailable``.
         """
-        return self._family(session_id, await self._kept_family(session_id))
+        return (await self.family_page(session_id, None)).members
+
+    async def family_page(self, session_id: str, limit: int | None, after: str | None = None) -> Page:
+        """At most ``limit`` of its family: those that come after the session ``after``, or the first ones.
+
+        Raises ``MemberUnknown``, and what `family` does.
+        """
+        tree = await self._whole_tree(session_id)
+        branches, last = tree.page(after, limit)
+        found = []
+        for branch in branches:
+            session = self._sessions.get(branch.id)
+            told = {} if session is None else session.statistics()
+            items, tokens = (int(told[name]) if told else None for name in ("items", "tokens"))
+            found.append(Member(branch.id, branch.parent, branch.name, session is not None, items, tokens))
+        return Page(found, last)
 
     async def name(self, session_id: str, name: str) -> str:
         """Name the branch that a session is; "" takes its name back. Returns the name as it is kept.
 
         Raises ``NameInvalid``, and what `family` does.
         """
-        name = checked_name(name, session_id, await self.family(session_id))
-        session = self.get(session_id)
-        self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
-        session.log.rewrite(self._records[session_id])
+        tree = await self._whole_tree(session_id)
+        name = checked_name(name, session_id, tree)
+        session, number = self.get(session_id), tree.number(session_id)
+        assert number is not None, "it is open"
+        record = self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
+        tree.add(number, record)
+        session.log.rewrite(record)
         return name
 
     async def check_pruned(self, session_id: str, target: str) -> int | None:
@@ -141,14 +185,15 @@ class SessionBook:
 
         Raises ``MemberUnknown``, ``PruneInvalid``, and what `family` does.
         """
-        kept = await self._kept_family(session_id)
-        check_pruned(target, session_id, self._family(session_id, kept))
+        tree = await self._whole_tree(session_id)
+        number = check_pruned(target, session_id, tree)
         self._pruned.add(target)
-        return {record.id: number for number, record in kept}.get(target)
+        tree.drop(target)
+        return None if self.journal is None else number
 
-    async def settled(self) -> None:
-        """Wait until who was coming back from the journal is open, or was refused."""
-        async with self._reopening:
+    async def settled(self, owner: bytes) -> None:
+        """Wait until this owner's session that was coming back from the journal is open, or was refused."""
+        async with self._reopening[owner]:
             return
 
     async def forget(self, target: str, number: int | None) -> None:
@@ -176,16 +221,16 @@ class SessionBook:
         self.get(session_id)
         return self._records[session_id].salt
 
-    def has_room(self, salt: bytes, more: int = 1) -> bool:
-        """Whether this tenant could open so many sessions more now."""
-        try:
-            self._check_room(salt, more)
-        except SessionLimit:
-            return False
-        return True
+    def room(self, salt: bytes, more: int, idle: Mapping[bytes, Iterable[str]]) -> list[str]:
+        """Open sessions to close so that this tenant can open ``more``; see `Tenants.room`."""
+        return self._tenants.room(salt, more, idle)
 
-    async def resume(self, handle: str, owner: bytes) -> Session | Reopened:
+    async def resume(
+        self, handle: str, owner: bytes, make_room: Callable[[bytes], None] | None = None
+    ) -> Session | Reopened:
         """The session that ``handle`` opens; it has a new handle from now on.
+
+        ``make_room`` is called before a session comes from the journal, with the salt of its tenant.
 
         Raises ``HandleUnknown``, the same for every reason; ``RecordDamaged``, ``SessionLimit``,
         ``StorageUnavailable``.
@@ -193,47 +238,58 @@ class SessionBook:
         digest = digest_of(handle)
         if (leaving := self._leaving.get(digest)) is not None:
             await leaving.wait()
-        async with self._reopening:
+        async with self._reopening[owner]:
             found: Session | Reopened | None = self._by_handle.get(digest)
             if found is None and self.journal is not None:
-                found = await self._reopen(self.journal, digest, owner)
+                found = await self._reopen(self.journal, digest, owner, make_room or self._check_room)
         session = found.session if isinstance(found, Reopened) else found
         if found is None or session is None or not session.handles.opens(digest, owner):
             raise _unknown()
+        self._tree_of(session.id).unopened.discard(session.id)
         self._forget_handles(session)
         session.handles.use(digest)
         self._know_handles(session)
         return found
 
-    async def close(
+    def close(
         self,
         session_id: str,
         *,
         settle: Callable[[], Awaitable[None]] | None = None,
         interrupt: bool = False,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """End a session and forget it; the journal, if there is one, does not. Raises ``SessionUnknown``.
 
-        ``settle`` is awaited first: who reads its responses leaves them. ``interrupt``: in the journal they
-        have not ended, and go on when the session is opened again.
+        Its place is free at once; await the rest. ``settle`` is awaited first: who reads its responses leaves
+        them. ``interrupt``: in the journal they have not ended, and go on when the session is opened again.
         """
         session = self.get(session_id)
+        self._leave_tree(session)
         self._forget_handles(session)
-        self._tenants[self._records[session_id].salt].sessions -= 1
+        self._tenants.leave(self._records[session_id].salt)
         del self._sessions[session_id], self._records[session_id]
         left = asyncio.Event()
         leaving = dict.fromkeys(session.handles.digests(), left)
         self._leaving.update(leaving)
         self._closing[session_id] = left
+        if interrupt:
+            session.log.close()
+        return self._closed(session, left, leaving, settle)
+
+    async def _closed(
+        self,
+        session: Session,
+        left: asyncio.Event,
+        leaving: Iterable[bytes],
+        settle: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         try:
-            if interrupt:
-                session.log.close()
             if settle is not None:
                 await settle()
             await session.aclose()
         finally:
             left.set()
-            del self._closing[session_id]
+            del self._closing[session.id]
             for digest in leaving:
                 del self._leaving[digest]
 
@@ -267,31 +323,31 @@ class SessionBook:
         """End all sessions; in the journal what runs is interrupted, not ended."""
         for session_id in list(self._sessions):
             await self.close(session_id, interrupt=True)
+        await self._workers.aclose()
 
-    def _family(self, session_id: str, kept: Iterable[tuple[int, SessionRecord]]) -> list[Member]:
-        """Of those the journal has ``kept`` and those in memory. Raises ``SessionUnknown``: it was closed
-        meanwhile."""
-        self.get(session_id)
-        root = root_of(self._records[session_id])
-        live = [record for record in self._records.values() if root_of(record) == root]
-        known = [*(record for _, record in kept), *live]  # the last are as they are now
-        found = members(self._records[session_id], known, self._sizes(live))
-        return [member for member in found if member.id not in self._pruned]
-
-    async def _kept_family(self, session_id: str) -> list[tuple[int, SessionRecord]]:
-        log = self.get(session_id).log
+    async def _whole_tree(self, session_id: str) -> FamilyTree:
+        """Its tree, with what the journal has of it. Raises what `family` does."""
+        log, tree = self.get(session_id).log, self._tree_of(session_id)
         if self.journal is None or not isinstance(log, JournaledLog):
-            return []
-        log.sync()
-        number = log.number
-        return await self.journal.read(lambda store: store.family(number))
+            return tree
+        root = root_of(self._records[session_id])
+        async with self._loading[root]:
+            if tree.stale(time.monotonic()):
+                tree.begin_load()
+                log.sync()
+                number = log.number
+                kept = await self.journal.read(lambda store: store.family(number))
+                tree.load(kept, time.monotonic(), open_=self._sessions, pruned=self._pruned)
+        self.get(session_id)
+        return tree if tree is self._tree_of(session_id) else await self._whole_tree(session_id)
 
-    def _sizes(self, records: Iterable[SessionRecord]) -> dict[str, tuple[int, int]]:
-        """Items and tokens of these sessions, which are in memory."""
-        told = {record.id: self._sessions[record.id].statistics() for record in records}
-        return {session_id: (int(one["items"]), int(one["tokens"])) for session_id, one in told.items()}
+    def _tree_of(self, session_id: str) -> FamilyTree:
+        """What is known of the tree of an open session."""
+        return self._trees[root_of(self._records[session_id])]
 
-    async def _reopen(self, journal: Journal, digest: bytes, owner: bytes) -> Reopened | None:
+    async def _reopen(
+        self, journal: Journal, digest: bytes, owner: bytes, make_room: Callable[[bytes], None]
+    ) -> Reopened | None:
         known = await journal.read(lambda store: store.handle(digest))
         if known is None or known.owner != owner or known.session in journal.live:
             return None
@@ -302,7 +358,7 @@ class SessionBook:
             stored = await journal.read(lambda store: store.session(known.session))
             if digest not in stored.keyring.digests() or stored.record.id in self._pruned:
                 raise _unknown()
-            self._check_room(stored.record.salt)
+            make_room(stored.record.salt)
             return await self._again(journal, stored)
         except BaseException:
             journal.live.discard(known.session)
@@ -315,8 +371,12 @@ class SessionBook:
             max_items=self.settings.max_items,
             max_events=journal.settings.max_events,
         )
-        replayed = await asyncio.to_thread(work)
-        self._check_room(stored.record.salt)  # others may have come meanwhile
+        salt = stored.record.salt
+        self._tenants.enter(salt)  # others may come meanwhile: the place is held
+        try:
+            replayed = await asyncio.to_thread(work)
+        finally:
+            self._tenants.leave(salt)
         log = JournaledLog(journal, stored.number, stored.written, stored.record.salt)
         handles = SessionHandles(stored.record.owner, log, stored.keyring)
         session = self._made(stored.record, log, handles, replayed.history)
@@ -334,6 +394,7 @@ class SessionBook:
                 log.append(operation)
             session = self._made(record, log, SessionHandles(record.owner, log), history, sequence)
         self._opened += 1
+        self._tree_of(session.id).unopened.add(session.id)
         return session, sequence
 
     @contextmanager
@@ -373,16 +434,27 @@ class SessionBook:
             waits=self.waits,
             tenant=self._tenants[record.salt],
         )
-        self._tenants[record.salt].sessions += 1
+        self._tenants.enter(record.salt)
         self._records[session.id] = record
         self._sessions[session.id] = session
+        tree = self._trees.setdefault(root_of(record), FamilyTree())
+        tree.add(log.number if isinstance(log, JournaledLog) else next(self._numbers), record)
+        tree.opened += 1
         self._know_handles(session)
         return session
 
     def _check_room(self, salt: bytes, more: int = 1) -> None:
-        self._tenants[salt].check_sessions(more)
-        if len(self._sessions) + more > self.settings.max_sessions:
-            raise SessionLimit(f"{self.settings.max_sessions} sessions are open")
+        self._tenants.check(salt, more)
+
+    def _leave_tree(self, session: Session) -> None:
+        root, tree = root_of(self._records[session.id]), self._tree_of(session.id)
+        tree.unopened.discard(session.id)
+        if not session.log.durable:
+            tree.drop(session.id)
+        tree.opened -= 1
+        if not tree.opened:
+            del self._trees[root]
+            self._loading.pop(root, None)
 
     def _know_handles(self, session: Session) -> None:
         self._by_handle.update((digest, session) for digest in session.handles.digests())

@@ -145,9 +145,13 @@ class GrammarInvalid(RequestInvalid):
 
 
 class PromptTooLong(RequestInvalid):
-    """The prompt leaves no room for a single token in the model's context."""
+    """The prompt, of ``tokens`` or more, leaves no room for a single token in the model's context."""
 
     code = "prompt_too_long"
+
+    def __init__(self, message: str, tokens: int = 0, *, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.tokens = tokens
 
 
 class ConversationBusy(SessionError):

@@ -1,12 +1,13 @@
 """A session's family: all that were forked from one, and from those, in memory or in the journal.
 
-Each has its place, below the one it was forked from, and may have a name. Pure; the book knows who is open,
-the journal who was.
+Each has its place, below the one it was forked from, and may have a name. Pure; the book knows which are open,
+the journal which were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right, insort
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from unicodedata import normalize
 
@@ -16,6 +17,12 @@ from .errors import MemberUnknown, NameInvalid, PruneInvalid
 from .journal.records import SessionRecord
 
 MAX_NAME = 128
+
+FRESH_SECONDS = 60.0
+"""What the journal has of a tree is read again after so long: retention may have forgotten some of it."""
+
+PAST = 1024
+"""Sessions that are gone, whose place in the order is still known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,14 @@ class Member:
     tokens: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of a family, in order. ``after``: the session that the next page begins after; or None."""
+
+    members: list[Member]
+    after: str | None = None
+
+
 def child_of(parent: SessionRecord, session_id: str, config: bytes) -> SessionRecord:
     """The record of a session that is forked from ``parent``, its place in the journal aside."""
     return msgspec.structs.replace(
@@ -45,46 +60,137 @@ def root_of(record: SessionRecord) -> str:
     return record.root or record.id
 
 
-def members(
-    of: SessionRecord, known: Iterable[SessionRecord], sizes: Mapping[str, tuple[int, int]]
-) -> list[Member]:
-    """The family of ``of`` among the sessions that are ``known``, each once, parents before their children.
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    id: str
+    parent: str | None
+    name: str
 
-    ``sizes``: items and tokens of those in memory.
+
+class FamilyTree:
+    """One tree: the sessions of it that are open, and, once `load` was called, all others.
+
+    In order of birth, by their numbers; so parents stand before their children. ``opened``: how many are open.
+    ``unopened``: those of them that nobody has come for yet.
     """
-    family = {record.id: record for record in known if root_of(record) == root_of(of)}
-    below: dict[str, list[SessionRecord]] = {}
-    for record in family.values():
-        below.setdefault(record.parent if record.parent in family else "", []).append(record)
-    found: list[Member] = []
-    waiting = below.get("", [])[::-1]
-    while waiting:
-        record = waiting.pop()
-        size = sizes.get(record.id)
-        items, tokens = (None, None) if size is None else size
-        found.append(Member(record.id, record.parent or None, record.name, size is not None, items, tokens))
-        waiting += below.get(record.id, [])[::-1]
-    return found
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.unopened: set[str] = set()
+        self._numbers: list[int] = []
+        self._branches: dict[int, _Branch] = {}
+        self._places: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        self._past: dict[str, int] = {}  # where those stood that are gone
+        self._changed: set[str] | None = None  # since a load began
+        self._loaded: float | None = None
+
+    def add(self, number: int, record: SessionRecord) -> None:
+        """A session of the tree; or what it is now."""
+        self._note(record.id)
+        self._put(number, record)
+
+    def drop(self, session_id: str) -> None:
+        """It is in the tree no more."""
+        number = self._places.pop(session_id, None)
+        if number is None:
+            return
+        self._note(session_id)
+        branch = self._branches.pop(number)
+        del self._numbers[bisect_right(self._numbers, number) - 1]
+        if self._names.get(branch.name) == session_id:
+            del self._names[branch.name]
+        self._past[session_id] = number
+        if len(self._past) > PAST:
+            del self._past[next(iter(self._past))]
+
+    def stale(self, now: float) -> bool:
+        """Whether the journal is to be asked for the rest of the tree."""
+        return self._loaded is None or now - self._loaded > FRESH_SECONDS
+
+    def begin_load(self) -> None:
+        """The journal is asked now; what changes until it has answered counts more."""
+        self._changed = set()
+
+    def load(
+        self,
+        kept: Iterable[tuple[int, SessionRecord]],
+        now: float,
+        *,
+        open_: Container[str] = (),
+        pruned: Container[str] = (),
+    ) -> None:
+        """The journal has answered, by number. ``open_`` sessions are known, ``pruned`` ones are leaving."""
+        changed, there = self._changed or set(), set()
+        for number, record in kept:
+            there.add(record.id)
+            if record.id not in changed and record.id not in open_ and record.id not in pruned:
+                self._put(number, record)
+        for session_id in list(self._places):
+            if session_id not in there and session_id not in changed and session_id not in open_:
+                self.drop(session_id)
+        self._changed = None
+        self._loaded = now
+
+    def number(self, session_id: str) -> int | None:
+        """Of one that is in the tree."""
+        return self._places.get(session_id)
+
+    def named(self, name: str) -> str | None:
+        """Which session has this name, in Unicode's normal form C."""
+        return self._names.get(name)
+
+    def page(self, after: str | None, limit: int | None) -> tuple[list[_Branch], str | None]:
+        """At most so many that come after that one, and which the next page begins after.
+
+        Raises ``MemberUnknown``: there is no such session, or it has been gone for long.
+        """
+        place = -1
+        if after is not None:
+            known = self._places.get(after, self._past.get(after))
+            if known is None:
+                raise MemberUnknown(f"This tree has no session {after!r} to go on after", param="after")
+            place = known
+        first = bisect_right(self._numbers, place)
+        last = len(self._numbers) if limit is None else first + limit
+        found = [self._branches[number] for number in self._numbers[first:last]]
+        return found, found[-1].id if last < len(self._numbers) else None
+
+    def _note(self, session_id: str) -> None:
+        if self._changed is not None:
+            self._changed.add(session_id)
+
+    def _put(self, number: int, record: SessionRecord) -> None:
+        before = self._branches.get(number)
+        if before is None:
+            insort(self._numbers, number)
+        elif self._names.get(before.name) == record.id:
+            del self._names[before.name]
+        self._branches[number] = _Branch(record.id, record.parent or None, record.name)
+        self._places[record.id] = number
+        if record.name:
+            self._names[normalize("NFC", record.name)] = record.id
 
 
-def checked_name(name: str, session_id: str, family: Iterable[Member]) -> str:
+def checked_name(name: str, session_id: str, tree: FamilyTree) -> str:
     """The name as it is kept: in Unicode's normal form C, so that the same text is the same name, however it
     was typed. Raises ``NameInvalid``: too long, or another of the family has it. Any number may have none.
     """
     name = normalize("NFC", name)
     if len(name) > MAX_NAME:
         raise NameInvalid(f"A name has at most {MAX_NAME} characters", param="name")
-    taken = {normalize("NFC", member.name) for member in family if member.id != session_id}
-    if name and name in taken:
+    if name and tree.named(name) not in (None, session_id):
         raise NameInvalid(f"Another session of this tree is named {name!r}", param="name")
     return name
 
 
-def check_pruned(target: str, asking: str, family: Iterable[Member]) -> None:
-    """Raises ``MemberUnknown``, or ``PruneInvalid`` where a session would prune itself."""
-    if target not in {member.id for member in family}:
+def check_pruned(target: str, asking: str, tree: FamilyTree) -> int:
+    """The number of ``target``. Raises ``MemberUnknown``, or ``PruneInvalid``: a session would prune itself."""
+    number = tree.number(target)
+    if number is None:
         raise MemberUnknown(f"This tree has no session {target!r}", param="session")
     if target == asking:
         raise PruneInvalid(
             "A session cannot prune itself: leave it, and prune it from another", param="session"
         )
+    return number

@@ -13,6 +13,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
+from .answers import Calls
 from .errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
 from .events import MissReason
 from .ids import Ids, frozen, ids_from
@@ -25,6 +26,7 @@ from .items import (
     checked_item,
     checked_preamble,
     new_id,
+    size_of,
 )
 from .journal.records import Cut, Deleted, Inserted, Record, Rewound, forget
 from .requests import TurnRequest
@@ -44,7 +46,8 @@ class Script:
     """What to put before the model: ``segments`` in order.
 
     ``base``: the last turn whose tokens stay as they are; it and its ancestors are the first ``shared``
-    segments. None renders from the beginning. ``miss``: why ``base`` is not the head.
+    segments. None renders from the beginning. ``miss``: why ``base`` is not the head. ``heading``: roughly the
+    characters of the preamble.
     """
 
     preamble: Preamble
@@ -52,13 +55,15 @@ class Script:
     base: TurnNode | None = None
     miss: MissReason | None = None
     shared: int = 0
+    heading: int = 0
 
     def characters(self) -> int:
         """How much text has to be written and tokenized, roughly: that of the items. What was before is only
         written, which is many times as fast."""
         new, old = self.segments[self.shared :], self.segments[: self.shared]
-        before = sum(map(_length, old)) // WRITTEN
-        return sum(map(_length, new)) + before + (0 if old else len(self.preamble.instructions))
+        heading = 0 if old else self.heading
+        before = (sum(map(_length, old)) + self.heading - heading) // WRITTEN
+        return sum(map(_length, new)) + before + heading
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +143,13 @@ class History:
         self.record = record
         self._max_items = max_items
         self.tree = Tree()
-        self._preamble = checked_preamble(preamble or Preamble())
+        self._preamble = Preamble() if preamble is None else checked_preamble(preamble)
+        self._heading = size_of(self._preamble)
         self._rendered = self._preamble
         self._entries: list[_Entry] = []
         self._home: dict[str, _Entry] = {}
+        self._calls: Calls | None = None
+        self._shared = False  # these two are another history's, too: copy them before a change
         self._slot: Slot | None = None
         self._matched = 0  # so many first entries are the tree's path to its head, if any are known to be
         self._appended = True  # nothing but appending since the running turn began
@@ -155,6 +163,7 @@ class History:
         """Be what the state says; for a history that is new."""
         assert not self._entries, "it has items already"
         self._preamble, self._rendered = state.preamble, state.rendered
+        self._heading = size_of(self._preamble)
         self._entries = list(state.entries)
         self._home = {item.id: entry for entry in state.entries for item in _items_of(entry)}
         self.tree.move(state.head)
@@ -167,6 +176,11 @@ class History:
     @preamble.setter
     def preamble(self, preamble: Preamble) -> None:
         self._preamble = checked_preamble(preamble)
+        self._heading = size_of(self._preamble)
+
+    def share_preamble(self, other: History) -> None:
+        """Have the preamble of another history, where it was checked."""
+        self._preamble, self._heading = other._preamble, other._heading
 
     @property
     def busy(self) -> bool:
@@ -208,13 +222,19 @@ class History:
         else:
             place = self._after(previous_item_id)
         self._edited(place)
+        calls = self._calls
+        self._own()
         self._entries.insert(place, item)
         self._home[item.id] = item
+        if calls is not None:
+            calls.add(item)
+            self._calls = calls
         self.record(Inserted(item=item, previous=previous_item_id))
 
     def delete(self, item_id: str) -> None:
         """Take an item out. What else its reply held stays, as items. Raises ``ItemUnknown``."""
         self._loosen(item_id, "item_id")
+        self._own()
         place = self._index(self._home.pop(item_id))
         self._edited(place)
         del self._entries[place]
@@ -233,6 +253,7 @@ class History:
             rest = entry.up_to(cut.keep, ids_from(cut.tail), cut.items)
             self._split(entry, rest, cut.node)
             left = [rest]
+        self._own()
         for item in _items_of(entry):
             del self._home[item.id]
         self._edited(place)
@@ -249,6 +270,7 @@ class History:
         if self._slot is not None:
             raise ConversationBusy("A response writes this conversation: cancel it before going back")
         place = 0 if item_id is None else self._after(item_id)
+        self._own()
         for entry in self._entries[place:]:
             for item in _items_of(entry):
                 del self._home[item.id]
@@ -259,11 +281,13 @@ class History:
 
     def branch(self) -> History:
         """Another history that goes on from here; what both have until now they share."""
-        other = History(self._preamble, max_items=self._max_items)
+        other = History(max_items=self._max_items)
+        other.share_preamble(self)
         other.tree.move(self.tree.head)
         other._rendered, other._slot = self._rendered, self._slot
         other._matched, other._appended = self._matched, self._appended
-        other._entries, other._home = list(self._entries), dict(self._home)
+        other._entries, other._home = self._entries, self._home
+        self._shared = other._shared = True
         return other
 
     @property
@@ -276,13 +300,14 @@ class History:
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
         """What a turn begun now puts before the model; ``preamble`` and ``items`` override for it alone."""
+        heading = self._heading if preamble is None else size_of(preamble)
         if items is not None:
-            return Script(preamble or self._preamble, items, miss=MissReason.OVERRIDDEN)
+            return Script(preamble or self._preamble, items, miss=MissReason.OVERRIDDEN, heading=heading)
         segments = self._segments()
         if preamble is not None and preamble != self._preamble:
-            return Script(preamble, segments, miss=MissReason.OVERRIDDEN)
+            return Script(preamble, segments, miss=MissReason.OVERRIDDEN, heading=heading)
         base, miss, shared = self._base(segments)
-        return Script(self._preamble, segments, base, miss, shared)
+        return Script(self._preamble, segments, base, miss, shared, self._heading)
 
     def place(self, request: TurnRequest) -> Placed:
         """Begin what is asked for. Raises ``ConversationBusy`` while another turn runs."""
@@ -308,6 +333,7 @@ class History:
 
     def _hold(self, script: Script) -> Turn:
         self._slot, self._appended = Slot(), True
+        self._own()
         self._entries.append(self._slot)
         return Turn(self._slot, script)
 
@@ -329,9 +355,22 @@ class History:
     def _close(self, turn: Turn) -> int:
         assert self._slot is turn.slot, "only the running turn can end"
         place = self._index(turn.slot)
+        self._own()
         del self._entries[place]
         self._slot = None
         return place
+
+    def calls(self) -> Calls:
+        """The calls among the items."""
+        if self._calls is None:
+            self._calls = Calls(self.items())
+        return self._calls
+
+    def _own(self) -> None:
+        """Have entries of one's own, before they change."""
+        self._calls = None
+        if self._shared:
+            self._entries, self._home, self._shared = list(self._entries), dict(self._home), False
 
     def _segments(self) -> tuple[Segment, ...]:
         """The entries up to the slot; there is never more than one."""
@@ -399,6 +438,7 @@ class History:
         if isinstance(entry, Reply):
             place = self._index(entry)
             self._edited(place)
+            self._own()
             self._entries[place : place + 1] = entry.items
             self._home.update((item.id, item) for item in entry.items)
 

@@ -114,6 +114,12 @@ def checked_preamble(preamble: Preamble) -> Preamble:
     return preamble
 
 
+def size_of(preamble: Preamble) -> int:
+    """How much text it is, roughly."""
+    tools = msgspec.msgpack.encode(preamble.tools) if preamble.tools else b""
+    return len(preamble.instructions) + len(tools)
+
+
 def _texts(item: Item) -> tuple[str, ...]:
     match item:
         case Message():

@@ -13,13 +13,15 @@ from itertools import takewhile
 
 import msgspec
 
+from .errors import PromptTooLong
 from .history import Draft, Script, Segment, turns_of
-from .ids import NONE, Ids, ids_of
+from .ids import NONE, Ids
 from .items import FunctionCallOutput, Growing, Item
 from .settled import Grown, Settled
 from .template import ChatTemplate, RoleRules
 from .tokenizer import ChatTokenizer
 from .tree import Paths, Reply, TurnNode
+from .workers import Stopped
 
 _END = f"\U000f0004{secrets.token_hex(8)}\U000f0005"
 """Marks where text that is still being written ends; nobody outside this process can write it."""
@@ -41,10 +43,12 @@ class Renderer:
         self._grown = Grown(settled)
         self._paths = Paths()
 
-    def draft(self, script: Script) -> Draft:
+    def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
         """The script in tokens. Raises ``TemplateFailed``.
 
-        Turns after ``script.base`` are rendered anew, each keeping its reply's ids.
+        Turns after ``script.base`` are rendered anew, each keeping its reply's ids. A prompt of ``most`` tokens
+        or more is refused with ``PromptTooLong``: at once where the length of its text shows that it is one, or
+        when there are as many. Once it is ``stopped`` it goes no further, and returns what there is then.
         """
         self._grown = Grown(self._settled)  # what grew is whole now, and takes no more room
         pieces = self._template.pieces(script.preamble, script.segments)
@@ -52,8 +56,8 @@ class Renderer:
         turns = list(turns_of(script.segments))
         parent = script.base
         for (inputs, reply), piece in zip(turns[kept:], pieces[kept:], strict=True):
-            draft = self._join(parent, inputs, piece, script)
-            if reply is None:
+            draft = self._join(parent, inputs, piece, script, most, stopped)
+            if reply is None or stopped():
                 return draft
             parent = draft.node(reply)
         raise AssertionError("the last turn of a script has no reply")
@@ -89,14 +93,29 @@ class Renderer:
     def _last_piece(self, script: Script, before: list[Segment], last: Growing) -> str:
         return self._template.pieces(script.preamble, (*before, last))[-1]
 
-    def _join(self, parent: TurnNode | None, inputs: tuple[Item, ...], piece: str, script: Script) -> Draft:
+    def _join(
+        self,
+        parent: TurnNode | None,
+        inputs: tuple[Item, ...],
+        piece: str,
+        script: Script,
+        most: int | None,
+        stopped: Stopped,
+    ) -> Draft:
         """The piece after ``parent``'s reply. The end of that reply is written once.
 
         The end token the model sampled is kept if the template begins with the same; another one gives
         way to the template's (it is the pending token: no KV is lost); a reply that was cut is closed by
         the template.
         """
-        ids = ids_of(self._tokenizer.encode(piece, leads=parent is None))
+        kept = 0 if parent is None else parent.length
+        least = kept + self._tokenizer.least(piece)
+        if most is not None and least > most:
+            raise _too_long(least, most)
+        room = None if most is None else most - kept + 2  # the end of a reply may be written twice
+        ids = self._settled.encode(piece, leads=parent is None, most=room, stopped=stopped)
+        if room is not None and len(ids) >= room:
+            raise _too_long(kept + len(ids) - 1, most)
         return self._joined(parent, inputs, ids, script)
 
     def _joined(self, parent: TurnNode | None, inputs: tuple[Item, ...], ids: Ids, script: Script) -> Draft:
@@ -108,6 +127,10 @@ class Renderer:
                 keep -= 1
         path = self._paths.tokens(parent) if parent is not None and parent is script.base else None
         return Draft(parent, inputs, keep, ids, script.miss, path)
+
+
+def _too_long(least: int, most: int | None) -> PromptTooLong:
+    return PromptTooLong(f"The prompt has at least {least} tokens; the model's context holds {most}", least)
 
 
 def _text_of(item: Growing) -> str:

@@ -23,7 +23,7 @@ from .errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
 from .history import Draft, History, Placed, Script
 from .ids import NONE, Ids, bytes_of, ids_of
-from .items import new_id
+from .items import FunctionCallOutput, Growing, new_id
 from .journal.records import Ended, Interrupted, Said, Span
 from .journal.replay import ended, reader_of, refused, spans_of
 from .language import Language
@@ -33,6 +33,7 @@ from .run import Ending, Run
 from .sequence import LiveSequence
 from .settings import SessionSettings
 from .tree import Reply
+from .workers import Slot, Stopped
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +49,20 @@ class Branch:
     sequence: LiveSequence
     settings: SessionSettings
     binding: Binding
+    slot: Slot
 
-    async def draft(self, script: Script) -> Draft:
-        """The script in tokens; a long one on a thread. Raises ``TemplateFailed``."""
+    def least(self, item: Growing) -> int:
+        """So many tokens an item has at least."""
+        text = item.output if isinstance(item, FunctionCallOutput) else item.text
+        return self.language.tokenizer.least(text)
+
+    async def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
+        """The script in tokens; a long one on a thread. As `Renderer.draft`."""
         if script.characters() < self.settings.aside_characters:
-            return self.renderer.draft(script)
-        return await asyncio.to_thread(self.renderer.draft, script)
+            return self.renderer.draft(script, most, stopped)
+        return await self.slot.run(
+            lambda gone: self.renderer.draft(script, most, lambda: gone() or stopped())
+        )
 
 
 GATHERED = 64
@@ -259,16 +268,25 @@ class Response:
     async def _begin(self) -> Run:
         """Render, check, prepare the run; nothing is sent yet. A turn aside is drafted for the branch too."""
         branch = self._branch
-        said = await branch.draft(self._script)
-        self._draft = await branch.draft(self._turn.script) if self._turn and self._aside else said
-        prompt = said.tokens()
         try:
             hello = branch.link.hello
         except EngineGone as fault:
             raise EngineUnavailable(fault.message) from fault
-        if len(prompt) + 1 > hello.max_context:
-            message = f"The prompt has {len(prompt)} tokens; the model's context holds {hello.max_context}"
-            raise PromptTooLong(message, param=None if self._request.input is None else "input")
+        try:
+            said = await branch.draft(self._script, hello.max_context, self._given_up)
+            prompt = said.tokens()
+            if len(prompt) + 1 > hello.max_context:
+                message = (
+                    f"The prompt has {len(prompt)} tokens; the model's context holds {hello.max_context}"
+                )
+                raise PromptTooLong(message, len(prompt))
+        except PromptTooLong as fault:
+            raise PromptTooLong(
+                fault.message, param=None if self._request.input is None else "input"
+            ) from None
+        self._draft = said
+        if self._turn is not None and self._aside:
+            self._draft = await branch.draft(self._turn.script, stopped=self._given_up)
         self._prompt_tokens = len(prompt)
         await branch.sequence.at_rest()
         self._new_tokens = len(said.prompt) + self._pending(said)
@@ -292,6 +310,10 @@ class Response:
         if self._cancelled:
             await run.cancel(self._cancelled)
         return run
+
+    def _given_up(self) -> bool:
+        """Whether it will say nothing, so that its prompt need not be whole."""
+        return self._cancelled is not None and not len(self._said)
 
     def _pending(self, draft: Draft) -> int:
         """Kept tokens of the reply before without KV: the last sampled, or those that a cut spelled anew."""

@@ -67,12 +67,13 @@ class Session:
         self._sequence = sequence or LiveSequence(link, salt, reopened=reopened)
         renderer = language.renderer(now or datetime.now().astimezone())
         binding = Binding(language)
-        self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, binding)
+        self._tenant = tenant or Tenant(TenantLimits())
+        slot = self._tenant.slot
+        self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, binding, slot)
         self._anticipation = Anticipation(self._branch)
         self._waits = waits or Waits()
         self._foresight = Foresight(self.history, self._sequence)
         self.keeping = Keeping(self._branch, self._leaves)
-        self._tenant = tenant or Tenant(TenantLimits())
         self._responses: list[Response] = []
         self._closed = False
 
@@ -203,6 +204,11 @@ class Session:
         """
         self._check_open()
         rewind(self.history, to, self._branch.language.tokenizer)
+
+    @property
+    def most_characters(self) -> int | None:
+        """A longer text than that cannot be in the model's context; None where that cannot be said."""
+        return self._branch.language.tokenizer.most_characters(self._branch.link.hello.max_context)
 
     def expect(self, item: Growing | None) -> None:
         """This much of the next item has come: its settled beginning is prefilled. None: taken back."""

@@ -15,12 +15,20 @@ Knows nothing of templates or sessions.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from tokenizers import normalizers
 
 from .ids import NONE, Ids, frozen, ids_of
-from .tokenizer import ChatTokenizer, Words
+from .tokenizer import ChatTokenizer, Cut, Words
+
+PIECE = 16_384
+"""Characters of a long text that are tokenized together."""
+
+BEHIND = 512
+"""Characters behind a piece that are looked at, too, before it is taken to be one."""
 
 HELD_WORDS = 2
 """How many words at the end later text may still change."""
@@ -50,6 +58,7 @@ class Settled:
         probe = backend.encode("one two three", add_special_tokens=False).word_ids
         self._words = len(set(probe)) > 1
         self._rewrites = backend.normalizer is not None
+        self._composes = not self._rewrites or isinstance(backend.normalizer, normalizers.NFC)
         inner = re.compile(f"[^{SPACE_PIECE}]{SPACE_PIECE}")
         vocabulary = backend.get_vocab(with_added_tokens=False)
         self._single = backend.normalizer is None and max(map(len, vocabulary), default=0) == 1
@@ -57,6 +66,98 @@ class Settled:
         added = [known.content for known in backend.get_added_tokens_decoder().values()]
         self._beginnings = frozenset(token[:end] for token in added for end in range(1, len(token)))
         self._longest = max(map(len, added), default=0)
+        self._behind = max(BEHIND, 4 * self._longest)
+
+    def encode(
+        self, text: str, *, leads: bool, most: int | None = None, stopped: Callable[[], bool] = bool
+    ) -> Ids:
+        """The ids of `ChatTokenizer.encode`, made piece by piece where the text is long.
+
+        Stops behind the piece with which there are ``most`` or more, or after which it is ``stopped``.
+        """
+        if len(text) <= PIECE:
+            return ids_of(self._tokenizer.encode(text, leads=leads))
+        ids, count = [NONE], 0
+        for piece, _ in self.pieces(text, leads=leads):
+            ids.append(ids_of(piece))
+            count += len(piece)
+            if stopped() or (most is not None and count >= most):
+                break
+        return frozen(np.concatenate(ids))
+
+    def pieces(self, text: str, *, leads: bool, start: int = 0) -> Iterator[tuple[list[int], int]]:
+        """The ids of rendered text from ``start`` on, in pieces, each with where it ends in the text.
+
+        What stands behind each piece can be tokenized by itself; so can what stands behind ``start``.
+        """
+        for begin, end, token in self._tokenizer.marked(text, start):
+            yield from self._plain_pieces(text, start, begin, leads=leads and not start)
+            yield [] if token is None else self._tokenizer.spell(token), end
+            start = end
+        yield from self._plain_pieces(text, start, len(text), leads=leads and not start)
+
+    def _plain_pieces(
+        self, text: str, start: int, end: int, *, leads: bool
+    ) -> Iterator[tuple[list[int], int]]:
+        """Of a part of the text without marks; ``leads``: it begins the prompt."""
+        size = PIECE
+        while end - start > size + self._behind:
+            ids, characters = self._piece(text[start : start + size + self._behind], size, leads=leads)
+            if characters:
+                start += characters
+                leads, size = False, PIECE
+                yield ids, start
+            else:
+                size *= 2  # a word that is longer than that
+        if start < end:
+            yield self._tokenizer.encode(text[start:end], leads=leads), end
+
+    def _piece(self, text: str, size: int, *, leads: bool) -> tuple[list[int], int]:
+        """Of the text's first ``size`` characters as many as are a piece: their ids, and how many they are."""
+        if self._single:
+            return self._tokenizer.encode(text[:size], leads=leads), size
+        if not self._words:
+            ends = (
+                [found.start() for found in _WORD_BEGINS.finditer(text, 0, size)]
+                if self._spaces_settle
+                else []
+            )
+            return (self._tokenizer.encode(text[: ends[-1]], leads=leads), ends[-1]) if ends else ([], 0)
+        try:
+            cut = self._tokenizer.cut(text, leads=leads)
+        except ValueError:
+            return [], 0
+        at = self._last_seam(cut, text, size)
+        end = cut.end(at - 1) if at else 0
+        if not at or not self._stands(text, cut.ids, at, end, leads=leads):
+            return [], 0
+        return cut.ids[:at], end
+
+    def _last_seam(self, cut: Cut, text: str, size: int) -> int:
+        """How many tokens of the text's first ``size`` characters end with a word that is no white space.
+
+        Where the tokenizer rewrites text no letter may be joined with what is behind it. Added tokens are not
+        cut off: some take white space that stands around them.
+        """
+        last, added = cut.word(len(cut.ids) - 1) if cut.ids else None, self._tokenizer.added
+        if last is None:
+            return 0
+        for at in range(len(cut.ids) - 1, 0, -1):
+            word, end = cut.word(at - 1), cut.end(at - 1)
+            if word is None or word > last - HELD_WORDS or end > size or word == cut.word(at):
+                continue
+            around = text[end - 1 : end + 1]
+            plain = around.isascii() or not self._rewrites
+            if around[:1].strip() and plain and cut.ids[at - 1] not in added and cut.ids[at] not in added:
+                return at
+        return 0
+
+    def _stands(self, text: str, ids: list[int], seam: int, end: int, *, leads: bool) -> bool:
+        """Whether both parts of the text have by themselves the tokens that they have in it."""
+        encode = self._tokenizer.encode
+        if encode(text[end:], leads=False) != ids[seam:]:
+            return False
+        return self._composes or encode(text[:end], leads=leads) == ids[:seam]
 
     def beginning(self, text: str, *, leads: bool) -> Beginning:
         """What is settled of rendered text that is still being written at its end.
@@ -135,10 +236,23 @@ class Grown:
         if leads != self._leads or not text.startswith(self._text):
             self._text, self._leads, self._ids = "", leads, NONE
         there = len(self._text)
+        if len(text) - there > 2 * PIECE:
+            there = self._run_ahead(text, there, leads=leads)
         more = self._rule.beginning(text[there:], leads=leads and not there)
         whole = frozen(np.concatenate([self._ids, ids_of(more.ids)]))
         self._text, self._ids = text[: there + more.characters], whole[: len(self._ids) + more.tokens]
         return whole
+
+    def _run_ahead(self, text: str, there: int, *, leads: bool) -> int:
+        """Take in what stands far from the end, piece by piece; where it ends."""
+        ids = [self._ids]
+        for piece, end in self._rule.pieces(text, leads=leads, start=there):
+            if end > len(text) - PIECE:
+                break
+            ids.append(ids_of(piece))
+            there = end
+        self._ids = frozen(np.concatenate(ids))
+        return there
 
 
 def _seam(text: str, cut: Words, settled: int) -> int:

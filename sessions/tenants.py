@@ -1,15 +1,25 @@
-"""What one tenant has of the book: sessions that are open, and replies that run, each up to its limit.
+"""What each tenant has of the book: sessions that are open, and replies that run, each up to its limit.
+
+Places for open sessions are shared in three steps. A tenant's limit is also its promise: so many places are
+set aside for it, whoever floods the rest. Of the rest half of an equal part is set aside for each known tenant
+that has no limit. What is left goes to the first to ask, and when all is taken, room comes from the tenant that
+holds most (max-min fairness, as `kvstore.shares` has it for records of KV).
 
 Counts; opens and ends nothing itself. Knows tenants by their salt alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Protocol, TypeVar
 
 from .errors import SessionLimit, TurnLimit
 from .settings import TenantLimits
+from .workers import Slot, Workers
+
+_Idle = TypeVar("_Idle")
 
 
 class Running(Protocol):
@@ -21,10 +31,11 @@ class Running(Protocol):
 
 
 class Tenant:
-    """One tenant's sessions and replies."""
+    """One tenant's sessions and replies, and its turn at the threads that tokenize."""
 
-    def __init__(self, limits: TenantLimits) -> None:
+    def __init__(self, limits: TenantLimits, slot: Slot | None = None) -> None:
         self.limits = limits
+        self.slot = slot or Workers().slot()
         self.sessions = 0
         """Open now."""
         self._running: list[Running] = []
@@ -58,19 +69,113 @@ class Tenant:
 
 
 class Tenants:
-    """All tenants that have opened sessions, by their salt."""
+    """All tenants that have opened sessions, by their salt, and the ``places`` that their sessions share.
 
-    def __init__(self, limits: Mapping[bytes, TenantLimits]) -> None:
+    ``limits``: of the tenants that are known; one without a limit of sessions may be among them.
+    """
+
+    def __init__(self, limits: Mapping[bytes, TenantLimits], places: int, workers: Workers) -> None:
         self._limits = limits
+        self._workers = workers
+        self._places = places
         self._tenants: dict[bytes, Tenant] = {}
+        self._open = 0
+        self._set_aside()
 
     def change(self, limits: Mapping[bytes, TenantLimits]) -> None:
-        """From now on these hold."""
+        """These are the limits from now on, and so many places are set aside; nothing that is open is ended."""
         self._limits = limits
         for salt, tenant in self._tenants.items():
             tenant.limits = limits.get(salt, TenantLimits())
+        self._set_aside()
 
     def __getitem__(self, salt: bytes) -> Tenant:
         if salt not in self._tenants:
-            self._tenants[salt] = Tenant(self._limits.get(salt, TenantLimits()))
+            self._tenants[salt] = Tenant(self._limits.get(salt, TenantLimits()), self._workers.slot())
         return self._tenants[salt]
+
+    def enter(self, salt: bytes) -> None:
+        """One more session of this tenant is open."""
+        self._change(salt, 1)
+
+    def leave(self, salt: bytes) -> None:
+        """One session of it is open no more."""
+        self._change(salt, -1)
+
+    def check(self, salt: bytes, more: int) -> None:
+        """Raises ``SessionLimit`` where this tenant cannot open ``more`` sessions now."""
+        self[salt].check_sessions(more)
+        if self._lack(salt, more) > 0:
+            raise self._full()
+
+    def room(self, salt: bytes, more: int, idle: Mapping[bytes, Iterable[_Idle]]) -> list[_Idle]:
+        """Sessions to put away so that this tenant can open ``more``: of each tenant's ``idle`` ones, in their
+        order.
+
+        At its own limit a tenant gives of its own. Otherwise the tenant that holds most gives. The tenant that
+        asks counts as holding what comes, and no tenant that holds less gives anything. Raises
+        ``SessionLimit`` where all that is not enough; then nobody gives.
+        """
+        left = {tenant: iter(sessions) for tenant, sessions in idle.items()}
+        holds = {tenant: self[tenant].sessions for tenant in left}
+        holds[salt] = self[salt].sessions + more
+        given: list[_Idle] = []
+        most = self[salt].limits.sessions
+        lack = self._lack(salt, more)
+        if most is not None:
+            own = holds[salt] - most
+            given += _first(left.get(salt, iter(())), own)
+            if len(given) < own:
+                self[salt].check_sessions(more)
+            lack -= len(given)
+        givers = [(-held, tenant) for tenant, held in holds.items() if tenant in left]
+        heapq.heapify(givers)
+        while lack > 0:
+            held, tenant = givers[0] if givers else (0, salt)
+            if not givers or (tenant != salt and -held <= holds[salt]):
+                raise self._full()
+            one = _first(left[tenant], 1) if -held > self._aside(tenant) else []
+            if one:
+                given += one
+                lack -= 1
+                heapq.heapreplace(givers, (held + 1, tenant))
+                holds[tenant] -= 1
+            else:
+                heapq.heappop(givers)
+        return given
+
+    def _set_aside(self) -> None:
+        """Count the places that the limits set aside, and with them those that are in use beyond."""
+        promised = sum(one.sessions or 0 for one in self._limits.values())
+        free = sum(one.sessions is None for one in self._limits.values())
+        self._floor = max(0, self._places - promised) // (2 * free) if free else 0
+        known = {*self._limits, *self._tenants}
+        self._taken = sum(max(self._aside(salt), self[salt].sessions) for salt in known)
+
+    def _full(self) -> SessionLimit:
+        return SessionLimit(f"{self._places} sessions are open, or set aside for other tenants")
+
+    def _lack(self, salt: bytes, more: int) -> int:
+        """Places that are missing for ``more`` sessions."""
+        held, aside = self[salt].sessions, self._aside(salt)
+        grown = max(aside, held + more) - max(aside, held)
+        beyond = self._taken + grown - self._places if grown else 0
+        return max(self._open + more - self._places, beyond)
+
+    def _aside(self, salt: bytes) -> int:
+        """Places that nobody else may take."""
+        limits = self._limits.get(salt)
+        if limits is None:
+            return 0
+        return self._floor if limits.sessions is None else limits.sessions
+
+    def _change(self, salt: bytes, by: int) -> None:
+        tenant, aside = self[salt], self._aside(salt)
+        before = max(aside, tenant.sessions)
+        tenant.sessions += by
+        self._open += by
+        self._taken += max(aside, tenant.sessions) - before
+
+
+def _first(queue: Iterator[_Idle], count: int) -> list[_Idle]:
+    return list(islice(queue, max(0, count)))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
 
 from .errors import TemplateFailed, TokenizerUnreadable
 
@@ -24,6 +24,8 @@ OPEN_MARK, CLOSE_MARK = "\U000f0000", "\U000f0001"
 
 PROBES = ("a", "A", "é", "中", "1", "<", ".")
 """Beginnings of text: a tokenizer that writes all of these the same inside a prompt does so with any."""
+COMPOSED = 4
+"""Bytes of text that normalization form C makes one of, or more: 7 become 2 at most."""
 LONG = 8192
 """Characters of a text that must not keep other threads from running: 2 ms of tokenizing, or more."""
 TEMPLATE = "chat_template.jinja"
@@ -37,6 +39,29 @@ class Words:
     ids: list[int]
     words: list[int | None]
     ends: list[int]
+
+
+class Cut:
+    """A text in tokens, of which a few are looked at: as `Words`, without lists of them all."""
+
+    def __init__(self, whole: Encoding, before: int = 0, shift: int = 0) -> None:
+        self.ids: list[int] = whole.ids[before:]
+        self._whole = whole
+        self._before, self._shift = before, shift
+
+    def follows(self, ids: list[int]) -> bool:
+        """Whether these are what stands before it."""
+        return list(self._whole.ids[: self._before]) == ids
+
+    def word(self, at: int) -> int | None:
+        """Of one token."""
+        word: int | None = self._whole.token_to_word(at + self._before)
+        return word
+
+    def end(self, at: int) -> int:
+        """Where one token ends in the text."""
+        found = self._whole.token_to_chars(at + self._before)
+        return 0 if found is None else int(found[1]) - self._shift
 
 
 class ChatTokenizer:
@@ -59,6 +84,9 @@ class ChatTokenizer:
         self._newline = self._parse("\n")  # what stands before text that does not lead
         self._leading = any(self._parse(word) != self._after_newline(word) for word in PROBES)
         added = backend.get_added_tokens_decoder()
+        self.added = frozenset(added)
+        """Ids of all tokens that stand for themselves, whatever is around them."""
+        self._spelled: dict[str, list[int]] = {}
         self.specials = frozenset(token for token, known in added.items() if known.special)
         """Ids of the special tokens, which delivered text leaves out."""
         self.special_ids = {known.content: token for token, known in added.items() if known.special}
@@ -79,6 +107,9 @@ class ChatTokenizer:
         greedy = _any_of(known.content for known in added.values() if known.rstrip)
         others = _any_of(known.content for known in added.values() if not known.rstrip)
         self._control = re.compile(f"[{OPEN_MARK}{CLOSE_MARK}]|(?:{greedy})\\s*|{others}")
+        self._takes_space = any(known.lstrip or known.rstrip for known in added.values())
+        self.longest = _longest(backend)
+        """Bytes that one token can stand for, at most; None where there may be no such bound."""
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -117,8 +148,43 @@ class ChatTokenizer:
         ids = self._parse(pieces[0]) if leads else self._parse_inside(pieces[0])
         for at, piece in enumerate(pieces[1:], start=1):
             if piece:
-                ids += self._spell(piece) if at % 2 else self._parse_inside(piece)
+                ids += self.spell(piece) if at % 2 else self._parse_inside(piece)
         return ids
+
+    def least(self, text: str) -> int:
+        """So many tokens the rendered text has at least; quick, whatever it is. 0 where nothing can be said."""
+        if self.longest is None:
+            return 0
+        marks = text.count(OPEN_MARK) + text.count(CLOSE_MARK)
+        if self._takes_space:  # a control token takes it in, however much it is
+            text = "".join(text.split())
+        size = len(text) if text.isascii() else len(text.encode())
+        return -(-(size - marks * len(OPEN_MARK.encode())) // self.longest)
+
+    def most_characters(self, tokens: int) -> int | None:
+        """Characters that so many tokens can stand for, at most; None where there is no such bound."""
+        return None if self.longest is None or self._takes_space else self.longest * tokens
+
+    def marked(self, text: str, start: int = 0) -> Iterator[tuple[int, int, str | None]]:
+        """Where marks in rendered text begin and end, with the token that they are around, if it is one."""
+        for found in self._marked.finditer(text, start):
+            yield found.start(), found.end(), found[1]
+
+    def spell(self, token: str) -> list[int]:
+        """Ids of an added token's text as mere text. Raises ``TemplateFailed`` where that cannot be."""
+        if token not in self._spelled:
+            self._spelled[token] = self._spell(token)
+        return self._spelled[token]
+
+    def cut(self, text: str, *, leads: bool) -> Cut:
+        """Text without marks, to look at its words. Raises ``ValueError`` where `encode` has other ids."""
+        if leads or not self._leading:
+            return Cut(self._batched(text))
+        newline = self._newline
+        cut = Cut(self._batched("\n" + text), len(newline), 1)
+        if not cut.follows(newline):
+            raise ValueError("it shares a token with what stands before it")
+        return cut
 
     def last_control(self, text: str) -> int:
         """Where the last control token or mark of rendered text ends, with the white space that it takes; 0
@@ -158,6 +224,9 @@ class ChatTokenizer:
         """Of what the library can tokenize, only a batch leaves the interpreter to other threads meanwhile."""
         if len(text) < LONG:
             return self.backend.encode(text, add_special_tokens=False)
+        return self._batched(text)
+
+    def _batched(self, text: str) -> Encoding:
         (whole,) = self.backend.encode_batch([text], add_special_tokens=False)
         return whole
 
@@ -176,7 +245,6 @@ class ChatTokenizer:
         return ids[len(newline) :] if ids[: len(newline)] == newline else None
 
     def _spell(self, token: str) -> list[int]:
-        """Ids of an added token's text as mere text. Raises ``TemplateFailed`` where that cannot be."""
         newline = self._plain("\n")
         ids = self._plain("\n" + token)
         ids = ids[len(newline) :] if ids[: len(newline)] == newline else self._plain(token)
@@ -195,8 +263,88 @@ class ChatTokenizer:
 
 
 def _any_of(tokens: Iterable[str]) -> str:
-    longest_first = sorted(tokens, key=len, reverse=True)
-    return "|".join(map(re.escape, longest_first)) or "(?!)"
+    """An expression for any of these, the longest that fits. What several begin with is looked at once, so that
+    text full of such beginnings takes no longer where there are hundreds of them."""
+    tree: dict[str, Any] = {}
+    for token in tokens:
+        node = tree
+        for character in token:
+            node = node.setdefault(character, {})
+        if token:
+            node[""] = {}
+    return _branches(tree) or "(?!)"
+
+
+def _branches(tree: dict[str, Any]) -> str:
+    lines = []
+    for character, below in tree.items():
+        line = re.escape(character)
+        while len(below) == 1 and "" not in below:  # no recursion for each character
+            ((character, below),) = below.items()
+            line += re.escape(character)
+        if character:
+            lines.append(line + (_branches(below) if set(below) != {""} else ""))
+    if not lines:
+        return ""
+    if "" in tree:
+        return f"(?:{'|'.join(lines)})?"
+    return lines[0] if len(lines) == 1 else f"(?:{'|'.join(lines)})"
+
+
+def _longest(backend: Tokenizer) -> int | None:
+    """Where every byte of a text is in a token, and none in two: bytes of the longest token."""
+    model = backend.model
+    if not isinstance(model, models.BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
+        return None
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    splits, rewrites = _parts_of(backend.pre_tokenizer), _parts_of(backend.normalizer)
+    if not splits <= _SPLITS or not rewrites <= _REWRITES:
+        return None
+    bytes_ = "ByteLevel" in splits
+    letters = pre_tokenizers.ByteLevel.alphabet() if bytes_ else [f"<0x{byte:02X}>" for byte in range(256)]
+    if not all(letter in vocabulary for letter in letters) or not (bytes_ or model.byte_fallback):
+        return None
+    most = max(len(token) if bytes_ else len(token.encode()) for token in vocabulary)
+    added = (len(known.content.encode()) for known in backend.get_added_tokens_decoder().values())
+    return max(most, *added, 1) * (COMPOSED if "NFC" in rewrites else 1)
+
+
+_SPLITS = {
+    "Sequence",
+    "Split",
+    "ByteLevel",
+    "Digits",
+    "Metaspace",
+    "Isolated",
+    "MergedWithNext",
+    "Contiguous",
+}
+_SPLITS |= {"MergedWithPrevious", "Regex", "String"}
+_REWRITES = {"Sequence", "Prepend", "Replace", "String", "NFC"}
+
+
+def _parts_of(step: Any) -> set[str]:
+    """Types and behaviours in a pre-tokenizer's or normalizer's description."""
+    if step is None:
+        return set()
+    found: set[str] = set()
+    level: list[Any] = [json.loads(step.__getstate__())]
+    while level:
+        node = level.pop()
+        if isinstance(node, dict):
+            found |= {str(node[name]) for name in ("type", "behavior") if name in node}
+            level += [value for name, value in node.items() if isinstance(value, list)]
+            if node.get("type") == "Replace" and len(str(node["content"]).encode()) < len(_pattern(node)):
+                found.add("shortens")
+        elif isinstance(node, list):
+            level += node
+    return found
+
+
+def _pattern(node: dict[str, Any]) -> bytes:
+    """What a normalizer replaces; longer than all things where that is an expression."""
+    literal = node["pattern"].get("String")
+    return bytes(1 << 16) if literal is None else str(literal).encode()
 
 
 def _config(path: Path) -> dict[str, Any]:

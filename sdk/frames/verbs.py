@@ -56,7 +56,13 @@ class SessionFork(ClientFrame, frozen=True, tag="session.fork"):
 
 
 class SessionTree(ClientFrame, frozen=True, tag="session.tree"):
-    """List the session's tree: all that were forked from one another with this one among them."""
+    """List the session's tree: all that were forked from one another with this one among them.
+
+    At most `limit` of them, those behind the session `after`: the `next` of the page before.
+    """
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    after: Identifier | None = None
 
 
 class SessionName(ClientFrame, frozen=True, tag="session.name"):
@@ -154,9 +160,14 @@ class Relative(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class SessionTreeListed(OwnFrame, frozen=True, tag="session.tree.listed"):
-    """Answers `session.tree`: parents stand before their children."""
+    """Answers `session.tree`: parents stand before their children.
+
+    `has_more`: there are more, which come `after` the session `next`.
+    """
 
     sessions: list[Relative]
+    has_more: bool = False
+    next: str | None = None
 
 
 class SessionNamed(OwnFrame, frozen=True, tag="session.named"):

@@ -23,12 +23,12 @@ async def test_branches_are_listed_named_and_pruned(server: Serving) -> None:
         await left.say("My locker code is 4821.").text()
         (leaf,) = await left.fork()
         await left.name("with a code")
-        ids = [one.session.id for one in (chat, left, leaf, right)]
+        ids = [one.session.id for one in (chat, left, right, leaf)]
         tree = await chat.tree()
         assert [one.id for one in tree] == ids
-        assert [one.parent for one in tree] == [None, ids[0], ids[1], ids[0]]
+        assert [one.parent for one in tree] == [None, ids[0], ids[0], ids[1]]
         assert [one.name for one in tree] == ["", "with a code", "", ""]
-        assert [one.items for one in tree] == [2, 4, 4, 2]
+        assert [one.items for one in tree] == [2, 4, 2, 4]
         await chat.prune(left)
         assert set(await names(chat)) == {ids[0], ids[2], ids[3]}
         assert "4821" in await leaf.say("What is my locker code?").text()

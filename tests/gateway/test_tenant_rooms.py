@@ -13,7 +13,10 @@ import pytest
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.sdk import Chat, Client, ServerError, SessionLost
+from holdfast.sdk import Chat, Client, ServerError, SessionLost, branches
+from holdfast.sdk.exchange import Exchange
+from holdfast.sdk.frames.client import ClientEvent
+from holdfast.sdk.frames.verbs import SessionFork, SessionTree, SessionTreeListed
 from holdfast.sessions.book import SessionBook
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings, JournalShare
@@ -109,3 +112,31 @@ async def test_a_tenant_whose_share_is_full_may_still_prune(tmp_path: Path) -> N
             assert (await refused(chat, line)).code == "storage_unavailable"
         await chat.prune(fork.session.id)
         assert await chat.say("go on").text()
+
+
+async def test_a_tree_comes_in_pages_and_the_client_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "MOST", 4)
+    asked, send = list[SessionTree](), Exchange.send
+
+    async def noted(exchange: Exchange, event: ClientEvent) -> str:
+        asked.extend([event] if isinstance(event, SessionTree) else [])
+        return await send(exchange, event)
+
+    monkeypatch.setattr(Exchange, "send", noted)
+    async with scripted(None, SessionSettings()) as client, client.session() as chat:
+        forks = await chat.fork(9)
+        found = await chat.tree()
+        assert [one.id for one in found] == [chat.session.id, *(fork.session.id for fork in forks)]
+        assert [event.after for event in asked] == [None, found[3].id, found[7].id]
+
+
+async def test_a_tree_is_told_a_hundred_at_a_time_unless_more_are_asked_for() -> None:
+    async with scripted(None, SessionSettings()) as client, client.session() as chat:
+        for _ in range(2):
+            await chat.send(SessionFork(children=64))
+        for limit, told in ((None, 100), (7, 7), (1000, 129)):
+            await chat.send(SessionTree() if limit is None else SessionTree(limit=limit))
+            async for event in chat.events():
+                if isinstance(event, SessionTreeListed):
+                    assert (len(event.sessions), event.has_more) == (told, told < 129)
+                    break

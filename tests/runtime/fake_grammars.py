@@ -60,27 +60,41 @@ class FakeMatcher:
 class FakeCompiler:
     """`grammars.Compiler`. Not ``slow``: done at once; else after ``finish``."""
 
-    def __init__(self, *, slow: bool = False) -> None:
+    def __init__(self, *, slow: bool = False, threads: int = 4) -> None:
         self.warm = True
+        self.threads = threads
+        self.known: set[str] = set()
         self.slow = slow
         self.asked: list[tuple[str, list[int]]] = []
         self.matchers: list[FakeMatcher] = []
         self._jobs: list[tuple[Future[Matcher], str, tuple[int, ...], list[int]]] = []
 
+    def knows(self, grammar: Grammar) -> bool:
+        return grammar.text in self.known
+
     def compile(self, grammar: Grammar, stop_ids: tuple[int, ...], said: np.ndarray) -> Future[Matcher]:
         job: Future[Matcher] = Future()
         self.asked.append((grammar.text, said.tolist()))
         self._jobs.append((job, grammar.text, stop_ids, said.tolist()))
-        if not self.slow:
-            self.finish()
+        if not self.slow or self.knows(grammar):
+            self._finish(*self._jobs.pop())
         return job
 
-    def finish(self) -> None:
-        """All that was asked for is compiled now."""
-        for job, text, stop_ids, said in self._jobs:
-            if not job.cancelled():
+    @property
+    def running(self) -> list[str]:
+        """What is being compiled."""
+        return [text for job, text, _, _ in self._jobs]
+
+    def finish(self, *texts: str) -> None:
+        """All that was asked for is compiled now, or these."""
+        jobs, self._jobs = self._jobs, []
+        for job, text, stop_ids, said in jobs:
+            if texts and text not in texts:
+                self._jobs.append((job, text, stop_ids, said))
+            elif job.cancelled():
+                continue
+            else:
                 self._finish(job, text, stop_ids, said)
-        self._jobs.clear()
 
     def _finish(self, job: Future[Matcher], text: str, stop_ids: tuple[int, ...], said: list[int]) -> None:
         try:
@@ -92,6 +106,7 @@ class FakeCompiler:
         for token in said:
             matcher.take(token)
         self.matchers.append(matcher)
+        self.known.add(text)
         job.set_result(matcher)
 
     def statistics(self) -> dict[str, float]:

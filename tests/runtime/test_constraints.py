@@ -351,3 +351,82 @@ def test_statistics_tell_of_grammars() -> None:
     answer = Stage().engine.apply(Statistics(0))
     assert isinstance(answer, Reply) and answer.statistics is not None
     assert {"compiling", "grammars_kept"} <= set(answer.statistics)
+
+
+# --- tenants ------------------------------------------------------------------------------------------------
+
+
+def waits(here: Stage, seq: int, salt: bytes, text: str) -> None:
+    """A turn of this tenant that waits for its grammar."""
+    here.apply(Open(0, seq, salt, [*PROMPT, seq]))
+    here.begin(seq, text)
+
+
+def test_of_each_tenant_one_grammar_is_compiled_at_a_time() -> None:
+    here = Stage(slow=True)
+    for seq in range(10):
+        waits(here, seq, b"flood", f"{seq + 2} 4")
+    waits(here, 10, b"victim", "5 3")
+    assert here.compiler.running == ["2 4", "5 3"]
+    here.compiler.finish("5 3")
+    here.run()
+    assert here.end(10).finish is Finish.STOP, "it waited for none of the others"
+    begun = []
+    for _ in range(10):
+        begun += here.compiler.running
+        assert len(here.compiler.running) <= 1
+        here.compiler.finish()
+        here.run()
+    assert begun == [f"{seq + 2} 4" for seq in range(10)], "in the order in which they came"
+
+
+def test_tenants_take_turns_at_the_threads() -> None:
+    here = Stage(slow=True)
+    here.compiler.threads = 2
+    for seq in range(6):
+        waits(here, seq, b"one" if seq < 3 else b"two", f"{seq + 2} 4")
+    waits(here, 6, b"three", "20 4")
+    waits(here, 7, b"four", "21 4")
+    order = []
+    while here.compiler.running:
+        assert len(here.compiler.running) <= 2
+        order.append(here.compiler.running[0])
+        here.compiler.finish(order[-1])
+        here.run()
+    assert order == ["2 4", "5 4", "20 4", "21 4", "3 4", "6 4", "4 4", "7 4"]
+
+
+def test_a_grammar_that_is_compiled_already_waits_for_none() -> None:
+    here = Stage(slow=True)
+    waits(here, 0, b"flood", "5 4")
+    here.compiler.finish()
+    here.run()
+    waits(here, 1, b"flood", "6 4")
+    waits(here, 2, b"flood", "5 4")
+    here.run()
+    assert here.end(2).finish is Finish.STOP and here.compiler.running == ["6 4"]
+
+
+def test_a_job_that_was_given_up_keeps_its_tenant_s_place_until_it_ends() -> None:
+    here = Stage(slow=True)
+    waits(here, 0, b"flood", "5 4")
+    (job,) = [awaited.job for awaited in here.engine.scheduler._constraints._awaited]
+    assert job is not None and job.set_running_or_notify_cancel()  # a thread is at it: it cannot be stopped
+    here.apply(Stop(0, 0))
+    waits(here, 1, b"flood", "6 4")
+    here.run()
+    assert here.compiler.running == ["5 4"]
+    here.compiler.finish()
+    here.run()
+    assert here.compiler.running == ["6 4"]
+
+
+def test_one_tenant_s_waiting_turns_leave_others_room_to_wait() -> None:
+    here = Stage(slow=True)
+    for seq in range(MOST_WAITING + 1):
+        waits(here, seq, b"flood", f"{seq + 2} 4")
+    waits(here, MOST_WAITING + 1, b"victim", "5 3")
+    here.compiler.finish("5 3")
+    here.run()
+    assert here.end(MOST_WAITING).code == "grammar_invalid"
+    assert here.end(MOST_WAITING + 1).finish is Finish.STOP

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from journal_stage import book_in, folder, store_in
+from journal_stage import MODEL, SMALL, book_in, folder, store_in
 from session_stage import LANGUAGE, ask, reciting, run
 
+from holdfast.sessions import family as family_room
 from holdfast.sessions.book import Reopened, SessionBook
 from holdfast.sessions.errors import HandleUnknown, MemberUnknown, NameInvalid, PruneInvalid, SessionUnknown
 from holdfast.sessions.family import MAX_NAME, Member
+from holdfast.sessions.journal.changes import Drop
+from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.session import Session
 
 
@@ -49,10 +52,10 @@ async def test_a_tree_is_listed_parents_first_with_names_and_sizes() -> None:
         assert shape(family) == [
             (first.id, None, ""),
             (left.id, first.id, "left"),
-            (leaf.id, left.id, ""),
             (right.id, first.id, ""),
+            (leaf.id, left.id, ""),
         ]
-        assert [member.items for member in family] == [2, 4, 4, 2]
+        assert [member.items for member in family] == [2, 4, 2, 4]
         assert all(member.open and member.tokens for member in family)
     assert [member.id for member in await book.family(stranger.id)] == [stranger.id]
 
@@ -228,3 +231,89 @@ async def test_who_is_pruned_while_it_closes_leaves_nothing_behind_its_end() -> 
             opened.set()
             await asyncio.gather(closing, forgetting)
             assert order == ["closed", "forgotten"]
+
+
+async def pages(book: SessionBook, session: Session, limit: int) -> list[list[str]]:
+    found, after = [], None
+    while True:
+        page = await book.family_page(session.id, limit, after)
+        found.append([member.id for member in page.members])
+        after = page.after
+        if after is None:
+            return found
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@run
+async def test_a_tree_is_told_in_pages_that_cost_what_they_hold(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with folder() as path:
+        journal = await Journal.open(path, MODEL, SMALL) if kept else None
+        book = SessionBook(reciting("one", "two"), LANGUAGE, journal=journal)
+        first, left, right, leaf = await grown(book)
+        forks = await book.fork(right.id, [b""] * 46)
+        for fork in forks[:20] if kept else ():
+            await book.close(fork.id)
+        whole = [one.id for one in (first, left, right, leaf, *forks)]
+        assert await pages(book, leaf, 7) == [whole[at : at + 7] for at in range(0, 50, 7)]
+        assert await pages(book, first, 50) == await pages(book, first, 99) == [whole]
+        told, reads = list[Session](), list[object]()
+        statistics, read = Session.statistics, Journal.read
+        monkeypatch.setattr(Session, "statistics", lambda one: told.append(one) or statistics(one))
+        monkeypatch.setattr(Journal, "read", lambda one, job: reads.append(job) or read(one, job))
+        page = await book.family_page(first.id, 5, whole[10])
+        assert [member.id for member in page.members] == whole[11:16] and page.after == whole[15]
+        assert len(told) <= 5 and not reads, "no work for what is not on the page"
+        await book.aclose()
+        if journal is not None:
+            await journal.aclose()
+
+
+@run
+async def test_a_page_goes_on_where_the_one_before_ended_though_that_session_is_pruned() -> None:
+    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    first, left, right, leaf = await grown(book)
+    page = await book.family_page(first.id, 2)
+    assert page.after == left.id
+    await prune(book, first, left.id)
+    (fork,) = await book.fork(first.id, [b""])
+    rest = await book.family_page(first.id, 9, page.after)
+    assert [member.id for member in rest.members] == [right.id, leaf.id, fork.id] and rest.after is None
+    with pytest.raises(MemberUnknown) as unknown:
+        await book.family_page(first.id, 9, "sess_none")
+    assert unknown.value.param == "after"
+
+
+@run
+async def test_what_retention_forgot_leaves_the_tree_and_its_name_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, right, leaf = await grown(book)
+            await book.name(left.id, "left")
+            await book.close(left.id)
+            assert len(await book.family(first.id)) == 4
+            with pytest.raises(NameInvalid):
+                await book.name(right.id, "left")
+            assert book.journal is not None
+            book.journal.put([Drop(left.log.number)])
+            monkeypatch.setattr(family_room, "FRESH_SECONDS", -1.0)
+            assert [member.id for member in await book.family(first.id)] == [first.id, right.id, leaf.id]
+            await book.name(right.id, "left")
+
+
+@run
+async def test_a_tree_that_grows_while_the_journal_is_asked_is_whole() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, right, leaf = await grown(book)
+            listing = asyncio.ensure_future(book.family(first.id))
+            await asyncio.sleep(0)
+            (late,) = await book.fork(first.id, [b""])
+            await book.close(late.id)
+            await book.check_pruned(first.id, right.id)
+            await listing
+            found = [member.id for member in await book.family(first.id)]
+            assert found == [first.id, left.id, leaf.id, late.id]

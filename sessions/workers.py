@@ -1,0 +1,88 @@
+"""Threads for work on long texts, which would hold up the event loop. A tenant has one of them at a time, so
+that a flood of long texts delays only its own tenant.
+
+Knows nothing of the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+THREADS = 4
+NICENESS = 5
+"""Of these threads, where the system has one for each: the event loop goes first."""
+
+Stopped = Callable[[], bool]
+"""Whether nobody waits any more for what is being done; to be asked between two pieces of it."""
+
+_T = TypeVar("_T")
+
+
+class Workers:
+    """The threads. They begin with the first work."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._threads = ThreadPoolExecutor(threads, "holdfast-text", _step_back)
+        self._running: set[asyncio.Future[Any]] = set()
+
+    def slot(self) -> Slot:
+        """One tenant's turn at them."""
+        return Slot(self)
+
+    async def aclose(self) -> None:
+        """Wait for what still runs; take nothing more."""
+        if self._running:
+            await asyncio.wait(self._running)
+        self._threads.shutdown(wait=False)
+
+    def begin(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        """Do it on a thread."""
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return running
+
+
+class Slot:
+    """One piece of work at a time, in the order in which it was asked for."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._free = asyncio.Lock()
+
+    async def run(self, work: Callable[[Stopped], _T]) -> _T:
+        """What ``work`` returns. Where the caller is cancelled the work is told so, and keeps the slot until it
+        ends."""
+        await self._free.acquire()
+        gone = threading.Event()
+        try:
+            running = self._workers.begin(lambda: work(gone.is_set))
+        except BaseException:
+            self._free.release()
+            raise
+        running.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
+        finally:
+            del running  # with an error in it, it would hold this frame, and this frame it
+
+    def _ended(self, running: asyncio.Future[_T]) -> None:
+        self._free.release()
+        if not running.cancelled():
+            running.exception()  # nobody may be there to ask
+
+
+def _step_back() -> None:
+    if sys.platform == "linux":
+        with suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

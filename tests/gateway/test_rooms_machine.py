@@ -1,0 +1,352 @@
+"""Places for sessions, shared by tenants that open, fork, leave, come back, speak and close in any order.
+
+Whatever the others do: a tenant can open sessions up to its promise at once, no more are open than there are
+places, and no session that has a socket or runs a turn is put away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from holdfast.gateway.live import LiveSession
+from holdfast.gateway.registry import Registry
+from holdfast.gateway.settings import Limits
+from holdfast.sdk.frames.codec import decode_client
+from holdfast.sdk.frames.verbs import SessionFork
+from holdfast.sessions.book import SessionBook
+from holdfast.sessions.errors import HandleUnknown, SessionLimit
+from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.settings import JournalSettings
+from holdfast.sessions.language import Language
+from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
+from holdfast.tests.sessions.chat_languages import ours
+
+pytestmark = pytest.mark.anyio
+PLACES = 12
+PROMISED, KNOWN, OTHER, STRANGER = b"promised", b"known", b"other", b"stranger"
+TENANTS = {PROMISED: TenantLimits(sessions=3), KNOWN: TenantLimits(), OTHER: TenantLimits(turns=9)}
+FLOOR = (PLACES - 3) // 4
+SURE = {PROMISED: 3, KNOWN: FLOOR, OTHER: FLOOR}
+"""Places that are set aside for a tenant."""
+SETTINGS = SessionSettings(max_sessions=PLACES, max_unopened=6, tenants=TENANTS)
+LANGUAGE = Language.of(ours("chatml"))
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+SAY = decode_client(
+    b'{"type": "response.create", "items": [{"type": "message", "role": "user",'
+    b' "content": [{"type": "input_text", "text": "Hello!"}]}]}'
+)
+WHO = st.sampled_from([PROMISED, KNOWN, OTHER, STRANGER])
+INDEX = st.integers(0, 1000)
+
+
+class Socket:
+    """`registry.Holder`."""
+
+    def moved(self) -> None:
+        """The session goes on elsewhere."""
+
+
+class RoomsMachine(RuleBasedStateMachine):
+    """``held``: sessions on a socket, with it; ``handles``: of sessions that were left, and their tenants'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner, self.stack = asyncio.Runner(), ExitStack()
+        folder = Path(self.stack.enter_context(TemporaryDirectory(dir=MEMORY)))
+        self.journal = self.run(Journal.open(folder, b"model", JournalSettings(reserve_bytes=0)))
+        self.link = Scripted(spoken, END, flowing=False)
+        self.book = SessionBook(self.link, LANGUAGE, SETTINGS, self.journal)
+        self.registry = Registry(self.book, self.link, "scripted", Limits())
+        self.held: dict[str, tuple[LiveSession, Socket]] = {}
+        self.handles: list[tuple[str, bytes]] = []
+        self.keep: set[str] = set()  # on a socket, or with a turn that runs
+
+    def teardown(self) -> None:
+        self.run(self.closed())
+        self.runner.close()
+        self.stack.close()
+
+    async def closed(self) -> None:
+        await self.registry.aclose()
+        await self.book.aclose()
+        await self.journal.aclose()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(asyncio.wait_for(work, 20))
+
+    def counted(self, tenant: bytes) -> int:
+        return sum(self.book.salt_of(live.id) == tenant for live in self.registry.live())
+
+    def one(self, index: int) -> tuple[LiveSession, Socket]:
+        return list(self.held.values())[index % len(self.held)]
+
+    @rule(tenant=WHO, count=st.integers(1, 6))
+    def open(self, tenant: bytes, count: int) -> None:
+        for _ in range(count):
+            self.open_one(tenant)
+
+    def open_one(self, tenant: bytes) -> None:
+        async def opened() -> None:
+            sure, socket = self.counted(tenant) < SURE.get(tenant, 0), Socket()
+            try:
+                live = self.registry.open(socket, tenant, tenant)
+            except SessionLimit:
+                assert not sure, "its places are set aside"
+                return
+            live.resumable = True
+            self.held[live.id] = live, socket
+            self.keep.add(live.id)
+
+        self.run(opened())
+
+    @rule(index=INDEX, children=st.integers(1, 4))
+    def fork(self, index: int, children: int) -> None:
+        if not self.held:
+            return
+        live, _ = self.one(index)
+        tenant = self.book.salt_of(live.id)
+
+        async def forked() -> None:
+            tree = sum(self.book.unopened(one.id) for one in self.registry.live())
+            sure = self.counted(tenant) + children <= SURE.get(tenant, 0) and tree + children <= 6
+            try:
+                made = await self.registry.fork(live, children, None)
+            except SessionLimit:
+                assert not sure
+                return
+            self.handles += [(child.session.handles.current, tenant) for child in made]
+
+        self.run(forked())
+
+    @rule(index=INDEX)
+    def leave(self, index: int) -> None:
+        if not self.held:
+            return
+        live, socket = self.one(index)
+        self.handles.append((live.session.handles.current, self.book.salt_of(live.id)))
+        del self.held[live.id]
+        if not live.responses:
+            self.keep.discard(live.id)
+
+        async def left() -> None:
+            await live.session.log.sync()
+            self.registry.left(live, socket)
+
+        self.run(left())
+
+    @rule(index=INDEX)
+    def come_back(self, index: int) -> None:
+        if not self.handles:
+            return
+        handle, tenant = self.handles.pop(index % len(self.handles))
+
+        async def back() -> None:
+            sure, socket = self.counted(tenant) < SURE.get(tenant, 0), Socket()
+            try:
+                live = await self.registry.resume(socket, handle, tenant)
+            except SessionLimit:
+                assert not sure
+                self.handles.append((handle, tenant))
+                return
+            live.resumable = True
+            self.held[live.id] = live, socket
+            self.keep.add(live.id)
+
+        self.run(back())
+
+    @rule(index=INDEX)
+    def speak(self, index: int) -> None:
+        if self.held:
+            live, _ = self.one(index)
+            self.run(live.take(SAY))
+            assert live.responses
+            self.keep.add(live.id)
+
+    @rule()
+    def end_turns(self) -> None:
+        async def ended() -> None:
+            self.link.flow()
+            for live in self.registry.live():
+                await live.idle()
+            self.link.flowing = False
+
+        self.run(ended())
+        self.keep &= set(self.held)
+
+    @rule(index=INDEX)
+    def close(self, index: int) -> None:
+        if not self.held:
+            return
+        live, socket = self.one(index)
+        del self.held[live.id]
+        self.keep.discard(live.id)
+        live.resumable = False
+
+        async def left() -> None:
+            self.registry.left(live, socket)
+
+        self.run(left())
+
+    @invariant()
+    def places_hold(self) -> None:
+        counts = {tenant: self.counted(tenant) for tenant in (*SURE, STRANGER)}
+        assert sum(counts.values()) == self.book.statistics()["sessions"] <= PLACES
+        assert sum(max(count, SURE.get(tenant, 0)) for tenant, count in counts.items()) <= PLACES
+        assert counts[PROMISED] <= 3
+
+    @invariant()
+    def none_that_is_in_use_is_gone(self) -> None:
+        assert self.keep <= {live.id for live in self.registry.live()}
+
+
+def test_promises_hold_and_no_session_in_use_is_put_away() -> None:
+    run_state_machine_as_test(
+        RoomsMachine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None)
+    )
+
+
+async def test_without_a_journal_only_forks_that_were_never_opened_give_way() -> None:
+    link = Scripted(spoken, END)
+    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=4))
+    registry = Registry(book, link, "scripted", Limits())
+    socket = Socket()
+    live, left = registry.open(Socket(), b""), registry.open(socket, b"")
+    left.resumable = True
+    registry.left(left, socket)
+    forks = [child.session.handles.current for child in await registry.fork(live, 2, None)]
+    await registry.resume(Socket(), forks[1], b"")
+    registry.open(Socket(), b"")
+    with pytest.raises(SessionLimit):
+        registry.open(Socket(), b"")
+    with pytest.raises(HandleUnknown):
+        await registry.resume(Socket(), forks[0], b"")
+    assert await registry.resume(Socket(), left.session.handles.current, b"") is left
+    await registry.aclose()
+
+
+async def test_a_session_that_serves_an_event_is_not_put_away() -> None:
+    link = Scripted(spoken, END, cut_off={"fork"})
+    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=3))
+    registry = Registry(book, link, "scripted", Limits())
+    live = registry.open(Socket(), b"")
+    (child,) = await registry.fork(live, 1, None)
+    gate = asyncio.Event()
+    child.forker = lambda *_: gate.wait()  # type: ignore[assignment, return-value]
+    serving = asyncio.ensure_future(child.take(SessionFork()))
+    await asyncio.sleep(0)
+    registry.open(Socket(), b"")
+    with pytest.raises(SessionLimit):
+        registry.open(Socket(), b"")
+    serving.cancel()
+    await registry.aclose()
+
+
+async def test_a_flood_of_forks_takes_no_place_that_was_promised() -> None:
+    limits = {PROMISED: TenantLimits(sessions=50), KNOWN: TenantLimits()}
+    link = Scripted(spoken, END)
+    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=300, tenants=limits))
+    registry = Registry(book, link, "scripted", Limits())
+    for _ in range(4):
+        live = registry.open(Socket(), KNOWN, KNOWN)
+        with suppress(SessionLimit):
+            for _ in range(157):
+                await registry.fork(live, 64, None)
+    held = len(registry)
+    for _ in range(50):
+        registry.open(Socket(), PROMISED, PROMISED)
+    assert held <= 250 and len(registry) == held + 50
+    with pytest.raises(SessionLimit):
+        registry.open(Socket(), PROMISED, PROMISED)
+    await registry.aclose()
+
+
+async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
+    link = Scripted(spoken, END)
+    book = SessionBook(link, LANGUAGE, SessionSettings(max_unopened=5))
+    registry = Registry(book, link, "scripted", Limits())
+    root, other = registry.open(Socket(), b""), registry.open(Socket(), b"")
+    (child, *_) = await registry.fork(root, 4, None)
+    for live in (root, child):
+        with pytest.raises(SessionLimit, match="4 forks that nobody has opened; it may have 5"):
+            await registry.fork(live, 2, None)
+    await registry.fork(other, 5, None)
+    await registry.resume(Socket(), child.session.handles.current, b"")
+    forks = await registry.fork(child, 2, None)
+    await registry.prune(root.id, forks[0].id)
+    await registry.fork(root, 1, None)
+    with pytest.raises(SessionLimit):
+        await registry.fork(root, 1, None)
+    await registry.aclose()
+
+
+async def test_a_known_tenant_without_limits_has_its_part_though_others_hold_all_they_can() -> None:
+    tenants = {KNOWN: TenantLimits(), OTHER: TenantLimits()}
+    link = Scripted(spoken, END)
+    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=12, tenants=tenants))
+    registry = Registry(book, link, "scripted", Limits())
+    with suppress(SessionLimit):
+        while True:
+            registry.open(Socket(), KNOWN, KNOWN)
+    assert len(registry) == 9
+    for _ in range(3):
+        registry.open(Socket(), OTHER, OTHER)
+    with pytest.raises(SessionLimit):
+        registry.open(Socket(), OTHER, OTHER)
+    await registry.aclose()
+
+
+@pytest.mark.parametrize(("kept", "young"), [(True, 0.0), (False, 0.0), (True, 60.0)])
+async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_bound(
+    kept: bool, young: float
+) -> None:
+    link = Scripted(spoken, END)
+    with TemporaryDirectory(dir=MEMORY) as folder:
+        numbers = JournalSettings(reserve_bytes=0)
+        journal = await Journal.open(Path(folder), b"model", numbers) if kept else None
+        book = SessionBook(link, LANGUAGE, SessionSettings(), journal)
+        registry = Registry(book, link, "scripted", Limits(unopened_forks=10, young_seconds=young))
+        one, two, other = (registry.open(Socket(), salt, salt) for salt in (KNOWN, KNOWN, OTHER))
+        first = await registry.fork(one, 6, None)
+        await registry.fork(other, 10, None)
+        if kept and not young:
+            await registry.fork(two, 6, None)
+            assert len(registry) == 3 + 10 + 10
+            gone, stays = first[1], first[2]
+            assert await registry.resume(Socket(), stays.session.handles.current, KNOWN) is stays
+            again = await registry.resume(Socket(), gone.session.handles.current, KNOWN)
+            assert again.id == gone.id and again is not gone
+        else:
+            with pytest.raises(SessionLimit, match="6 forks that nobody has opened; it may have 10"):
+                await registry.fork(two, 6, None)
+            assert len(registry) == 19
+        await registry.aclose()
+        await book.aclose()
+        if journal is not None:
+            await journal.aclose()
+
+
+async def test_limits_that_change_set_other_places_aside() -> None:
+    link = Scripted(spoken, END)
+    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=6, tenants={KNOWN: TenantLimits()}))
+    registry = Registry(book, link, "scripted", Limits())
+    registry.open(Socket(), KNOWN, KNOWN)
+    book.change_limits({KNOWN: TenantLimits(), PROMISED: TenantLimits(sessions=4)})
+    registry.open(Socket(), KNOWN, KNOWN)
+    with pytest.raises(SessionLimit):
+        registry.open(Socket(), KNOWN, KNOWN)
+    for _ in range(4):
+        registry.open(Socket(), PROMISED, PROMISED)
+    assert len(registry) == 6
+    await registry.aclose()
