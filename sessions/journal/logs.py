@@ -34,7 +34,7 @@ from .state import Loaded, extra_of
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"(\d{8,})\.log")
-MOST_AHEAD = 1 << 20  # zeros behind the active log's end
+MOST_AHEAD = 2 << 20  # zeros behind the active log's end
 NAMED = 20  # sessions in one line of the log
 
 
