@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 NAME = re.compile(r"(\d{8,})\.log")
 MOST_AHEAD = 2 << 20  # zeros behind the active log's end
+PLENTY = 128  # times as much must be free
 NAMED = 20  # sessions in one line of the log
 
 
@@ -481,15 +482,19 @@ class LogFolder:
         """Write at the log's end, up to ``end``. Raises ``OSError``.
 
         To sync what is written over costs less than to sync a file that grows: that waits until the file system
-        has written what other files of it have grown by, such as KV. So zeros are written ahead, where there is
-        room for them.
+        has written what other files of it have grown by, such as KV. So zeros are written ahead, on a disk that
+        has plenty of room.
         """
-        if end > one.room:
+        if end > one.room and self._is_roomy():
             with suppress(OSError):
                 self.disk.write(one.fd_to_write, data + bytes(self._ahead), one.end)
                 one.room = end + self._ahead
                 return
         self.disk.write(one.fd_to_write, data, one.end)
+
+    def _is_roomy(self) -> bool:
+        found = os.statvfs(self.folder)
+        return found.f_bavail * found.f_frsize > PLENTY * self._ahead
 
     def roll(self) -> None:
         """The active log takes no more; the next group begins another."""
