@@ -289,7 +289,7 @@ class LogFolder:
         if self._believing and not last and index is not None and index.sealed == size:
             entries, extras = index.entries(), dict(index.extras())
             return self._known(one, entries, np.zeros(len(entries), bool), extras)
-        entries, hits, extras, clean = self._scanned(one, size, index, last=last and write, active=last)
+        entries, hits, extras, clean = self._scanned(one, size, index, last=last and write)
         if last and write and clean and index is not None and LOG_START <= one.end < self.segment_bytes:
             one.index_fd = self.disk.open(one.index_path, write=True)
             one.room = max(one.room, one.end)
@@ -312,11 +312,11 @@ class LogFolder:
         return found
 
     def _scanned(
-        self, one: Log, size: int, index: segment.Index | None, *, last: bool, active: bool
+        self, one: Log, size: int, index: segment.Index | None, *, last: bool
     ) -> tuple[Any, Any, dict[int, bytes], bool]:
         """Entries of a log that is read whole, which of them are hit, their extras, and whether all is well.
 
-        ``active``: it is the last one, which has zeros behind its end; ``last``: and may be written to.
+        ``last``: it is the active one, and may be written to.
         """
         assert one.fd is not None
         data = self.disk.read(one.fd, size, 0)
@@ -344,7 +344,7 @@ class LogFolder:
             if record.offset < cut and (at <= finished or record.offset in committed)
         ]
         hits = told[[offset not in offsets for offset in told["offset"].tolist()]]
-        unknown = self._unknown(one, found, told, data, index, last=active)
+        unknown = self._unknown(one, found, told, data, index)
         extras = {record.offset: extra for record in records if (extra := _extra(record))}
         if index is not None:
             gone = set(hits["offset"].tolist())
@@ -391,8 +391,6 @@ class LogFolder:
         told: Any,
         data: bytes,
         index: segment.Index | None,
-        *,
-        last: bool,
     ) -> int:
         """Records that are damaged and of which the index says nothing; it is said how many."""
         unknown, size = 0, len(data)
@@ -411,7 +409,7 @@ class LogFolder:
                 count -= sum(begin <= offset < beyond for offset in starts)
                 unknown += max(1, count)
         tail = sum(offset >= found.end for offset in starts)
-        ahead = last and not any(data[found.end :])  # zeros that were written ahead
+        ahead = not any(data[found.end :])  # zeros that were written ahead
         if size > found.end and not tail and not ahead and (index is None or not index.whole):
             unknown += 1
             self.findings.say(
@@ -682,7 +680,7 @@ class LogFolder:
             return index.entries(), dict(index.extras())
         kept, self.findings = self.findings, Findings()
         try:
-            entries, _, extras, _ = self._scanned(one, one.end, index, last=False, active=False)
+            entries, _, extras, _ = self._scanned(one, one.end, index, last=False)
         finally:
             self.findings = kept
         return entries, extras
