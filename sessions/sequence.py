@@ -175,8 +175,8 @@ class LiveSequence:
         """Have the engine hold the tokens of a turn that has not begun; not if one did while this waited for
         its place. ``due``: it is about to.
 
-        Nor where an engine died in a step of this branch, or was killed in it. Whether that was its doing is for
-        a turn to find out, which pays for it with the poison rule, and not for every piece of text that comes.
+        Nor where an engine died in a step of this branch, or was killed in it. Whether that was its doing is
+        for a turn to find out, which pays for it with the poison rule, and not for every piece of text that comes.
         """
         async with self._verbs:
             if not unless() and not self._doubtful:
