@@ -176,7 +176,8 @@ class LiveSequence:
         its place. ``due``: it is about to.
 
         Nor where an engine died in a step of this branch, or was killed in it. Whether that was its doing is
-        for a turn to find out, which pays for it with the poison rule, and not for every piece of text that comes.
+        for a turn to find out, which pays for it with the poison rule, and not for every piece of text that
+        comes.
         """
         async with self._verbs:
             if not unless() and not self._doubtful:
