@@ -303,4 +303,4 @@ def seen_of(shadow: Shadow | None) -> object:
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=settings().max_examples // 4, stateful_step_count=40)
+TestStore.settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=40)

@@ -179,6 +179,22 @@ def test_a_forgotten_session_leaves_nothing() -> None:
         assert HELLO.item.text.encode() not in b"".join(log.read_bytes() for log in logs_of(path))
 
 
+def test_a_forgotten_session_stays_forgotten_while_an_older_log_has_its_records() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, HELLO), *birth(2)])
+            store.logs.roll()
+            store.write([*birth(3), Drop(1)])
+            newer = store.logs.active
+            assert newer is not None
+            store.logs.roll()
+            assert store._compact_whole([newer])
+        with store_in(path) as store:
+            assert sorted(store.sessions.states) == [2, 3]
+            with pytest.raises(RecordDamaged, match="missing"):
+                store.session(1)
+
+
 def test_a_line_of_forks_longer_than_a_stack_is_deep_is_forgotten() -> None:
     length = sys.getrecursionlimit() + 200
     with folder() as path, store_in(path) as store:
