@@ -20,7 +20,7 @@ from .compaction import Compaction
 from .disk import Disk
 from .lock import StoreLock
 from .logs import NAME, Findings, LogFolder
-from .opening import awaits_repair, finish_repair
+from .opening import REPAIRED, awaits_repair, finish_repair
 from .records import AnyOperation, Keyring, Snapshot
 from .replay import replay
 from .segment import Fresh, Kind
@@ -387,7 +387,7 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
                     raise StoreUnusable(f"{place / FOLDER} cannot be rewritten: {fault.message}") from None
                 yield f"{place / FOLDER}: {len(numbers)} sessions erased, {len(store.sessions.states)} are left"
             for path in sorted(place.iterdir()):
-                if path.name.startswith(ASIDE) or path.name in (legacy.KEPT, legacy.UNREADABLE):
+                if path.name.startswith(ASIDE) or path.name in (legacy.KEPT, legacy.UNREADABLE, REPAIRED):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
                     yield f"{path}: removed"
             for path in (place / FOLDER).glob("*.unreadable"):

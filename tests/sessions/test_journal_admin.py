@@ -344,3 +344,11 @@ def test_a_journal_that_is_gone_is_no_clean_verify() -> None:
         damage: list[str] = []
         list(admin.verify(path, damage))
         assert any("gone or empty" in line for line in damage)
+
+
+def test_what_a_repair_that_died_left_is_erased_too() -> None:
+    with folder() as path:
+        lived(path)
+        shutil.copytree(path / "journal", path / "journal.new")
+        list(admin.erase(path, b""))
+        assert not (path / "journal.new").exists()
