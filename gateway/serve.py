@@ -155,17 +155,23 @@ def run(settings: GatewaySettings, engine_settings: EngineSettings) -> int:
     try:
         asyncio.run(_until_signal(settings, engine_settings))
     except (RuntimeFault, SessionError, AddressUnusable, KeysUnusable, CertificateUnusable) as error:
-        print(f"holdfast: {error.message}", file=sys.stderr)
+        _tell(error.message)
         return 2
     except (OSError, MemoryError) as error:  # of the machine: no memory, no process, a disk that is full
         named = getattr(error, "filename", None) or "the server"
-        print(f"holdfast: {refusal(error, str(named)) or error}", file=sys.stderr)
+        _tell(str(refusal(error, str(named)) or error))
         return 2
     finally:
         repeats.finish()
         for handler in logging.getLogger().handlers:
             handler.removeFilter(repeats)
     return 0
+
+
+def _tell(line: str) -> None:
+    """One line on stderr. Where nobody reads it any more, the server does as it would have done."""
+    with contextlib.suppress(OSError):
+        print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
 async def _until_signal(settings: GatewaySettings, engine_settings: EngineSettings) -> None:
@@ -179,7 +185,7 @@ async def _until_signal(settings: GatewaySettings, engine_settings: EngineSettin
 
     def signalled() -> None:
         if leave.is_set():
-            print("holdfast: left at once", file=sys.stderr, flush=True)
+            _tell("left at once")
             os._exit(EXIT_AT_ONCE)
         if not up.is_set():
             holding.cancel()
@@ -234,7 +240,7 @@ async def _reload(running: Serving, asked: asyncio.Event) -> None:
             told = f"reloaded: {await running.reload()}"
         except (KeysUnusable, CertificateUnusable) as error:
             told = f"not reloaded, all stays as it was: {error.message}"
-        print(f"holdfast: {told}", file=sys.stderr, flush=True)
+        _tell(told)
 
 
 async def _hold(

@@ -28,7 +28,8 @@ class Keeping:
 
     Every verb outlives its engine, as a reply does: it waits for the next one, for ``recovery_seconds``, and
     is asked again of that. Raises ``EngineUnavailable`` where none came in time, the runtime's ``EngineGone``
-    where none ever will or one died over this session, and its ``VerbRefused``.
+    where none ever will or one died by itself in a step of this session, ``SequencePoisoned`` where many were
+    killed in such steps, and the runtime's ``VerbRefused``.
     """
 
     def __init__(self, branch: Branch, leaves: Callable[[int, float], None] = lambda tokens, s: None) -> None:

@@ -21,6 +21,7 @@ from ..runtime.errors import (
     SequenceUnknown,
     VerbRefused,
 )
+from ..runtime.link.blackbox import Death
 from ..runtime.link.client import EngineLink
 from ..runtime.link.generation import Generation
 from ..runtime.link.messages import Limits, Moved, Opening, Receipt, Reply, Sampling, State
@@ -174,8 +175,9 @@ class LiveSequence:
         """Have the engine hold the tokens of a turn that has not begun; not if one did while this waited for
         its place. ``due``: it is about to.
 
-        Nor where an engine died over this branch: whether that was its doing is for a turn to find out, which
-        pays for it with the poison rule, and not for every piece of text that comes.
+        Nor where an engine died in a step of this branch, or was killed in it. Whether that was its doing is
+        for a turn to find out, which pays for it with the poison rule, and not for every piece of text that
+        comes.
         """
         async with self._verbs:
             if not unless() and not self._doubtful:
@@ -218,13 +220,21 @@ class LiveSequence:
         return await self._link.settle(await self._present(ids), disk)
 
     async def _present(self, ids: Ids) -> int:
-        """The engine's sequence, opened with ``ids`` where it has none. Raises ``EngineDied`` where it died
-        over this branch: a turn is to find out whether that will happen again."""
+        """The engine's sequence, opened with ``ids`` where it has none.
+
+        Raises ``EngineDied`` where an engine died by itself in a step of this branch: a turn is to find out
+        whether that happens again. An engine that was killed from outside is no such case, but engines that are
+        killed over it again and again are: ``SequencePoisoned``.
+        """
         if self._state is not None and not self.lost:
             return self._state.seq
         async with self._verbs:
             if self._state is None or self.lost:
-                if self._doubtful:
+                state, fatal = self._state, self._fatal
+                if state is not None and fatal is not None and fatal.outside:
+                    await self.close()
+                    self.suspicion.weigh(fatal, state.seq, self._alone)
+                elif self._doubtful:
                     raise EngineDied("an engine died over this session: its next turn begins it again")
                 await (self._bring(ids) if len(ids) else self._begin(NONE, alone=False))
             return self._open.seq
@@ -233,8 +243,19 @@ class LiveSequence:
     def _doubtful(self) -> bool:
         if self._state is None or not self.lost:
             return self.suspicion.alone
+        return self._fatal is not None
+
+    @property
+    def _fatal(self) -> Death | None:
+        """How the engine that held it died, if it died in a step of this branch.
+
+        A death that the link has forgotten is no evidence.
+        """
+        state = self._state
+        if state is None or not self.lost:
+            return None
         death = self._link.death_of(self._incarnation)
-        return death is None or self._state.seq in death.step
+        return death if death is not None and state.seq in death.step else None
 
     async def _bring(self, ids: Ids, *, due: bool = False) -> State:
         """Have the engine hold exactly these tokens; ``due`` as in `anticipate`.

@@ -36,7 +36,8 @@ class _Entered:
 
 
 class Pulse:
-    """The phase of one engine. ``enter`` and ``engage`` are for the device thread, the others for the link's.
+    """The phase of one engine. ``enter``, ``engage`` and ``release`` are for the device thread, the others for
+    the link's.
 
     ``record`` keeps the ids of the sequences on the device where they outlive the process (``blackbox``).
     """
@@ -65,6 +66,14 @@ class Pulse:
         if sequences != self._engaged:
             self._engaged = sequences
             self._record(sequences)
+
+    def release(self, ended: Collection[int]) -> None:
+        """These sequences have ended: no death of the engine accuses them any more.
+
+        Call it before the other end hears of their end.
+        """
+        if ended:
+            self.engage(self._engaged.difference(ended))
 
     def due(self) -> float:
         """Seconds until ``beat`` should be asked again."""

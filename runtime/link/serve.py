@@ -115,6 +115,7 @@ def _drive(loaded: Loaded, uplink: Uplink, pulse: Pulse) -> None:
             pulse.enter(Phase.STEPPING, STEP_FLOOR)
             _shorten(uplink, pulse)
             if step.rows:  # a step that only prefilled is nothing to wake the gateway for
+                pulse.release([row.seq for row in step.rows if row.finish is not None])
                 uplink.send(step)
 
 

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,25 @@ import pytest
 from test_processes import SMALL
 from wires import LONG, address_of, get, wire
 
+from holdfast.gateway.serve import EXIT_AT_ONCE
 from holdfast.sdk import ConnectionFailed, ServerError, connect
 
 pytestmark = pytest.mark.anyio
 PROGRAM = "from holdfast.gateway.cli import main; main()"
 
 
+@pytest.fixture(autouse=True)
+def _ignored_here() -> Iterator[None]:
+    """This process ignores SIGHUP, as one started with nohup does: each test sets what its server inherits."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def under_terminal() -> None:
-    """Make stdin's terminal the one that controls this new session."""
+    """Make stdin's terminal the one that controls this new session, which SIGHUP ends."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def under_nohup() -> None:
@@ -52,7 +62,7 @@ async def started(*words: str, **options: Any) -> AsyncIterator[asyncio.subproce
 
 
 async def shown_address(master: int) -> str:
-    """The server's address, read from what it shows on its terminal."""
+    """The server's address, read from what it shows on its terminal, or writes to a pipe."""
     shown, found = b"", None
     readable = asyncio.Event()
     asyncio.get_running_loop().add_reader(master, readable.set)
@@ -118,6 +128,27 @@ async def test_a_server_under_nohup_outlives_its_terminal() -> None:
             assert (await connection.say("My name is Marisol."))["status"] == "completed"
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
+
+
+async def test_a_second_signal_ends_a_server_that_can_print_nothing() -> None:
+    master, slave = os.openpty()
+    options = {"stdin": slave, "stderr": slave, "preexec_fn": under_nohup}
+    try:
+        async with started("--no-store", **options) as process:
+            os.close(slave)
+            url = await shown_address(master)
+            async with wire(url) as talking, wire(url) as idle:
+                await talking.ask("Tell me the story of the fox.", **LONG)
+                await talking.until("response.output_text.delta")
+                os.close(master)
+                master = -1
+                process.send_signal(signal.SIGTERM)
+                await idle.until("server.going_away")
+                process.send_signal(signal.SIGTERM)
+                assert await process.wait() == EXIT_AT_ONCE
+    finally:
+        if master >= 0:
+            os.close(master)
 
 
 async def test_a_log_is_not_filled_by_whoever_knocks() -> None:
@@ -198,3 +229,29 @@ async def test_without_a_terminal_sighup_reads_the_keys_again(tmp_path: Path) ->
             assert (await get(url, "/v1/models", **bearing("gamma")))[0] == 200
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
+
+
+async def test_keys_are_read_again_although_nobody_reads_the_log(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(BEFORE)
+    read, write = os.pipe()
+    options = {"stdin": asyncio.subprocess.DEVNULL, "stderr": write}
+    try:
+        async with started("--no-store", "--keys", str(keys), **options) as process:
+            os.close(write)
+            url = await shown_address(read)
+            alpha = {"Authorization": "Bearer alpha"}
+            beta = {"Authorization": "Bearer beta"}
+            async with wire(url, additional_headers=alpha) as one, wire(url, additional_headers=beta) as two:
+                os.close(read)
+                read = -1
+                for text, removed in ((AFTER, one), (BEFORE.partition("[tenants.zenith]")[0], two)):
+                    keys.write_text(text)
+                    process.send_signal(signal.SIGHUP)
+                    await removed.socket.wait_closed()
+                    assert removed.socket.close_reason == "invalid_api_key"
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+    finally:
+        if read >= 0:
+            os.close(read)

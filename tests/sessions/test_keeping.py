@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from session_stage import ask, reciting, run, say, session_on
 
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.messages import Grant
-from holdfast.sessions.errors import ConversationBusy, EngineUnavailable
+from holdfast.sessions.errors import ConversationBusy, EngineUnavailable, SequencePoisoned
 from holdfast.sessions.events import ReplyStatus
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.settings import SessionSettings
+from holdfast.sessions.suspicion import MOST_KILLED
 
 
 def verbs(link, *names: str) -> list[tuple]:
@@ -177,3 +179,79 @@ async def test_a_turn_that_begins_while_a_move_waits_goes_first(verb: str) -> No
     with pytest.raises(ConversationBusy):
         await asked
     assert [event async for event in response][-1].status is ReplyStatus.COMPLETED
+
+
+def dies_in_step(link, *, outside: bool) -> None:
+    """The engine dies with every sequence that it held in its last step, idle ones too."""
+    held = frozenset(link.held)
+    link.die(outside)
+    link.deaths[-1] = replace(link.deaths[-1], step=held)
+
+
+@pytest.mark.parametrize("verb", KEEPING)
+@run
+async def test_an_engine_killed_from_outside_is_held_against_no_idle_session(verb: str) -> None:
+    link = reciting("Hello!", "Again!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    dies_in_step(link, outside=True)
+    asked = asyncio.create_task(KEEPING[verb](session))
+    await link.waiting.wait()
+    link.log.clear()
+    link.restart()
+    await asked
+    assert len(verbs(link, verb)) == 1 and len(verbs(link, "open")) == 1
+    assert (await ask(session, "And?")).status is ReplyStatus.COMPLETED
+
+
+@pytest.mark.parametrize("verb", KEEPING)
+@run
+async def test_an_engine_that_crashed_in_a_step_of_the_session_is_not_tried_again(verb: str) -> None:
+    link = reciting("Hello!", "Again!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    dies_in_step(link, outside=False)
+    link.restart()
+    link.log.clear()
+    with pytest.raises(EngineDied, match="died over this session"):
+        await KEEPING[verb](session)
+    assert not link.log
+    assert (await ask(session, "And?")).status is ReplyStatus.COMPLETED
+    await KEEPING[verb](session)
+
+
+@pytest.mark.parametrize("verb", KEEPING)
+@run
+async def test_a_death_that_is_no_longer_remembered_is_held_against_nobody(verb: str) -> None:
+    link = reciting("Hello!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    dies_in_step(link, outside=False)
+    link.restart()
+    link.deaths.clear()
+    link.log.clear()
+    await KEEPING[verb](session)
+    assert len(verbs(link, verb)) == 1
+
+
+@run
+async def test_engines_killed_over_one_verb_end_it_after_so_many() -> None:
+    link = reciting("Hello!", "Again!")
+    session = session_on(link)
+    await ask(session, "Hi")
+    link.cut_off.add("settle")
+    asked = asyncio.create_task(session.keeping.settle(disk=False))
+    for death in range(MOST_KILLED):
+        await link.stuck.wait()
+        assert not asked.done(), death
+        link.stuck.clear()
+        link.waiting.clear()
+        dies_in_step(link, outside=True)
+        link.freed.set()
+        await link.waiting.wait()
+        link.freed.clear()
+        link.restart()
+    with pytest.raises(SequencePoisoned):
+        await asked
+    link.cut_off.clear()
+    await session.keeping.settle(disk=False)

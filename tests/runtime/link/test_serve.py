@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.runtime.errors import EngineDied, LinkClosed, SequenceBusy, ShardMissing
 from holdfast.runtime.link import serve as serve_module
-from holdfast.runtime.link.messages import Finish, Heartbeat, Limits, Phase, Sampling
+from holdfast.runtime.link.messages import Finish, Heartbeat, Limits, Phase, Sampling, Step
 from holdfast.runtime.link.pulse import Pulse
 from holdfast.runtime.link.serve import Loaded, Progress
 from holdfast.runtime.link.thread import ThreadEngine
@@ -181,3 +181,36 @@ async def test_a_hung_step_is_told_and_not_ready(monkeypatch: pytest.MonkeyPatch
         beats.all.clear()
         await beats.wait_for(lambda beat: beat.phase is Phase.IDLE)
         assert link.ready
+
+
+async def test_a_sequence_that_has_ended_is_in_no_step_when_its_end_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded: list[set[int]] = []
+    made = Pulse(record=lambda sequences: recorded.append(set(sequences)))
+    monkeypatch.setattr(serve_module, "Pulse", lambda: made)
+
+    class Engaging(Scripted):
+        """Computes one step at once; the next look for work waits for the gate."""
+
+        def step(self) -> Step | None:
+            if self.steps:
+                self.gate.wait()
+                return None
+            running = [seq for seq, held in self.held.items() if held.until is not None]
+            if not running:
+                return None
+            made.engage(frozenset(running))
+            self.steps = 1
+            return Step(1, [self._row(seq, self.held[seq]) for seq in running])
+
+    engine = Engaging()
+    async with ThreadEngine(SETTINGS, load=engine.loaded) as link:
+        try:
+            state = await link.open([1, 2, 3])
+            generation = await link.generate(state.seq, GREEDY, Limits(1))
+            rows = [row async for row in generation]
+            assert rows[-1].finish is Finish.LENGTH
+            assert recorded == [{state.seq}, set()], "an engine that dies now did not die of it"
+        finally:
+            engine.gate.set()
