@@ -20,6 +20,7 @@ from .compaction import Compaction
 from .disk import Disk
 from .lock import StoreLock
 from .logs import NAME, Findings, LogFolder
+from .opening import REPAIRED, awaits_repair, finish_repair
 from .records import AnyOperation, Keyring, Snapshot
 from .replay import replay
 from .segment import Fresh, Kind
@@ -38,7 +39,11 @@ ASIDE = "journal.damaged"
 def places(root: Path) -> list[Path]:
     """The folders below ``root`` that have a journal: its own, and those of other models."""
     found = [root, *sorted(root.glob("model-*"))]
-    return [place for place in found if (place / FOLDER).is_dir() or (place / legacy.FILE).exists()]
+    return [
+        place
+        for place in found
+        if (place / FOLDER).is_dir() or (place / legacy.FILE).exists() or awaits_repair(place, SETTINGS)
+    ]
 
 
 def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
@@ -52,6 +57,8 @@ def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalSt
 
 
 def _check_moved(place: Path) -> None:
+    if awaits_repair(place, SETTINGS):
+        raise StoreUnusable(f"{place}: a repair did not end: repair it again, or start a server with it")
     if not (place / FOLDER).is_dir():
         raise StoreUnusable(f"{place / legacy.FILE} is of an earlier version: start a server with it once")
 
@@ -67,10 +74,19 @@ def verify(root: Path, damage: list[str]) -> Iterator[str]:
     """Read and check every record; what is damaged is added to ``damage``. Raises ``StoreUnusable``."""
     for place in places(root):
         with closing(opened(place)) as store:
-            found = _damage(store)
+            found = [*_damage(store), *_differs(place, store)]
             yield f"{_account(place, store)}, {len(found)} damaged"
             yield from (f"  damaged: {line}" for line in found)
             damage += found
+
+
+def _differs(place: Path, store: JournalStore) -> list[str]:
+    """What the second place says is not there."""
+    known = None
+    with suppress(ValueError):
+        known = identity.read(place)
+    line = "" if known is None else identity.mismatch(known, store.identity(), fresh=store.fresh)
+    return [line] if line else []
 
 
 def _account(place: Path, store: JournalStore) -> str:
@@ -104,6 +120,8 @@ def repair(root: Path) -> Iterator[str]:
     """
     with StoreLock(root).acquire(LOCK_SECONDS):
         for place in places(root):
+            if finish_repair(place, SETTINGS):
+                yield f"{place / FOLDER}: an earlier repair has ended now"
             with closing(opened(place)) as store:
                 if not _damage(store):
                     yield f"{place / FOLDER}: nothing is damaged"
@@ -287,10 +305,7 @@ def backup(root: Path, target: Path) -> Iterator[str]:
     except OSError as fault:
         raise StoreUnusable(f"{target} cannot be made: {fault.strerror}") from None
     for place in places(root):
-        if not (place / FOLDER).is_dir():
-            raise StoreUnusable(
-                f"{place / legacy.FILE} is of an earlier version: start the server with it once"
-            )
+        _check_moved(place)
         copy = target / place.relative_to(root)
         try:
             (copy / FOLDER).mkdir(parents=True, mode=0o700)
@@ -372,7 +387,7 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
                     raise StoreUnusable(f"{place / FOLDER} cannot be rewritten: {fault.message}") from None
                 yield f"{place / FOLDER}: {len(numbers)} sessions erased, {len(store.sessions.states)} are left"
             for path in sorted(place.iterdir()):
-                if path.name.startswith(ASIDE) or path.name in (legacy.KEPT, legacy.UNREADABLE):
+                if path.name.startswith(ASIDE) or path.name in (legacy.KEPT, legacy.UNREADABLE, REPAIRED):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
                     yield f"{path}: removed"
             for path in (place / FOLDER).glob("*.unreadable"):

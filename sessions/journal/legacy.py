@@ -34,6 +34,7 @@ import msgspec
 import xxhash
 
 from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
+from . import identity
 from .disk import Disk
 from .logs import LogFolder, named
 from .records import AnyOperation, HandleRecord, Keyring, SessionRecord, Snapshot
@@ -107,7 +108,8 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Moved | No
     if not old.exists() or old.stat().st_size == 0:
         return None  # a server died before its first commit
     if (folder / FOLDER).exists():
-        _put_away(folder)
+        if not (folder / identity.FILE).exists():  # else servers have begun since: it came later
+            _put_away(folder)
         return None
     with Reader(folder) as reader:
         found = reader.about()

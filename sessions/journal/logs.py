@@ -34,6 +34,7 @@ from .state import Loaded, extra_of
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"(\d{8,})\.log")
+INDEX_NAME = re.compile(r"(\d{8,})\.index")
 MOST_AHEAD = 2 << 20  # zeros behind the active log's end
 PLENTY = 128  # times as much must be free
 NAMED = 20  # sessions in one line of the log
@@ -118,6 +119,8 @@ class LogFolder:
         self.next_session = 1
         self.generation = 0
         self.made = False
+        self.vanished: list[str] = []
+        """Logs that are not there, while the indexes beside them tell of records."""
         self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
         self._slots = iter(range(1, MOST_SLOTS))
         self._free_slots: list[int] = []
@@ -199,13 +202,14 @@ class LogFolder:
                 continue
             ours.append(number)
         replaced = {gone for number in ours if (one := headers[number]) for gone in one.replaces}
+        self._find_vanished(set(numbers), replaced, write)
         loaded: list[Loaded] = []
         plain = [number for number in ours if number not in replaced and not _taken_over(headers[number])]
         for number in ours:
             if number in replaced:
                 if write:
-                    self.disk.remove(self._path(number))
                     self.disk.remove(self._path(number).with_suffix(".index"))
+                    self.disk.remove(self._path(number))
                 continue
             header = headers[number] or changed(self.header, number=number, replaces=())
             loaded.append(self._load(header, last=number == max(plain, default=0), write=write))
@@ -225,12 +229,33 @@ class LogFolder:
             return []
         numbers = sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
         if write:
-            indexes = {self._path(number).with_suffix(".index").name for number in numbers}
             for name in names:
-                # What was not finished; an index whose log is not there must not be taken for another one's.
-                if name.endswith(".new") or (name.endswith(".index") and name not in indexes):
+                if name.endswith(".new"):  # what was not finished
                     self.disk.remove(self.folder / name)
         return numbers
+
+    def _find_vanished(self, numbers: set[int], replaced: set[int], write: bool) -> None:
+        """Logs that are gone though nobody removed them: an index goes before its log. A compaction that did
+        not end has an index, too, and what it was to replace is there.
+        """
+        for path in sorted(self.folder.glob("*.index")):
+            if not (found := INDEX_NAME.fullmatch(path.name)) or (number := int(found[1])) in numbers:
+                continue
+            one = Log(0, changed(self.header, number=number, replaces=()), self._path(number))
+            index = self._index_of(one)
+            with self._reading(path) as fd:
+                data = b"" if fd is None else self.disk.read(fd, segment.HEADER_BYTES, 0)
+            header = segment.decoded_header(data, segment.INDEX_MAGIC)
+            unfinished = header is not None and bool(numbers & set(header.replaces))
+            if number not in replaced and not unfinished and index and (entries := len(index.entries())):
+                line = (
+                    f"{one.path} is gone, and {entries} records with it: sessions that began in it are lost"
+                )
+                self.findings.say(line)
+                self.findings.damaged.append(str(one.path))
+                self.vanished.append(line)
+            if write:  # it must not be taken for another log's
+                self.disk.remove(path)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08}.log"
@@ -635,8 +660,8 @@ class LogFolder:
         self._close_files(one)
         with suppress(OSError):
             self.disk.remove(fresh)
-            self.disk.remove(one.path)
             self.disk.remove(one.index_path)
+            self.disk.remove(one.path)
         if one.path.exists():  # it has its name already: what it holds must be known
             self.logs[one.slot] = one
         else:
@@ -644,9 +669,9 @@ class LogFolder:
 
     def remove(self, one: Log) -> None:
         """Nobody needs it. Raises ``OSError``."""
-        self.disk.remove(one.path)
-        with suppress(OSError):
+        with suppress(OSError):  # first: an index without its log says that the log is lost
             self.disk.remove(one.index_path)
+        self.disk.remove(one.path)
         self._close_files(one)
         self.logs.pop(one.slot, None)
         self._free_slots.append(one.slot)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from ..errors import StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
 from . import identity
-from .legacy import migrate
+from .disk import Disk
+from .legacy import FILE, migrate
+from .logs import LogFolder
 from .segment import FORMAT
 from .settings import JournalSettings
-from .store import JournalStore
+from .store import FOLDER, JournalStore, segment_bytes
 
 log = logging.getLogger(__name__)
+
+REPAIRED = f"{FOLDER}.new"
 
 
 def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
@@ -27,6 +32,7 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
     mismatches: list[str] = []
     for at, place in enumerate(places):
         try:
+            finish_repair(place, settings)
             migrate(place, model, settings)
             store = _begun(place, model, settings)
         except (StoreForeign, StoreNewer) as other:
@@ -38,6 +44,35 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
         store.mismatches[:0] = mismatches
         return store
     raise AssertionError("the last place was tried")
+
+
+def finish_repair(folder: Path, settings: JournalSettings) -> bool:
+    """Put a repaired journal in its place, where the repair died just before that; whether it did.
+
+    The second place tells of it since it was whole. Hold the folder's lock. Raises ``StoreUnusable``.
+    """
+    if not awaits_repair(folder, settings):
+        return False
+    try:
+        os.rename(folder / REPAIRED, folder / FOLDER)
+        Disk().sync_folder(folder)
+    except OSError as fault:
+        raise StoreUnusable(f"{folder / REPAIRED} cannot take its place: {fault.strerror}") from None
+    log.warning("%s: a repair had not ended; the repaired journal is in its place now", folder)
+    return True
+
+
+def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
+    """Whether a journal that was repaired waits to take its place. Raises ``StoreUnusable``."""
+    if (folder / FOLDER).exists() or not (folder / REPAIRED).is_dir():
+        return False
+    try:
+        known = identity.read(folder)
+    except ValueError:
+        return False
+    logs, _ = LogFolder.open(folder / REPAIRED, b"", segment_bytes(settings), Disk(), write=False)
+    logs.close()
+    return known is not None and logs.header.store == known.store
 
 
 def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
@@ -55,6 +90,8 @@ def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStor
         known = None  # of another model's journal, which was here once
     store = JournalStore.open(folder, model, settings, known=None if known is None else known.header())
     try:
+        for line in [*store.logs.vanished, *_left(folder)]:
+            store.mismatches.append(line)
         if line := unreadable or identity.mismatch(known, store.identity(), fresh=store.fresh):
             store.mismatches.append(f"{folder}: {line}")
             log.warning("%s", store.mismatches[-1])
@@ -66,3 +103,16 @@ def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStor
         store.close()
         raise
     return store
+
+
+def _left(folder: Path) -> list[str]:
+    """A file of an earlier version that nobody moves, as the journal beside it has begun."""
+    old = folder / FILE
+    if not old.exists() or not old.stat().st_size:
+        return []
+    line = (
+        f"{old} is a journal of an earlier version, beside one that servers have begun with: "
+        "its sessions cannot be resumed here; give it a folder of its own"
+    )
+    log.warning("%s", line)
+    return [line]

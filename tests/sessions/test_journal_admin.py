@@ -303,3 +303,52 @@ async def test_a_repaired_session_goes_on_where_no_reply_ran() -> None:
             assert (await ask(found.session, "d")).items[0].text == "Now."
             with pytest.raises(HandleUnknown):
                 await book.resume("nobody's", b"")
+
+
+@pytest.mark.parametrize("then", ["start", "repair"])
+def test_a_repair_that_dies_before_its_journal_has_its_place_loses_nothing(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with folder() as path:
+        lived(path)
+        strike(path, 2, Kind.OPERATION, 1)
+        rename = os.rename
+
+        def die(old: Path, new: Path) -> None:
+            if Path(new) == path / "journal":
+                raise KeyboardInterrupt
+            rename(old, new)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(os, "rename", die)
+            with pytest.raises(KeyboardInterrupt):
+                list(admin.repair(path))
+        assert not (path / "journal").exists()
+        with pytest.raises(StoreUnusable, match="did not end"):
+            list(admin.stat(path))
+        if then == "repair":
+            assert "ended now" in next(iter(list(admin.repair(path))))
+        store = open_for(path, MODEL, SMALL)
+        try:
+            assert not store.mismatches
+            assert [events(store, number) for number in (1, 3)] == [whole(1), whole(3)]
+        finally:
+            store.close()
+
+
+def test_a_journal_that_is_gone_is_no_clean_verify() -> None:
+    with folder() as path:
+        lived(path)
+        for file in (path / "journal").iterdir():
+            file.unlink()
+        damage: list[str] = []
+        list(admin.verify(path, damage))
+        assert any("gone or empty" in line for line in damage)
+
+
+def test_what_a_repair_that_died_left_is_erased_too() -> None:
+    with folder() as path:
+        lived(path)
+        shutil.copytree(path / "journal", path / "journal.new")
+        list(admin.erase(path, b""))
+        assert not (path / "journal.new").exists()

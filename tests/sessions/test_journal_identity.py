@@ -177,3 +177,29 @@ async def test_another_models_journal_is_said_like_a_mismatch() -> None:
             await journal.aclose()
         with started(path) as store:
             assert not store.mismatches and store.session(1)
+
+
+def test_one_log_that_is_gone_is_said() -> None:
+    with folder() as path:
+        with started(path) as store:
+            store.write([*birth(1), Append(1, 0, Heard(event="e"))])
+            store.logs.roll()
+            store.write([*birth(2), Append(2, 0, Heard(event="e"))])
+        (path / "journal" / "00000001.log").unlink()
+        with started(path) as store:
+            (line,) = store.mismatches
+            assert "00000001.log is gone" in line
+            assert store.session(2).operations
+        with started(path) as store:
+            assert not store.mismatches
+
+
+def test_an_old_journal_that_is_put_beside_a_begun_one_is_said_and_kept() -> None:
+    with folder() as path:
+        lived(path)
+        old = path / "data.mdb"
+        old.write_bytes(b"sessions of before" * 1000)
+        for _ in range(2):
+            store = open_for(path, MODEL, SMALL)
+            store.close()
+            assert old.exists() and any("earlier version" in line for line in store.mismatches)
