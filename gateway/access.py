@@ -218,9 +218,11 @@ def _same_origin(headers: Headers) -> bool:
 
 
 def _name(host: str) -> str:
-    """A Host header's value without its port, in lower case; empty where it is no such value."""
+    """A Host header's value in lower case, without its port and without the dot of an absolute DNS name; empty
+    if it is not valid.
+    """
     found = HOST.fullmatch(host.strip().lower())
-    return "" if found is None else found["address"] or found["name"]
+    return "" if found is None else found["address"] or found["name"].removesuffix(".")
 
 
 def _is_address(name: str) -> bool:

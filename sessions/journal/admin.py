@@ -297,6 +297,8 @@ def backup(root: Path, target: Path) -> Iterator[str]:
 
     KV is not copied: it is computed again. Raises ``StoreUnusable``.
     """
+    if target.resolve().is_relative_to(root.resolve()):
+        raise StoreUnusable(f"{target} is inside the store {root}: choose a folder outside it")
     try:
         target.mkdir(parents=True, mode=0o700)
     except FileExistsError:
@@ -309,7 +311,7 @@ def backup(root: Path, target: Path) -> Iterator[str]:
         copy = target / place.relative_to(root)
         try:
             (copy / FOLDER).mkdir(parents=True, mode=0o700)
-            if (place / identity.FILE).exists():
+            if (place / identity.FILE).is_file():
                 shutil.copy(place / identity.FILE, copy)  # before the logs: these may be ahead, never behind
             _copy_logs(place / FOLDER, copy / FOLDER)
         except OSError as fault:
@@ -373,9 +375,17 @@ def gc(root: Path) -> Iterator[str]:
 def erase(root: Path, salt: bytes) -> Iterator[str]:
     """Forget all sessions of the tenant ``salt`` and rewrite every log, so that nothing of them is left.
 
-    What lies beside from before, such as a damaged journal, is removed. Raises ``StoreUnusable``.
+    What lies beside from before, such as a damaged journal, is removed. Raises ``StoreUnusable``; nothing is
+    erased if there is a journal of an earlier version that no server has migrated, as it may hold the tenant's
+    sessions.
     """
     with StoreLock(root).acquire(LOCK_SECONDS):
+        for place in places(root):
+            old = place / legacy.FILE
+            if old.exists() and old.stat().st_size:
+                raise StoreUnusable(
+                    f"{old} is a journal of an earlier version that is not migrated: migrate or remove it first"
+                )
         for place in places(root):
             with closing(opened(place, write=True)) as store:
                 states = store.sessions.states.values()
@@ -391,7 +401,7 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
                     yield f"{path}: removed"
             for path in (place / FOLDER).glob("*.unreadable"):
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
                 yield f"{path}: removed"
 
 

@@ -227,6 +227,13 @@ class LogFolder:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             return []
+        for name in [name for name in names if NAME.fullmatch(name) or INDEX_NAME.fullmatch(name)]:
+            path = self.folder / name
+            if path.is_dir():
+                self.findings.say(f"{path} is a folder, not a file of the journal: it is ignored")
+                names.remove(name)
+                if write:
+                    self.disk.rename(path, path.with_name(f"{name}.unreadable"))
         numbers = sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
         if write:
             for name in names:
@@ -761,15 +768,16 @@ class LogFolder:
 
 
 class _Reading:
-    """A file that is open in the block; None where there is none."""
+    """A file that is open in the block; None if there is no such file, or it is a folder."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk, self._path = disk, path
         self._fd: int | None = None
 
     def __enter__(self) -> int | None:
-        with suppress(FileNotFoundError):
-            self._fd = self._disk.open(self._path)
+        if self._path.is_file():
+            with suppress(FileNotFoundError):
+                self._fd = self._disk.open(self._path)
         return self._fd
 
     def __exit__(self, *_: object) -> None:

@@ -96,7 +96,15 @@ async def test_without_keys_a_name_that_is_not_the_servers_is_refused_on_every_r
         "",
     ):
         assert await answered(OPEN, kind, path, [("Host", host)]) == 403, host
-    for host in ("localhost", "LOCALHOST:8040", "chat.localhost", "127.0.0.1:8040", "[::1]:8040", "10.0.0.7"):
+    for host in (
+        "localhost",
+        "localhost.:8040",
+        "LOCALHOST:8040",
+        "chat.localhost",
+        "127.0.0.1:8040",
+        "[::1]:8040",
+        "10.0.0.7",
+    ):
         assert await answered(OPEN, kind, path, [("Host", host)]) == 200, host
 
 

@@ -352,3 +352,39 @@ def test_what_a_repair_that_died_left_is_erased_too() -> None:
         shutil.copytree(path / "journal", path / "journal.new")
         list(admin.erase(path, b""))
         assert not (path / "journal.new").exists()
+
+
+def test_a_tenant_is_not_erased_in_part() -> None:
+    """A journal of an earlier version beside a begun one may hold its sessions, too."""
+    with folder() as path:
+        lived(path)
+        shutil.copy(STORES / "format_1" / "data.mdb", path)
+        with pytest.raises(StoreUnusable, match="not migrated"):
+            list(admin.erase(path, b""))
+        with store_in(path) as store:
+            assert len(store.sessions.states) == 6
+
+
+def test_a_backup_into_the_store_itself_is_refused() -> None:
+    with folder() as path:
+        lived(path)
+        with pytest.raises(StoreUnusable, match="inside the store"):
+            list(admin.backup(path, path / "journal" / "copy"))
+        assert not (path / "journal" / "copy").exists()
+
+
+@pytest.mark.parametrize("name", ["00000001.index", "00000009.index", "00000009.log"])
+def test_a_folder_with_the_name_of_a_file_costs_no_session(name: str) -> None:
+    with folder() as path:
+        lived(path)
+        (path / "journal" / name).unlink(missing_ok=True)
+        (path / "journal" / name).mkdir()
+        damage: list[str] = []
+        list(admin.verify(path, damage))
+        for _ in range(2):
+            store = open_for(path, MODEL, SMALL)
+            assert {number: events(store, number) for number in range(1, 7)} == {
+                number: whole(number) for number in range(1, 7)
+            }
+            store.close()
+        list(admin.gc(path))
