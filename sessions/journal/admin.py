@@ -359,7 +359,7 @@ def _copy_file(fd: int, target: Path) -> None:
 
 
 def gc(root: Path) -> Iterator[str]:
-    """Rewrite logs that hold what nobody needs, and remove what a migration left. Raises ``StoreUnusable``."""
+    """Rewrite logs with records no session needs; remove what a migration left. Raises ``StoreUnusable``."""
     with StoreLock(root).acquire(LOCK_SECONDS):
         for place in places(root):
             for name in (legacy.KEPT,):

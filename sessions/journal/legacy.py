@@ -91,7 +91,7 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
 
 @dataclass(slots=True)
 class Moved:
-    """What came of it. ``unread``: ranges of keys that could not be read, of which nobody knows what they
+    """What came of it. ``unread``: ranges of keys that could not be read, of which it is not known what they
     held."""
 
     sessions: int = 0
@@ -211,7 +211,7 @@ def _move(
         kind = Kind.SNAPSHOT if isinstance(operation, Snapshot) else Kind.OPERATION
         flags = LOST if operation is None else 0
         group.append(Fresh(number, index, kind, _packed(operation), flags=flags))
-    if kept and not isinstance(tail, Tail):  # nobody knows whether there were more
+    if kept and not isinstance(tail, Tail):  # there may have been more
         group.append(Fresh(number, count, Kind.OPERATION, b"", flags=LOST))
     if not kept:
         group.append(Fresh(number, 0, Kind.DROP, b""))

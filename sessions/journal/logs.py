@@ -78,7 +78,7 @@ class Log:
 
     @property
     def dead(self) -> int:
-        """Bytes that nobody needs."""
+        """Bytes of records that no session needs."""
         return max(0, self.end - LOG_START - self.live)
 
     def has(self, session: int) -> bool:
@@ -93,7 +93,7 @@ class Log:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found wrong when the logs were opened. ``lost``: records of which nobody knows whose they
+    """What was found wrong when the logs were opened. ``lost``: records of which it is not known whose they
     were."""
 
     lines: list[str] = field(default_factory=list)
@@ -242,8 +242,8 @@ class LogFolder:
         return numbers
 
     def _find_vanished(self, numbers: set[int], replaced: set[int], write: bool) -> None:
-        """Logs that are gone though nobody removed them: an index goes before its log. A compaction that did
-        not end has an index, too, and what it was to replace is there.
+        """Find logs that are missing but were not removed by us: a removal takes the index first. An unfinished
+        compaction leaves an index, too, but then the logs that it was to replace are there.
         """
         for path in sorted(self.folder.glob("*.index")):
             if not (found := INDEX_NAME.fullmatch(path.name)) or (number := int(found[1])) in numbers:
@@ -675,7 +675,7 @@ class LogFolder:
             self._free_slots.append(one.slot)
 
     def remove(self, one: Log) -> None:
-        """Nobody needs it. Raises ``OSError``."""
+        """Remove a log that no session needs. Raises ``OSError``."""
         with suppress(OSError):  # first: an index without its log says that the log is lost
             self.disk.remove(one.index_path)
         self.disk.remove(one.path)

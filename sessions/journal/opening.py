@@ -106,7 +106,7 @@ def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStor
 
 
 def _left(folder: Path) -> list[str]:
-    """A file of an earlier version that nobody moves, as the journal beside it has begun."""
+    """A file of an earlier version that is not migrated, because the journal beside it has begun."""
     old = folder / FILE
     if not old.exists() or not old.stat().st_size:
         return []

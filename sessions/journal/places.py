@@ -41,7 +41,7 @@ def all_bytes_at(places: Any) -> Any:
 
 
 def slot_of(place: int) -> int:
-    """Whose log it lies in."""
+    """The slot of the log that it lies in."""
     return place >> SLOT_SHIFT
 
 

@@ -12,7 +12,7 @@ offset: a record counts at its own place only, and text that a client sends can 
 sync word is random, too; a reader that has met damage looks for the next one with a right checksum behind it.
 
 The index beside a log tells the same without the payloads, a chunk for each commit. It can be thrown away;
-with it a reader knows whose records the damage has hit, and starts without reading the log.
+it tells a reader which sessions a damaged log has lost records of, and lets it start without reading the log.
 
     header    as above, one copy
     chunk     checksum 8 | sync 4 | entries 4 | extra bytes 4 | flags 4 | end of the log 8 | entries | extras

@@ -1,7 +1,7 @@
 """Which records of the logs say what each session is: the index in memory, made anew at each start.
 
 A session has a place for its record, its keyring and each of its operations, 8 bytes each. Records that a
-later one supersedes are dead; whoever keeps the logs is told of each. A fork's own operations follow on the
+later one supersedes are dead, and the logs are told of each. A fork's own operations follow on the
 first ones of the session it came from, which stay as long as any fork needs them. Knows no files.
 """
 
@@ -195,7 +195,7 @@ class Sessions:
         return self._erase(number)
 
     def _erase(self, number: int) -> list[int]:
-        """A session that was forgotten, and those it came from, if nobody needs them."""
+        """A session that was forgotten, and its ancestors, if no fork needs them."""
         erased: list[int] = []
         # No recursion: a line of forks may be longer than a stack is deep.
         while not self.forked(number):

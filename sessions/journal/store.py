@@ -1,7 +1,7 @@
 """The store of one model's sessions: changes go to the logs, an index in memory says which records count.
 
 Blocking, for one thread. A group of changes is one write and one sync. What is read is checked again each
-time: a damaged record costs the sessions that need it, and nobody else. Knows keys and places, not what an
+time: a damaged record affects only the sessions that need it. Knows keys and places, not what an
 operation means.
 """
 
@@ -403,7 +403,7 @@ class JournalStore:
         return self.logs.next_session
 
     def handle(self, digest: bytes) -> HandleRecord | None:
-        """Whose handle this is; None for one that is unknown. Raises ``RecordDamaged``,
+        """The session that a handle opens; None for an unknown handle. Raises ``RecordDamaged``,
         ``StorageUnavailable``."""
         number = self.sessions.handles.get(digest)
         if number is None:
@@ -448,7 +448,7 @@ class JournalStore:
         }
 
     def name_of(self, number: int) -> str:
-        """A session's id, or its number where nobody can tell."""
+        """A session's id, or its number if its record is damaged."""
         with suppress(RecordDamaged, StorageUnavailable):
             state = self.sessions.states[number]
             found: SessionRecord = self._decoded(state.record, Kind.SESSION, number, 0, SessionRecord)
@@ -496,7 +496,7 @@ class JournalStore:
         return tuple(found)
 
     def _read(self, number: int, kind: Kind, index: int, place: int, form: Any, needed_by: int) -> Any:
-        """A record; where it is damaged it is remembered whose it was, and who needed it."""
+        """A record. If it is damaged, its session and the one that needed it are remembered as damaged."""
         try:
             return self._decoded(place, kind, number, index, form)
         except RecordDamaged as fault:
