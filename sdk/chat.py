@@ -26,11 +26,7 @@ from .asking import create_of
 from .configuring import Configuration
 from .errors import ChatBusy, ConnectionLost, SessionLost
 from .exchange import Exchange
-from .frames.client import (
-    ClientEvent,
-    ItemCreate,
-    TypedRole,
-)
+from .frames.client import ClientEvent, ItemCreate, TypedRole
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.server import (
     ServerEvent,
@@ -41,14 +37,7 @@ from .frames.server import (
     SessionStaged,
 )
 from .frames.session import SessionResource
-from .frames.verbs import (
-    Fork,
-    Relative,
-    ResponseSteer,
-    SessionFork,
-    SessionForked,
-    SessionRewound,
-)
+from .frames.verbs import Fork, Relative, ResponseSteer, SessionFork, SessionForked, SessionRewound
 from .reply import Finished, Progress, Reply, Rounds, characters_heard, place_in, said_in
 from .resume import Return
 from .textinput import TextInput

@@ -11,15 +11,7 @@ from itertools import zip_longest
 
 from ..runtime.link.messages import TokenLogprob
 from .detokenize import Detokenizer
-from .events import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
-    ReasoningDelta,
-    ReplyEvent,
-    TextDelta,
-    TokenScore,
-)
+from .events import ArgumentsDelta, CallDone, CallStarted, ReasoningDelta, ReplyEvent, TextDelta, TokenScore
 from .forms import HERMES, Forms
 from .items import FunctionCall, Item, Message, new_id
 from .stops import StopMatcher

@@ -14,14 +14,7 @@ from ..runtime.link.messages import Grammar, GrammarKind, Sampling
 from .errors import GrammarInvalid, SamplingInvalid
 from .grammars import check_tool
 from .items import Item, Preamble, Tool, checked_item, checked_preamble
-from .sampling import (
-    MAX_BAD_WORDS,
-    MAX_INTEGER,
-    MAX_WORD_CHARACTERS,
-    checked_sampling,
-    integer,
-    token_ids,
-)
+from .sampling import MAX_BAD_WORDS, MAX_INTEGER, MAX_WORD_CHARACTERS, checked_sampling, integer, token_ids
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256

@@ -13,14 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from ..runtime.errors import (
-    EngineDied,
-    EngineGone,
-    EpochStale,
-    SequenceBusy,
-    SequenceUnknown,
-    VerbRefused,
-)
+from ..runtime.errors import EngineDied, EngineGone, EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.blackbox import Death
 from ..runtime.link.client import EngineLink
 from ..runtime.link.generation import Generation

@@ -19,25 +19,25 @@ from hypothesis import HealthCheck, Phase, settings
 
 PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
 LONGEST = (
-    "test_planted_bugs.py",
-    "test_faults.py",
-    "test_interpreted.py",
-    "test_parity.py",
-    "test_processes.py",
-    "test_resume.py",
-    "test_speed_benches.py",
-    "test_wheel.py",
-    "test_sampling_parity.py",
-    "test_cpu_backend.py",
-    "test_process.py",
-    "test_openai_agents.py",
-    "test_streamed_input.py",
-    "test_disk_tier.py",
-    "test_scheduler_machine.py",
-    "test_shelf_client.py",
-    "test_ahead.py",
-    "test_compile_closure.py",
-    "test_gpu_rehearsal.py",
+    "tests/mutations/test_planted_bugs.py",
+    "tests/benchmarks/test_faults.py",
+    "tests/kernels/test_interpreted.py",
+    "tests/end_to_end/test_parity.py",
+    "tests/end_to_end/test_processes.py",
+    "tests/end_to_end/test_resume.py",
+    "tests/benchmarks/test_speed_benches.py",
+    "tests/test_wheel.py",
+    "tests/end_to_end/test_sampling_parity.py",
+    "tests/kernels/test_cpu_backend.py",
+    "tests/runtime/link/test_process.py",
+    "tests/clients/test_openai_agents.py",
+    "tests/end_to_end/test_streamed_input.py",
+    "tests/end_to_end/test_disk_tier.py",
+    "tests/runtime/test_scheduler_machine.py",
+    "tests/kvstore/shelf/test_shelf_client.py",
+    "tests/kernels/test_ahead.py",
+    "tests/runtime/test_compile_closure.py",
+    "tests/benchmarks/test_gpu_rehearsal.py",
 )
 """Files begun first: while a worker that got one last is at it, the other has nothing to do."""
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
@@ -126,7 +126,7 @@ def pytest_collection() -> Iterator[object]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    items.sort(key=lambda item: places.get(str(item.path.relative_to(config.rootpath)), len(places)))
     if FACTOR > 1:
         for item in items:
             item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) * FACTOR))

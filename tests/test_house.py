@@ -145,12 +145,6 @@ def test_door_plates_are_docstrings_only() -> None:
     assert not wrong
 
 
-def test_files_of_tests_have_names_of_their_own() -> None:
-    """Without packages pytest tells two of one name apart by what was imported first: not at all."""
-    names = [path.name for path in tracked() if path.parts[0] == "tests" and path.name.startswith("test_")]
-    assert sorted(names) == sorted(set(names))
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -14,18 +14,7 @@ from numba import prange, types
 
 from .compiling import compiled, in_order, inlined
 from .elements import Pointer, address_of, fetch, memory, narrow, offset, pointer, tanh
-from .lanes import (
-    HEIGHTS,
-    LOWEST,
-    TILE,
-    aligned,
-    hide,
-    pack_line,
-    pack_lines,
-    per_word,
-    product,
-    soften,
-)
+from .lanes import HEIGHTS, LOWEST, TILE, aligned, hide, pack_line, pack_lines, per_word, product, soften
 from .layout import CHUNK_VECTORS
 from .vectors import LANES
 

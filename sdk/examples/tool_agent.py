@@ -11,17 +11,7 @@ from typing import Any
 
 import anyio
 
-from .. import (
-    CallFinished,
-    CallStarted,
-    Client,
-    RunDone,
-    RunEvent,
-    RunLimits,
-    TextPiece,
-    connect,
-    tool,
-)
+from .. import CallFinished, CallStarted, Client, RunDone, RunEvent, RunLimits, TextPiece, connect, tool
 
 ERRANDS = ("What is the weather in Oslo?", "What is 17 plus 25?", "Set a timer for 5 minutes.")
 SKIES = {"Oslo": (7, "cloudy"), "Lima": (19, "foggy"), "Cairo": (31, "sunny")}

@@ -13,7 +13,17 @@ from ..history import History, HistoryState, Segment
 from ..ids import bytes_of, ids_from
 from ..items import Item
 from ..tree import Reply, TurnNode
-from .records import AnyOperation, Begun, Branched, Ended, KeptNode, KeptReply, Snapshot, Typed, request_form
+from .records import (
+    AnyOperation,
+    Begun,
+    Branched,
+    Ended,
+    KeptNode,
+    KeptReply,
+    Snapshot,
+    Typed,
+    request_form,
+)
 
 if TYPE_CHECKING:
     from .replay import Past, Replayed

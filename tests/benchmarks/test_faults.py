@@ -10,14 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.benchmarks.faults import (
-    badio,
-    bench,
-    engine_faults,
-    file_faults,
-    server_faults,
-    tier_faults,
-)
+from holdfast.benchmarks.faults import badio, bench, engine_faults, file_faults, server_faults, tier_faults
 from holdfast.benchmarks.faults.crowd import Heard, Tally
 
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))

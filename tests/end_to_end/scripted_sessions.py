@@ -13,7 +13,8 @@ from itertools import groupby
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from wires import Json, Wire
+
+from .wires import Json, Wire
 
 TEXTS = {"response.output_text.delta": "text", "response.function_call_arguments.delta": "arguments"}
 VARIES = {"varies": "yes"}

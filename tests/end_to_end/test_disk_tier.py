@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from wires import text_of, wire
 
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
@@ -17,6 +16,8 @@ from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.messages import Limits, Sampling, Work
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
+
+from .wires import text_of, wire
 
 pytestmark = pytest.mark.anyio
 

@@ -7,12 +7,13 @@ import os
 import signal
 
 import pytest
-from test_processes import SMALL, children_of, command
-from wires import LONG, Json, address_of, text_of, wire
 
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
+
+from .test_processes import SMALL, children_of, command
+from .wires import LONG, Json, address_of, text_of, wire
 
 pytestmark = pytest.mark.anyio
 

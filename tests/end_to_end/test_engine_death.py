@@ -10,11 +10,12 @@ import re
 import signal
 
 import pytest
-from wires import LONG, Json, Wire, get, text_of, wire
 
 from holdfast.gateway.serve import Serving
 from holdfast.runtime.link import incarnation
 from holdfast.sdk import connect
+
+from .wires import LONG, Json, Wire, get, text_of, wire
 
 pytestmark = pytest.mark.anyio
 

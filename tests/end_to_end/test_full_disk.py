@@ -12,13 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from websockets.asyncio.client import connect as dial
-from wires import Json, Wire, get, text_of, wire
 
 from holdfast.gateway.serve import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import connect
 from holdfast.sessions.journal.settings import JournalSettings
+
+from .wires import Json, Wire, get, text_of, wire
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_processes import SMALL
-from wires import LONG, address_of, get, wire
 
 from holdfast.gateway.serve import EXIT_AT_ONCE
 from holdfast.sdk import ConnectionFailed, ServerError, connect
+
+from .test_processes import SMALL
+from .wires import LONG, address_of, get, wire
 
 pytestmark = pytest.mark.anyio
 PROGRAM = "from holdfast.gateway.cli import main; main()"

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 import msgspec
 import numpy as np
 import pytest
-from wires import text_of, wire
 
 from holdfast.gateway.embedded import embedded
 from holdfast.gateway.serve import serving
@@ -22,6 +21,8 @@ from holdfast.kvstore.slots import ENTRY, HEADER, PAGE
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client
+
+from .wires import text_of, wire
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
-from wires import LONG
 
 from holdfast.gateway.compose import opened
 from holdfast.gateway.embedded import in_memory
@@ -19,6 +18,8 @@ from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.plan import Handle, Plan, Runner
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ResponseFailed
+
+from .wires import LONG
 
 pytestmark = pytest.mark.anyio
 STORY = "Tell me the story of the fox."

@@ -9,13 +9,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from test_resume import served
 
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import SessionLost, connect
 from holdfast.sessions.journal import admin
+
+from .test_resume import served
 
 pytestmark = pytest.mark.anyio
 STORES = Path(__file__).parent.parent / "sessions" / "stores"

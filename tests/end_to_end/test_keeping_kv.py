@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from wires import LONG
 
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
@@ -16,6 +15,8 @@ from holdfast.sdk.frames.client import ItemCreate, ResponseCreate, SessionStage
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.server import ErrorEvent
+
+from .wires import LONG
 
 pytestmark = pytest.mark.anyio
 

@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 from websockets.exceptions import InvalidStatus
-from wires import get, wire
 
 from holdfast.gateway.serve import Serving, serving
 from holdfast.gateway.settings import GatewaySettings, Network
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import ConnectionFailed, connect
+
+from .wires import get, wire
 
 pytestmark = pytest.mark.anyio
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "gateway" / "nginx.conf.example"

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from test_parity import pocket_prompts
 from xxhash import xxh3_64_intdigest
 
 from holdfast.benchmarks.harness.replay import InlineDisk
@@ -40,6 +39,8 @@ from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.runner import TorchRunner
 from holdfast.runtime.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
+
+from .test_parity import pocket_prompts
 
 BLOCK, SAID, SLOTS, BLOCKS = 16, 20, 384, 128
 SHORT, LONG = 5, 200

@@ -15,10 +15,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from wires import address_of, cause_in, get, wire
 
 from holdfast.gateway.cli import app
 from holdfast.runtime.model.folder import find_model
+
+from .wires import address_of, cause_in, get, wire
 
 pytestmark = pytest.mark.anyio
 SMALL = ("--kv-bytes", "16MiB", "--max-context", "2048")

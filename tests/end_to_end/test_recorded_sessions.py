@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_sessions import SCRIPTS, outline
 
 from holdfast.gateway.serve import Serving
+
+from .scripted_sessions import SCRIPTS, outline
 
 pytestmark = pytest.mark.anyio
 RECORDED = Path(__file__).parent / "recorded"

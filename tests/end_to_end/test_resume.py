@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wires import LONG, Wire, address_of, cause_in, text_of
 
 from holdfast.benchmarks.faults.network import proxy
 from holdfast.gateway.serve import Serving, serving
@@ -24,6 +23,8 @@ from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.resume import Patience
 from holdfast.sessions.anticipation import Arrival
 from holdfast.sessions.session import Session
+
+from .wires import LONG, Wire, address_of, cause_in, text_of
 
 pytestmark = pytest.mark.anyio
 

@@ -6,11 +6,12 @@ import asyncio
 import json
 
 import pytest
-from wires import Wire, get, text_of, wire
 
 import holdfast
 from holdfast.gateway.serve import Serving
 from holdfast.sdk import ConnectionFailed, connect
+
+from .wires import Wire, get, text_of, wire
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from wires import LONG
 
 from holdfast.sdk import Chat, Client, ServerError
 from holdfast.sdk.errors import FrameError
@@ -13,6 +12,8 @@ from holdfast.sdk.frames.client import ItemCreate, ResponseCancel, ResponseCreat
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.server import ErrorEvent, ResponseCreated, ResponseDone, ServerEvent, TextDelta
+
+from .wires import LONG
 
 pytestmark = pytest.mark.anyio
 LINES = ("My name is Marisol.", "My locker code is 4821.", "What is my name?", "What is my locker code?")

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from wires import wire
 
 from holdfast.gateway.channel import ChannelClosed, MemoryChannel, memory_pair
 from holdfast.gateway.compose import opened
@@ -18,6 +17,8 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings, Limits
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
+
+from .wires import wire
 
 pytestmark = pytest.mark.anyio
 CREATE = b'{"type": "response.create"}'

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
-from wires import Wire, wire
 
 from holdfast.gateway.serve import Serving
+
+from .wires import Wire, wire
 
 pytestmark = pytest.mark.anyio
 MANY = 100_000

@@ -12,9 +12,6 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from test_resume import QUICK, begun, greeted, returning, served
-from test_streamed_input import PAUSES, in_pieces
-from wires import Wire, text_of, wire
 
 from holdfast.benchmarks.faults.network import proxy
 from holdfast.gateway.live import LiveSession
@@ -23,6 +20,10 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, RunDone, connect, tool
 from holdfast.sessions.items import FunctionCallOutput
+
+from .test_resume import QUICK, begun, greeted, returning, served
+from .test_streamed_input import PAUSES, in_pieces
+from .wires import Wire, text_of, wire
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from wires import LONG, get
 
 from holdfast.gateway.serve import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
@@ -17,6 +16,8 @@ from holdfast.kvstore.shelf.places import PAGE
 from holdfast.kvstore.shelf.upkeep import stat
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ServerError, SessionLost, connect
+
+from .wires import LONG, get
 
 pytestmark = pytest.mark.anyio
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from wires import get
 
 from holdfast.gateway.serve import Serving
 from holdfast.sdk import RunEvent, StepFinished, WaitFinished, connect, tool
 from holdfast.sdk.frames.client import SessionSettle
+
+from .wires import get
 
 pytestmark = pytest.mark.anyio
 

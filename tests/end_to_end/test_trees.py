@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from wires import LONG
 
 from holdfast.gateway.serve import Serving
 from holdfast.sdk import SDKError, ServerError, connect
 from holdfast.sdk.chat import Chat
+
+from .wires import LONG
 
 pytestmark = pytest.mark.anyio
 

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
-from wires import LONG
 
 from holdfast.gateway.serve import Serving
 from holdfast.sdk import Client, ServerError, connect
 from holdfast.sdk.chat import Chat
+
+from .wires import LONG
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from realtime_grammar import Grammar
 
 from holdfast.gateway.conversation import Conversation
 from holdfast.gateway.effects import CancelResponse, Effect, Send, StartResponse
@@ -36,6 +35,8 @@ from holdfast.sessions.history import Draft, History
 from holdfast.sessions.ids import ids_of
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.tree import Reply
+
+from .realtime_grammar import Grammar
 
 VOCAB = 1000
 USAGE = TurnUsage(

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from realtime_grammar import Grammar
 
 from holdfast.gateway.conversation import Conversation
 from holdfast.gateway.effects import CancelResponse, Send, StartResponse
@@ -37,6 +36,8 @@ from holdfast.sessions.history import Draft, History, Turn
 from holdfast.sessions.ids import ids_of
 from holdfast.sessions.items import FunctionCall, Item, Message
 from holdfast.sessions.tree import Reply
+
+from .realtime_grammar import Grammar
 
 NAMES = ["a", "b", "c", "d", "e", "root", "nobody"]
 IDS = st.sampled_from(NAMES)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
-from realtime_grammar import Grammar
 
 from holdfast.gateway.outbox import Outbox
 from holdfast.gateway.serve import serving
@@ -29,6 +28,8 @@ from holdfast.sdk.frames.items import AnyItem, ItemReference, MessageItem
 from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.session import FunctionTool, SessionPatch
 from holdfast.sdk.transport import Transport, dial
+
+from .realtime_grammar import Grammar
 
 pytestmark = pytest.mark.anyio
 WEATHER = FunctionTool(

@@ -11,12 +11,12 @@ import torch
 
 pytest.importorskip("numba")
 
-from cpu_stage import DTYPES, LAYER, LAYERS, SHAPES, TOLERANCE, Stage, numbers
-
 from holdfast.kernels import reference
 from holdfast.kernels.cpu import backend, widening
 from holdfast.kernels.cpu.decoding import heads_together, piece_of
 from holdfast.kernels.interface import Attention, HeadNorm
+
+from .cpu_stage import DTYPES, LAYER, LAYERS, SHAPES, TOLERANCE, Stage, numbers
 
 BACKENDS = {"reference": reference, "cpu": backend}
 MIXES = {

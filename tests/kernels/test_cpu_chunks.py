@@ -10,13 +10,13 @@ import torch
 
 pytest.importorskip("numba")
 
-from cpu_stage import DTYPES, LAYER, SHAPES, TOLERANCE, Stage
-
 from holdfast.kernels.cpu import backend
 from holdfast.kernels.cpu.lanes import TILE
 from holdfast.kernels.cpu.layout import CHUNK_VECTORS
 from holdfast.kernels.cpu.prefilling import block_tokens
 from holdfast.kernels.interface import Attention
+
+from .cpu_stage import DTYPES, LAYER, SHAPES, TOLERANCE, Stage
 
 HOWS = [Attention(0.125), Attention(0.125, window=90), Attention(0.5, window=33, soft_cap=4.0)]
 

@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from scripted import Script, add, chatting, failed, given_up, response, weather
 
 from holdfast.sdk import (
     CallFinished,
@@ -34,6 +33,8 @@ from holdfast.sdk.frames import client, items, server
 from holdfast.sdk.frames.client import ClientEvent
 from holdfast.sdk.frames.response import CachedTokensDetails as Cached
 from holdfast.sdk.frames.response import InputTokenDetails, OutputTokenDetails, StatusDetails, Usage
+
+from .scripted import Script, add, chatting, failed, given_up, response, weather
 
 pytestmark = pytest.mark.anyio
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 import anyio
 import pytest
-from scripted import Script, chatting, given_up
 
 from holdfast.sdk import errors
 from holdfast.sdk.frames import client, server, verbs
 from holdfast.sdk.frames.client import ClientEvent
 from holdfast.sdk.frames.items import MessageItem
+
+from .scripted import Script, chatting, given_up
 
 pytestmark = pytest.mark.anyio
 WORDS = "|".join(f"word{number} " for number in range(30))

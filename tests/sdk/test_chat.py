@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Iterable
 
 import anyio
 import pytest
-from scripted import Script, add, chatting, failed, given_up, response, weather
 
 from holdfast.sdk import ServerError, errors
 from holdfast.sdk.asking import TOGETHER
 from holdfast.sdk.frames import client, items, server
 from holdfast.sdk.frames.client import ClientEvent, ItemCreate
 from holdfast.sdk.frames.verbs import ItemTruncate, ItemTruncated
+
+from .scripted import Script, add, chatting, failed, given_up, response, weather
 
 pytestmark = pytest.mark.anyio
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import anyio
 import pytest
-from scripted import Script, chatting, given_up
 
 from holdfast.sdk import CallFinished, ToolContext, tool
 from holdfast.sdk.agent import tracing
 from holdfast.sdk.agent.events import StepFinished
 from holdfast.sdk.apart import Apart
+
+from .scripted import Script, chatting, given_up
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from scripted import Script
 
 from holdfast.sdk import Client, SessionLost
 from holdfast.sdk.chat import Chat
@@ -16,6 +15,8 @@ from holdfast.sdk.frames.response import Response
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sdk.resume import MAX_UNSURE, Patience, Return
 from holdfast.sdk.transport import Transport, realtime_url
+
+from .scripted import Script
 
 pytestmark = pytest.mark.anyio
 QUICK = Patience(first=0.0, longest=0.0, total=1000.0)

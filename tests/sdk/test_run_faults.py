@@ -8,11 +8,12 @@ from typing import Any
 
 import anyio
 import pytest
-from scripted import Script, add, chatting, given_up, response, weather
 
 from holdfast.sdk import ChatBusy, FrameError, RunDone, TraceFile
 from holdfast.sdk.frames import client, server, verbs
 from holdfast.sdk.frames.client import ClientEvent
+
+from .scripted import Script, add, chatting, given_up, response, weather
 
 pytestmark = pytest.mark.anyio
 

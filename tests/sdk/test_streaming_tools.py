@@ -11,8 +11,6 @@ from typing import Any
 
 import anyio
 import pytest
-from scripted import Script, chatting, given_up
-from test_agent_run import Streaming, called, of
 
 from holdfast.sdk import (
     CallFinished,
@@ -30,6 +28,9 @@ from holdfast.sdk.frames import client, items, server
 from holdfast.sdk.frames.client import ClientEvent
 from holdfast.sdk.outputs import MAX_OUTPUT_BYTES
 from holdfast.sdk.tools import tool_of
+
+from .scripted import Script, chatting, given_up
+from .test_agent_run import Streaming, called, of
 
 pytestmark = pytest.mark.anyio
 Answer = Callable[[Script, ClientEvent], Iterable[server.ServerEvent]]

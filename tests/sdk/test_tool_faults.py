@@ -15,11 +15,12 @@ from typing import Any
 
 import anyio
 import pytest
-from scripted import Script, chatting
 
 from holdfast.sdk import CallFinished, ToolContext, ToolInvalid, tool
 from holdfast.sdk.outputs import MAX_OUTPUT_BYTES
 from holdfast.sdk.tools import tool_of
+
+from .scripted import Script, chatting
 
 pytestmark = pytest.mark.anyio
 

@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator, Iterable
 
 import anyio
 import pytest
-from scripted import Script, chatting
-from test_return import QUICK, SESSION
 
 from holdfast.sdk import CallFinished, Chat, Client, ServerError, ToolContext
 from holdfast.sdk.frames import client, server
 from holdfast.sdk.frames.client import ClientEvent
 from holdfast.sdk.frames.items import FunctionCallOutputItem
 from holdfast.sdk.transport import Transport
+
+from .scripted import Script, chatting
+from .test_return import QUICK, SESSION
 
 pytestmark = pytest.mark.anyio
 

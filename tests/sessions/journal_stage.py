@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from scripted_link import ScriptedLink
-from session_stage import LANGUAGE
-
 from holdfast.sessions.book import SessionBook
 from holdfast.sessions.journal.changes import Change, Put
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import HandleRecord, Keyring, SessionRecord
 from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.journal.store import JournalStore, Table, key_of
+
+from .scripted_link import ScriptedLink
+from .session_stage import LANGUAGE
 
 SMALL = JournalSettings(max_bytes=32 << 20, reserve_bytes=0, retry_seconds=0.01)
 MODEL = b"model"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from scripted_link import ScriptedLink
-from session_stage import ask, one_shot, prompts, read, reciting, run, session_on
-
 from holdfast.runtime.link.messages import Reply
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
+
+from .scripted_link import ScriptedLink
+from .session_stage import ask, one_shot, prompts, read, reciting, run, session_on
 
 LONG_ENOUGH = 0.2
 """Seconds, within which all would be handed over."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from session_stage import LANGUAGE, ask, reciting
 
 from holdfast.sessions.book import SessionBook
 from holdfast.sessions.errors import SessionClosed, SessionLimit, SessionUnknown
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.settings import SessionSettings
+
+from .session_stage import LANGUAGE, ask, reciting
 
 
 def test_sessions_are_found_counted_and_closed() -> None:

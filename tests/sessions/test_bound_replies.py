@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from session_stage import LANGUAGE
 
 from holdfast.runtime.link.messages import Grammar, GrammarKind
 from holdfast.sessions.forms import Forms, ReasoningForm
@@ -14,6 +13,8 @@ from holdfast.sessions.grammars import json_format
 from holdfast.sessions.items import FunctionCall, Message, Tool
 from holdfast.sessions.journal.replay import reader_of
 from holdfast.sessions.requests import TurnRequest
+
+from .session_stage import LANGUAGE
 
 ADD = Tool(name="add", parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

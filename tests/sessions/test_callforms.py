@@ -8,13 +8,14 @@ from keyword import iskeyword
 from typing import Any
 
 import pytest
-from call_pieces import read_all, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.forms import CallForm, Forms, ReasoningForm, found_forms
 from holdfast.sessions.reasoning import ReasoningSplitter
 from holdfast.sessions.toolcalls import CallArguments, CallClosed, CallOpened, Piece, Text
+
+from .call_pieces import read_all, split
 
 FORMS = list(CallForm)
 values = st.recursive(

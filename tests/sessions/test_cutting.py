@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from chat_languages import backend, ours
-from session_stage import END, NAME, toks
 
 from holdfast.sessions.characters import inside_character
 from holdfast.sessions.cutting import check_place, cut_after, cut_tokens
@@ -16,6 +14,9 @@ from holdfast.sessions.ids import ids_from, ids_of
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.reply import ReplyReader
 from holdfast.sessions.tree import Reply
+
+from .chat_languages import backend, ours
+from .session_stage import END, NAME, toks
 
 TOKENIZER = ours(NAME)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from chat_languages import FAMILIES, backend, ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
 from holdfast.sessions.detokenize import Detokenizer
+
+from .chat_languages import FAMILIES, backend, ids
 
 VOCABULARY = backend("chatml").get_vocab_size()
 

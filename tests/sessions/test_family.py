@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from journal_stage import MODEL, SMALL, book_in, folder, store_in
-from session_stage import LANGUAGE, ask, reciting, run
 
 from holdfast.sessions import family as family_room
 from holdfast.sessions.book import Reopened, SessionBook
@@ -16,6 +14,9 @@ from holdfast.sessions.family import MAX_NAME, Member
 from holdfast.sessions.journal.changes import Drop
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.session import Session
+
+from .journal_stage import MODEL, SMALL, book_in, folder, store_in
+from .session_stage import LANGUAGE, ask, reciting, run
 
 
 def shape(family: Sequence[Member]) -> list[tuple[str, str | None, str]]:

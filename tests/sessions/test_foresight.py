@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from session_stage import ask, read, reciting, run, session_on
 
 from holdfast.sessions.foresight import PATIENCE
 from holdfast.sessions.items import FunctionCallOutput, Preamble, Tool
 from holdfast.sessions.session import Session
+
+from .session_stage import ask, read, reciting, run, session_on
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 LONG_ENOUGH = 6 * PATIENCE

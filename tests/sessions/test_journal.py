@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from journal_stage import MODEL, SMALL, book_in, folder
-from scripted_link import ScriptedLink
-from session_stage import END, ask, prompts, read, reciting, run, say, toks
 
 from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
 from holdfast.sessions.book import Reopened, SessionBook
@@ -40,6 +37,10 @@ from holdfast.sessions.journal.store import JournalStore, Stored
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
 from holdfast.sessions.textbuffer import TextBuffer
+
+from .journal_stage import MODEL, SMALL, book_in, folder
+from .scripted_link import ScriptedLink
+from .session_stage import END, ask, prompts, read, reciting, run, say, toks
 
 
 class Failing:

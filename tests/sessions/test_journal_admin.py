@@ -11,10 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from journal_stage import MODEL, SMALL, birth, book_in, folder, record_of, store_in
 from msgspec.structs import replace as replaced
-from session_stage import ask, reciting, run
-from test_journal_migration import STORES, kept, said, wanted
 
 from holdfast.sessions.book import Reopened
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StoreHeld, StoreUnusable
@@ -27,6 +24,10 @@ from holdfast.sessions.journal.places import offset_of, slot_of
 from holdfast.sessions.journal.records import Heard, Origin
 from holdfast.sessions.journal.segment import Kind
 from holdfast.sessions.journal.store import JournalStore
+
+from .journal_stage import MODEL, SMALL, birth, book_in, folder, record_of, store_in
+from .session_stage import ask, reciting, run
+from .test_journal_migration import STORES, kept, said, wanted
 
 COUNT = 5
 

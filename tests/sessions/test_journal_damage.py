@@ -10,10 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from bad_disks import PAGE, BadDisk, Crash, cut, flipped, killed, swapped, zeroed
-from journal_stage import MODEL, SMALL, birth, book_in, folder, record_of, store_in
 from msgspec.structs import replace as replaced
-from session_stage import ask, reciting, run
 
 from holdfast.sessions.book import Reopened
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged
@@ -24,6 +21,10 @@ from holdfast.sessions.journal.places import offset_of, slot_of
 from holdfast.sessions.journal.records import Heard, Inserted, Origin
 from holdfast.sessions.journal.segment import LOG_START, Kind
 from holdfast.sessions.journal.store import JournalStore
+
+from .bad_disks import PAGE, BadDisk, Crash, cut, flipped, killed, swapped, zeroed
+from .journal_stage import MODEL, SMALL, birth, book_in, folder, record_of, store_in
+from .session_stage import ask, reciting, run
 
 Damage = Callable[[bytearray, Random], None]
 SESSIONS = 24

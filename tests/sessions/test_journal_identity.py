@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from journal_stage import MODEL, SMALL, birth, folder
-from session_stage import run
 
 from holdfast.sessions.journal import identity
 from holdfast.sessions.journal.changes import Append
@@ -17,6 +15,9 @@ from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.opening import open_for
 from holdfast.sessions.journal.records import Heard
 from holdfast.sessions.journal.store import JournalStore
+
+from .journal_stage import MODEL, SMALL, birth, folder
+from .session_stage import run
 
 
 @contextmanager

@@ -7,11 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import pytest
-from bad_disks import BadDisk, Crash, killed
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from journal_stage import MODEL, SMALL, birth, folder, record_of
 from msgspec.structs import replace as replaced
 
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
@@ -28,6 +26,9 @@ from holdfast.sessions.journal.records import (
     Snapshot,
 )
 from holdfast.sessions.journal.store import JournalStore
+
+from .bad_disks import BadDisk, Crash, killed
+from .journal_stage import MODEL, SMALL, birth, folder, record_of
 
 TEXTS = st.text(max_size=20)
 OPERATIONS: st.SearchStrategy[AnyOperation] = st.one_of(

@@ -9,14 +9,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from bad_disks import PAGE
-from journal_stage import MODEL, SMALL, folder, store_in
 
 from holdfast.sessions.errors import RecordDamaged, StoreForeign, StoreNewer
 from holdfast.sessions.journal import legacy
 from holdfast.sessions.journal.legacy import KEPT, UNREADABLE, migrate
 from holdfast.sessions.journal.opening import open_for
 from holdfast.sessions.journal.store import JournalStore
+
+from .bad_disks import PAGE
+from .journal_stage import MODEL, SMALL, folder, store_in
 
 STORES = Path(__file__).parent / "stores"
 COUNT = 200

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from journal_stage import MODEL, SMALL, birth, folder, record_of, store_in
 from msgspec.structs import replace as replaced
 
 from holdfast.sessions.errors import (
@@ -43,6 +42,8 @@ from holdfast.sessions.journal.segment import (
     encoded_header,
 )
 from holdfast.sessions.journal.store import Table, key_of
+
+from .journal_stage import MODEL, SMALL, birth, folder, record_of, store_in
 
 FIXTURE = Path(__file__).parent / "stores" / "format_1"
 HELLO = Inserted(item=Message(id="item_1", role="user", text="hello"))

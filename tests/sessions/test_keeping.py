@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from session_stage import ask, reciting, run, say, session_on
 
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.messages import Grant
@@ -15,6 +14,8 @@ from holdfast.sessions.events import ReplyStatus
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.suspicion import MOST_KILLED
+
+from .session_stage import ask, reciting, run, say, session_on
 
 
 def verbs(link, *names: str) -> list[tuple]:

@@ -6,8 +6,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from scripted_link import ScriptedLink
-from session_stage import run
 
 from holdfast.runtime.errors import EngineDied, SequenceUnknown
 from holdfast.runtime.link.blackbox import Death
@@ -15,6 +13,9 @@ from holdfast.runtime.link.messages import Limits, Sampling
 from holdfast.sessions.ids import Ids, ids_of
 from holdfast.sessions.sequence import LiveSequence
 from holdfast.sessions.suspicion import TRIAL, Suspicion
+
+from .scripted_link import ScriptedLink
+from .session_stage import run
 
 END = 0
 

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from scripted_link import ScriptedLink
-from session_stage import END, LANGUAGE, ask, one_shot, prompts, read, reciting, run, say, session_on
 
 from holdfast.sessions.book import SessionBook
 from holdfast.sessions.errors import PromptTooLong
@@ -19,6 +17,9 @@ from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.settled import Settled
 from holdfast.sessions.tokenizer import ChatTokenizer
 from holdfast.sessions.workers import Workers
+
+from .scripted_link import ScriptedLink
+from .session_stage import END, LANGUAGE, ask, one_shot, prompts, read, reciting, run, say, session_on
 
 WORDS = "The weather in Paris is sunny and warm. "
 LONG = WORDS * 1200

@@ -6,10 +6,11 @@ import json
 from datetime import datetime
 
 import pytest
-from session_stage import LANGUAGE
 
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
+
+from .session_stage import LANGUAGE
 
 DEEP = '{"a":' + "[" * 900 + "]" * 900 + "}"
 

@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from call_pieces import read_all, split
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.sessions.pythoniccalls import PythonicCalls
 from holdfast.sessions.toolcalls import CallArguments, CallClosed, CallOpened, Piece, Text
+
+from .call_pieces import read_all, split
 
 
 def parse(pieces: list[str]) -> list[Piece]:

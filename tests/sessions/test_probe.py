@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from chat_languages import FAMILIES, backend, end_id, ours
 
 from holdfast.sessions.errors import TemplateFailed
 from holdfast.sessions.probe import TemplateClass, probe
 from holdfast.sessions.tokenizer import ChatTokenizer
+
+from .chat_languages import FAMILIES, backend, end_id, ours
 
 
 @pytest.mark.parametrize(

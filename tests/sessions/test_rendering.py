@@ -7,25 +7,19 @@ from datetime import datetime
 
 import msgspec
 import pytest
-from chat_languages import FAMILIES, end_id, ids, ours, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.errors import TemplateFailed
 from holdfast.sessions.history import History, Segment
 from holdfast.sessions.ids import ids_of
-from holdfast.sessions.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    Message,
-    Preamble,
-    Tool,
-    new_id,
-)
+from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool, new_id
 from holdfast.sessions.rendering import Renderer
 from holdfast.sessions.settled import Settled
 from holdfast.sessions.template import ChatTemplate
 from holdfast.sessions.tree import Reply
+
+from .chat_languages import FAMILIES, end_id, ids, ours, reference
 
 NOON = datetime(2025, 3, 1, 12)
 FAMILY = ["chatml", "qwen3", "llama3"]

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from chat_languages import end_id, ids, ours
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,8 @@ from holdfast.sessions.events import (
 from holdfast.sessions.forms import CallForm, Forms, ReasoningForm
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.reply import ReplyReader
+
+from .chat_languages import end_id, ids, ours
 
 NAME = "chatml"
 END = end_id(NAME)

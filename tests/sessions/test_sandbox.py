@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from chat_languages import CHATML, FAMILIES, backend, ours, reference
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from holdfast.sessions.errors import TemplateFailed
@@ -17,6 +16,8 @@ from holdfast.sessions.sandbox import CHARACTERS, Trial, compiled
 from holdfast.sessions.template import ChatTemplate
 from holdfast.sessions.tokenizer import ChatTokenizer
 from holdfast.tests.sessions.test_rendering import NOON
+
+from .chat_languages import CHATML, FAMILIES, backend, ours, reference
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "<ü>", "parameters": {"a": [1]}}}]
 CALL = {"type": "function", "id": "c12345678", "function": {"name": "look", "arguments": {"a": "é<"}}}

@@ -6,9 +6,14 @@ import subprocess
 import sys
 
 import pytest
-from chat_languages import ours
-from scripted_link import ScriptedLink
-from session_stage import (
+
+from holdfast.sessions.events import CallDone, CallStarted, MissReason, ReplyStatus, TextDelta
+from holdfast.sessions.items import FunctionCallOutput, Message, Preamble, Tool
+from holdfast.sessions.requests import TurnRequest
+
+from .chat_languages import ours
+from .scripted_link import ScriptedLink
+from .session_stage import (
     END,
     NAME,
     ask,
@@ -22,10 +27,6 @@ from session_stage import (
     text_of,
     toks,
 )
-
-from holdfast.sessions.events import CallDone, CallStarted, MissReason, ReplyStatus, TextDelta
-from holdfast.sessions.items import FunctionCallOutput, Message, Preamble, Tool
-from holdfast.sessions.requests import TurnRequest
 
 
 @run

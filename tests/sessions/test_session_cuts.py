@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from chat_languages import ours
-from session_stage import (
+
+from holdfast.sessions.errors import SessionClosed
+from holdfast.sessions.events import EndReason, ReplyStatus, TextDelta
+from holdfast.sessions.requests import TurnRequest
+
+from .chat_languages import ours
+from .session_stage import (
     END,
     NAME,
     ask,
@@ -20,10 +25,6 @@ from session_stage import (
     text_of,
     toks,
 )
-
-from holdfast.sessions.errors import SessionClosed
-from holdfast.sessions.events import EndReason, ReplyStatus, TextDelta
-from holdfast.sessions.requests import TurnRequest
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 50])

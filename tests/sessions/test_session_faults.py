@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from chat_languages import ours
-from session_stage import (
+
+from holdfast.sessions.errors import ConversationBusy, EngineFull, PromptTooLong, TemplateFailed, TurnFailed
+from holdfast.sessions.events import EndReason, MissReason, ReplyStatus
+from holdfast.sessions.language import Language
+from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.session import Session
+
+from .chat_languages import ours
+from .session_stage import (
     BROKEN,
     NAME,
     ask,
@@ -18,18 +25,6 @@ from session_stage import (
     text_of,
     toks,
 )
-
-from holdfast.sessions.errors import (
-    ConversationBusy,
-    EngineFull,
-    PromptTooLong,
-    TemplateFailed,
-    TurnFailed,
-)
-from holdfast.sessions.events import EndReason, MissReason, ReplyStatus
-from holdfast.sessions.language import Language
-from holdfast.sessions.requests import TurnRequest
-from holdfast.sessions.session import Session
 
 
 @run

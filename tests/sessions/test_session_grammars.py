@@ -7,9 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from scripted_link import ScriptedLink
-from session_stage import LANGUAGE, read, run, say, session_on
-from test_session_recovery import TALE, die_and_return, rest, telling, until
 
 from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
 from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Limits, Row, Work
@@ -19,6 +16,10 @@ from holdfast.sessions.events import ReplyDone, ReplyStatus
 from holdfast.sessions.grammars import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
 from holdfast.sessions.items import Preamble, Tool
 from holdfast.sessions.requests import TurnRequest
+
+from .scripted_link import ScriptedLink
+from .session_stage import LANGUAGE, read, run, say, session_on
+from .test_session_recovery import TALE, die_and_return, rest, telling, until
 
 ANY = Grammar(GrammarKind.REGEX, "(.|\\n)*")
 OBJECT: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -6,11 +6,12 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_link import ScriptedLink
-from session_stage import END, say, session_on, toks
 
 from holdfast.sessions.items import Preamble
 from holdfast.sessions.requests import TurnRequest
+
+from .scripted_link import ScriptedLink
+from .session_stage import END, say, session_on, toks
 
 actions = st.lists(
     st.sampled_from(

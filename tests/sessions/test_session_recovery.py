@@ -7,8 +7,6 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_link import Held, ScriptedLink
-from session_stage import END, LANGUAGE, ask, reciting, run, say, session_on, text_of, toks
 
 from holdfast.runtime.errors import EngineDied
 from holdfast.sessions.errors import EngineUnavailable, SequencePoisoned
@@ -19,6 +17,9 @@ from holdfast.sessions.response import Response
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.suspicion import MOST_KILLED
+
+from .scripted_link import Held, ScriptedLink
+from .session_stage import END, LANGUAGE, ask, reciting, run, say, session_on, text_of, toks
 
 TALE = "The quick brown fox jumps over the lazy dog, and then 🎉 it goes home to sleep."
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from chat_languages import CORPUS, FAMILIES, ours
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from holdfast.sessions.settled import Grown, Settled
 from holdfast.sessions.tokenizer import ChatTokenizer
+
+from .chat_languages import CORPUS, FAMILIES, ours
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (

@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from chat_languages import FAMILIES, backend, end_id, ids
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_rendering import NASTY, NOON, replied, take_turn, typed, user
 
 from holdfast.sessions.history import History, Script
 from holdfast.sessions.ids import ids_of
@@ -17,6 +15,9 @@ from holdfast.sessions.rendering import Renderer
 from holdfast.sessions.settled import Settled
 from holdfast.sessions.tokenizer import ChatTokenizer
 from holdfast.sessions.tree import Reply
+
+from .chat_languages import FAMILIES, backend, end_id, ids
+from .test_rendering import NASTY, NOON, replied, take_turn, typed, user
 
 TALK = """\
 {%- for message in messages -%}

@@ -6,12 +6,8 @@ from datetime import datetime
 from functools import cache
 
 import pytest
-from chat_languages import STRICT, end_id, ids, ours, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_link import Recital, ScriptedLink
-from session_stage import BROKEN, read, run, say
-from test_rendering import typed
 
 from holdfast.sessions.edits import end_with, rewind
 from holdfast.sessions.events import ReplyStatus
@@ -24,6 +20,11 @@ from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
 from holdfast.sessions.tokenizer import CLOSE_MARK, OPEN_MARK
 from holdfast.sessions.tree import Reply
+
+from .chat_languages import STRICT, end_id, ids, ours, reference
+from .scripted_link import Recital, ScriptedLink
+from .session_stage import BROKEN, read, run, say
+from .test_rendering import typed
 
 NOON = datetime(2025, 3, 1, 12)
 SPACED = ("mistral-v2", "mistral-v3")

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journal_stage import MODEL, SMALL, birth, folder
-from session_stage import LANGUAGE, ask, reciting, run, say
 
 from holdfast.sessions.book import Reopened, SessionBook
 from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, StorageUnavailable, TurnLimit
@@ -36,6 +34,9 @@ from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings, TenantLimits
+
+from .journal_stage import MODEL, SMALL, birth, folder
+from .session_stage import LANGUAGE, ask, reciting, run, say
 
 ACME, ZENITH = b"acme", b"zenith"
 SECONDS = 10.0

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
-from chat_languages import FAMILIES, ours
 from hypothesis import given
 from hypothesis import strategies as st
-from test_settled import KINDS, SNIPPETS, odd, tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from holdfast.sessions import settled
 from holdfast.sessions.settled import Grown, Settled
 from holdfast.sessions.tokenizer import ChatTokenizer, _any_of
+
+from .chat_languages import FAMILIES, ours
+from .test_settled import KINDS, SNIPPETS, odd, tokenizer
 
 ODD = ["cuts within characters", "strips", "begins anew", "takes white space"]
 LETTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

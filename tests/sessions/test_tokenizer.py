@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from chat_languages import CHATML, FAMILIES, ours, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -14,6 +13,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from holdfast.sessions.errors import TemplateFailed, TokenizerUnreadable
 from holdfast.sessions.settled import Settled
 from holdfast.sessions.tokenizer import CLOSE_MARK, LONG, OPEN_MARK, ChatTokenizer
+
+from .chat_languages import CHATML, FAMILIES, ours, reference
 
 
 @pytest.fixture

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from call_pieces import read_all, split
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.toolcalls import CallArguments, CallClosed, CallOpened, CallParser, Piece, Text
+
+from .call_pieces import read_all, split
 
 arguments = st.dictionaries(
     st.text(max_size=5),

@@ -9,9 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from chat_languages import ours
-from journal_stage import book_in, folder
-from session_stage import NAME, ask, reciting, run, say, session_on
 
 from holdfast.sessions import response as response_module
 from holdfast.sessions import session as session_module
@@ -24,6 +21,10 @@ from holdfast.sessions.journal.records import AnyOperation, Begun, Ended
 from holdfast.sessions.language import Language
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
+
+from .chat_languages import ours
+from .journal_stage import book_in, folder
+from .session_stage import NAME, ask, reciting, run, say, session_on
 
 LOOK = Tool(name="look", parameters={"type": "object", "properties": {}})
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from journal_stage import book_in, folder, store_in
-from scripted_link import ScriptedLink
-from session_stage import LANGUAGE, ask, read, reciting, run, say
 
 from holdfast.sessions.book import Reopened, SessionBook
 from holdfast.sessions.errors import (
@@ -24,6 +21,10 @@ from holdfast.sessions.journal.records import Snapshot
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
+
+from .journal_stage import book_in, folder, store_in
+from .scripted_link import ScriptedLink
+from .session_stage import LANGUAGE, ask, read, reciting, run, say
 
 
 def texts(session: Session) -> list[str]:

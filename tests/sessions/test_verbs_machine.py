@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from chat_languages import backend
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,8 +24,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from scripted_link import ScriptedLink
-from session_stage import END, LANGUAGE, NAME, toks
 
 from holdfast.sessions.errors import ConversationBusy, CutInvalid, ItemUnknown
 from holdfast.sessions.events import EndReason, ReplyDone, TextDelta
@@ -36,6 +33,10 @@ from holdfast.sessions.journal.records import AnyOperation
 from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
+
+from .chat_languages import backend
+from .scripted_link import ScriptedLink
+from .session_stage import END, LANGUAGE, NAME, toks
 
 WORDS = sorted(set(toks("one two three four five, six. Seven eight nine ten")))
 LIMIT = 12

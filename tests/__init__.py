@@ -1,0 +1,1 @@
+"""The tests: a package per room, and what goes through all of them."""

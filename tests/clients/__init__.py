@@ -1,0 +1,1 @@
+"""Tests with the clients that others wrote."""

@@ -1,0 +1,1 @@
+"""Tests of everything together: client, server, engine."""

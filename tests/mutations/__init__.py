@@ -1,0 +1,1 @@
+"""Tests that plant bugs, and must catch them."""
