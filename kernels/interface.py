@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .batch import PagedBatch
-from .penalties import Said
-from .sampling import Typical
+from .reference.penalties import Said
+from .reference.sampling import Typical
 
 
 @dataclass(frozen=True, slots=True)

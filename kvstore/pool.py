@@ -26,8 +26,8 @@ from enum import StrEnum
 from .audit import Books, balance
 from .errors import BlockMisused, PoolExhausted, StepOutOfOrder
 from .eviction import EvictionOrder
-from .index import PrefixIndex
 from .owners import Owner, OwnerTags
+from .prefix_index import PrefixIndex
 from .references import BlockIds, Places, References, as_places
 
 

@@ -11,14 +11,14 @@ from typing import TypeAlias
 
 import torch
 
-from ..kernels.choose import Backend, BackendMissing, Needs, choose, named, tell_compiling
+from ..kernels.backends import Backend, BackendMissing, Needs, choose, named, tell_compiling
 from ..kernels.device import device_of
 from ..kvstore.arena import DeviceArena
+from ..kvstore.block_mover import BlockMover
 from ..kvstore.errors import GroupInvalid
 from ..kvstore.groups import KVGroup
-from ..kvstore.host import HostTier
+from ..kvstore.host.tier import HostTier
 from ..kvstore.keys import BlockHasher
-from ..kvstore.moves import BlockMover
 from ..kvstore.pool import BlockPool
 from . import guidance
 from .costs import CostBook, measure, this_machine

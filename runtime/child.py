@@ -17,7 +17,7 @@ import signal
 import socket
 import threading
 
-from ..kvstore.limits import NAMED, errno_of, explained
+from ..kvstore.system_limits import NAMED, errno_of, explained
 from .errors import EngineStarved, LinkClosed, RuntimeFault
 from .link.blackbox import BlackBox
 from .link.codec import frame, receive_one

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kernels import penalties, reference
 from ..kernels.batch import upload
 from ..kernels.interface import Kernels
-from ..kernels.penalties import NO_TOKEN, NOTHING, Said
-from ..kernels.sampling import Typical
+from ..kernels.reference import backend, penalties
+from ..kernels.reference.penalties import NO_TOKEN, NOTHING, Said
+from ..kernels.reference.sampling import Typical
 from .errors import GrammarInvalid, GrammarStuck
 from .link.messages import Sampling, TokenLogprob
 from .plan import Outcome, PlanRow, RowFault, Scored
@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 _Asked = list[tuple[PlanRow, Sampling]]
 
 
-def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor, kernels: Kernels = reference) -> Tensor:
+def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor, kernels: Kernels = backend) -> Tensor:
     """One token for each row: int64 ``[rows, 2 + scores]``, to be read by `outcome`. May overwrite ``logits``.
 
     ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``kernels``: the

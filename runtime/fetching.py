@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from ..kvstore.host import HostTier
-from ..kvstore.shelf.client import DiskTier
+from ..kvstore.disk.client import DiskTier
+from ..kvstore.host.tier import HostTier
 from .costs import CostBook
 from .counters import Counters
 from .paging import Paging

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kvstore.processors import roam
+from ..kvstore.cpu_affinity import roam
 from .bounds import check
 from .errors import GrammarInvalid
 from .grammars import Matcher

@@ -17,17 +17,17 @@ from pathlib import Path
 
 import msgspec
 
-from ..kvstore import limits
+from ..kvstore import system_limits
+from ..kvstore.disk import admin
+from ..kvstore.disk.client import DiskTier
+from ..kvstore.disk.lock import clear
+from ..kvstore.disk.messages import Begin
 from ..kvstore.errors import KVStoreError
-from ..kvstore.host import HostTier
+from ..kvstore.host.slots import SlotMemory, make_memory
+from ..kvstore.host.tier import HostTier
 from ..kvstore.keys import BlockHasher
-from ..kvstore.limits import explained
-from ..kvstore.shares import tenant_of
-from ..kvstore.shelf import upkeep
-from ..kvstore.shelf.client import DiskTier
-from ..kvstore.shelf.lock import clear
-from ..kvstore.shelf.messages import Begin
-from ..kvstore.slots import SlotMemory, make_memory
+from ..kvstore.quotas import tenant_of
+from ..kvstore.system_limits import explained
 from .errors import SettingsInvalid
 from .settings import SECRET_BYTES, EngineSettings
 from .sizing import check_budget, machine_bytes, shown
@@ -52,7 +52,7 @@ def host_bytes(settings: EngineSettings) -> int:
     if settings.host_bytes is not None:
         check_budget("--host-bytes", settings.host_bytes, machine_bytes(), "this machine's memory")
         return settings.host_bytes
-    return min(MOST_BYTES, int(SHARE * machine_bytes()), limits.file_bytes() or MOST_BYTES)
+    return min(MOST_BYTES, int(SHARE * machine_bytes()), system_limits.file_bytes() or MOST_BYTES)
 
 
 def host_memory(settings: EngineSettings) -> int | None:
@@ -93,7 +93,7 @@ def disk_floor(settings: EngineSettings, folder: Path) -> int:
 
 def disk_room(settings: EngineSettings, folder: Path) -> int:
     """Bytes that KV could take under ``folder`` now: what is free beyond the floor, and what it has already."""
-    free = shutil.disk_usage(folder).free + upkeep.file_bytes(folder)
+    free = shutil.disk_usage(folder).free + admin.file_bytes(folder)
     return max(0, free - disk_floor(settings, folder))
 
 
@@ -116,7 +116,7 @@ def file_bytes(store: Path) -> int:
     """Bytes of the store's disk that KV has and gives back when needed; 0 where it has another disk."""
     kv = store / "kv"
     try:
-        return upkeep.file_bytes(kv) if kv.stat().st_dev == store.stat().st_dev else 0
+        return admin.file_bytes(kv) if kv.stat().st_dev == store.stat().st_dev else 0
     except OSError:
         return 0
 
@@ -127,7 +127,7 @@ def make_room(settings: EngineSettings) -> None:
     if folder is not None and folder.is_dir():
         floor = disk_floor(settings, folder)
         if shutil.disk_usage(folder).free < min(floor, settings.disk_reserve):
-            upkeep.give_back(folder, floor)
+            admin.give_back(folder, floor)
 
 
 def disk_bytes(settings: EngineSettings, folder: Path) -> int:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from ..kvstore.shares import tenant_of
+from ..kvstore.quotas import tenant_of
 from .link.messages import Grant, Lease, Receipt
 from .paging import Paging
 from .roster import Roster

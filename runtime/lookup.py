@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import filterfalse, takewhile
 
-from ..kvstore.index import PrefixIndex
+from ..kvstore.disk.client import DiskTier
 from ..kvstore.keys import BlockHasher
-from ..kvstore.shelf.client import DiskTier
+from ..kvstore.prefix_index import PrefixIndex
 from .moves import Moves
 from .sequence import Sequence
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import starmap, takewhile
 
-from ..kvstore.host import HostTier
-from ..kvstore.shelf.client import DiskTier
+from ..kvstore.disk.client import DiskTier
+from ..kvstore.host.tier import HostTier
 from .plan import BlockLoad, BlockSave, Plan, PlanRow
 
 FEW, PART, MANY = 2, 8, 16

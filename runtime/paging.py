@@ -12,9 +12,9 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
+from ..kvstore.disk.client import DiskTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
-from ..kvstore.shelf.client import DiskTier
 from .lookup import Lookup
 from .moves import Moves
 from .plan import BlockCopy

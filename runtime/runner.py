@@ -16,7 +16,7 @@ from torch import Tensor
 from ..kernels.batch import PagedBatch, upload
 from ..kernels.device import Device, device_of
 from ..kvstore.arena import DeviceArena
-from ..kvstore.moves import BlockMover, Saving
+from ..kvstore.block_mover import BlockMover, Saving
 from .device import device_watched
 from .drawing import draw, outcome
 from .model.decoder import Decoder

@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import asdict
 
-from ..kvstore.host import HostTier
+from ..kvstore.disk.client import DiskTier
+from ..kvstore.host.tier import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
-from ..kvstore.shelf.client import DiskTier
 from .commit import Committer
 from .constraints import Constraints
 from .costs import CostBook

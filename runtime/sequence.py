@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kvstore.block_table import BlockTable
 from ..kvstore.keychain import KeyChain
-from ..kvstore.shares import tenant_of
-from ..kvstore.table import BlockTable
+from ..kvstore.quotas import tenant_of
 from .grammars import Matcher
 from .link.messages import Finish, Limits, Sampling, State, TokenLogprob, Work
 from .tokens import TokenList

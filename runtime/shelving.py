@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
 
-from ..kvstore.host import HostTier
-from ..kvstore.shelf.client import DiskTier
+from ..kvstore.disk.client import DiskTier
+from ..kvstore.host.tier import HostTier
 from .fetching import FETCH_POLL_SECONDS, Fetching
 from .paging import Paging
 from .sequence import Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..kvstore.limits import NAMED, errno_of, explained
+from ..kvstore.system_limits import NAMED, errno_of, explained
 from .errors import SettingsInvalid
 from .settings import EngineSettings
 

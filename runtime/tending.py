@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..kvstore.disk import admin
 from ..kvstore.errors import KVStoreError
-from ..kvstore.shelf import upkeep
 from .errors import SettingsInvalid
 
 
@@ -23,10 +23,10 @@ def tend(act: str, store: Path) -> Iterator[str]:
         )
     try:
         if act == "clear":
-            yield f"{upkeep.remove(kv)} kinds of records removed"
+            yield f"{admin.remove(kv)} kinds of records removed"
             return
         found = False
-        for account in {"stat": upkeep.stat, "verify": upkeep.verify, "gc": upkeep.gc}[act](kv):
+        for account in {"stat": admin.stat, "verify": admin.verify, "gc": admin.gc}[act](kv):
             found = True
             checked = "" if act == "stat" else f", {account.damaged} damaged and dropped"
             strange = f", {account.ignored} strange and dropped" if account.ignored else ""

@@ -202,8 +202,8 @@ def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, An
     """Records are put, read, superseded and evicted; what is read is what was put, and the disk comes back."""
     from xxhash import xxh3_64_intdigest
 
+    from ...kvstore.disk.store import Given, RecordStore, StoreFailed
     from ...kvstore.errors import RecordUnavailable
-    from ...kvstore.shelf.store import Given, RecordStore, StoreFailed
 
     def given(number: int) -> Given:
         data = Random(number).randbytes(SIZE)

@@ -21,8 +21,8 @@ from random import Random
 
 from xxhash import xxh3_64_intdigest
 
+from holdfast.kvstore.disk.store import Given, RecordStore, StoreFailed
 from holdfast.kvstore.errors import RecordUnavailable
-from holdfast.kvstore.shelf.store import Given, RecordStore, StoreFailed
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
 from holdfast.sessions.journal.changes import Append, Change, Drop, Put
 from holdfast.sessions.journal.opening import open_for

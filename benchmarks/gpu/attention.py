@@ -12,8 +12,8 @@ from ...kernels.gpu.decode import decode_attention
 from ...kernels.gpu.extend import extend_attention
 from ...kernels.gpu.prefix import prefix_attention
 from ...kernels.interface import Attention
-from ...kernels.prefix import Families, lay_out_families
-from ...kernels.reference_attention import extend_attention as reference
+from ...kernels.reference.attention import extend_attention as reference
+from ...kernels.shared_prefix import Families, lay_out_families
 from . import peers
 from .measure import Bench, Figure, compared, figure, median_us, note, of_copy_rate, reason
 from .paging import LAYERS, Heads, Paged, paged

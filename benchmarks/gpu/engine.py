@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.choose import Needs, choose
+from ...kernels.backends import Needs, choose
 from ...kvstore.arena import DeviceArena
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.device import device_of
-from ...kvstore.registration import PIECE_BYTES
-from ...kvstore.slots import make_memory
+from ...kvstore.host.registration import PIECE_BYTES
+from ...kvstore.host.slots import make_memory
 from .measure import Bench, Figure, copy_rate, figure, median_us, note
 
 

@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from ...kernels import sampling
 from ...kernels.gpu import draw, rowwise, store
 from ...kernels.interface import HeadNorm
+from ...kernels.reference import sampling
 from .measure import Bench, Figure, figure, median_us, of_copy_rate
 
 COPIES = 4

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.choose import Needs, choose
+from ...kernels.backends import Needs, choose
 from ...runtime.link import messages
 from ...runtime.model.config import ModelConfig, read_config
 from ...runtime.model.decoder import Decoder

@@ -19,7 +19,7 @@ from ...kernels.gpu.decode import decode_attention
 from ...kernels.gpu.extend import extend_attention
 from ...kernels.gpu.prefix import prefix_attention
 from ...kernels.interface import Attention
-from ...kernels.prefix import lay_out_families
+from ...kernels.shared_prefix import lay_out_families
 from .attention import calls
 from .measure import Bench, Figure, Work, figure, median_us, note, reason
 from .paging import Heads, paged

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
+from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE, ShelfStatistics
+from holdfast.kvstore.disk.page_cache import PAGE
+from holdfast.kvstore.disk.store import Given, RecordStore
 from holdfast.kvstore.errors import KVStoreError
-from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.host.slots import ENTRY, SlotMemory, make_memory
+from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.kvstore.shelf.client import STORES_IN_FLIGHT, STORING_SHARE, ShelfStatistics
-from holdfast.kvstore.shelf.pagecache import PAGE
-from holdfast.kvstore.shelf.store import Given, RecordStore
-from holdfast.kvstore.slots import ENTRY, SlotMemory, make_memory
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.plan import Outcome, Plan
 from holdfast.runtime.scheduler import Scheduler

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from holdfast.kernels.cpu.cores import bind
-from holdfast.kvstore.host import HostTier
-from holdfast.kvstore.shelf.client import DiskTier
-from holdfast.kvstore.shelf.keeper import ShelfKeeper
+from holdfast.kvstore.disk.client import DiskTier
+from holdfast.kvstore.disk.process import ShelfKeeper
+from holdfast.kvstore.host.tier import HostTier
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.costs import CostBook
 from holdfast.runtime.engine import Engine

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import reference
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
-from ..penalties import allow, penalize
-from ..reference import copy_blocks
-from ..sampling import sample
-from ..scoring import log_probabilities
+from ..reference import backend
+from ..reference.backend import copy_blocks
+from ..reference.penalties import allow, penalize
+from ..reference.sampling import sample
+from ..reference.scoring import log_probabilities
 from . import copying, decoding, elementwise, prefilling, rotation, widening
 from .compiling import parts_for
 from .elements import TAGS
@@ -73,7 +73,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x / rms(x) * weight`` over the last axis."""
     width = x.shape[-1]
     if weight.shape != (width,):
-        return reference.rms_norm(x, weight, eps)
+        return backend.rms_norm(x, weight, eps)
     out, rows = torch.empty_like(x), x.numel() // width
     parts = parts_for(x.numel(), NUMBERS)
     elementwise.norm(

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import reference, sampling
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention, HeadNorm
-from ..reference import copy_pieces
-from ..sampling import Typical
+from ..reference import backend, sampling
+from ..reference.backend import copy_pieces
+from ..reference.sampling import Typical
 from . import draw, ops, rowwise, store
 from .decode import decode_attention
 from .edits import allow, log_probabilities, penalize
@@ -47,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x / rms(x) * weight`` over the last axis."""
     if weight.shape != x.shape[-1:]:
-        return reference.rms_norm(x, weight, eps)
+        return backend.rms_norm(x, weight, eps)
     return (ops.rms_norm if torch.compiler.is_compiling() else rowwise.rms_norm)(x, weight, eps)
 
 

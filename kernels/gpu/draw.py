@@ -1,6 +1,6 @@
 """Drawing the next token without sorting: limits are found by bisecting the bits of the logits.
 
-The same draw as ``kernels/sampling.py``, row for row: a token is kept by the top-k-th greatest logit and by
+The same draw as `reference.sampling`, row for row: a token is kept by the top-k-th greatest logit and by
 the mass above it, both of which are monotone, so 32 counts find either edge. Where every limited row has a
 top-k, stretches of the vocabulary first send up only their own k best, and the rest is done on those. Masses
 are fp64; the uniform number is Philox's of (seed, position).

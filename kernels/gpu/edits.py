@@ -1,6 +1,6 @@
 """Penalties, grammars' masks and log probabilities without passes over whole rows that need none.
 
-The same numbers as ``kernels/penalties.py`` and ``kernels/scoring.py``. Knows no sequences: a row is logits.
+The same numbers as `reference.penalties` and `reference.scoring`. Knows no sequences: a row is logits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..penalties import Said
+from ..reference.penalties import Said
 from .configurations import chosen
 from .draw import MOST_THINNED, room_for, send_up
 from .support import expect

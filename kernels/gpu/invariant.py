@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..batch import PagedBatch, lay_out
 from ..interface import Attention
-from ..reference import copy_pieces
+from ..reference.backend import copy_pieces
 from . import ops, products
 from .backend import add_norm, allow, gated, log_probabilities, penalize, rms_norm, rotate_and_store, sample
 from .store import copy_blocks

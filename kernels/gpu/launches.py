@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..batch import PagedBatch
+from ..float8 import E4M3
 from ..interface import Attention, HeadNorm
-from ..narrow import E4M3
-from ..prefix import Families
+from ..shared_prefix import Families
 from . import draw, products, rowwise, store, stretches
 from .decode import decode_attention
 from .extend import extend_attention

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..batch import PagedBatch
 from ..interface import Attention
-from ..prefix import Families
+from ..shared_prefix import Families
 from .configurations import chosen
 from .decode import Parts, decode_attention, merge, read_stretches, stretch_for
 from .extend import fold_tiles, row_of

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..batch import upload
+from ..float8 import E4M3, as_bytes
 from ..interface import HeadNorm
-from ..narrow import E4M3, as_bytes
 from .configurations import chosen
 from .support import expect
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..narrow import E4M3
+from ..float8 import E4M3
 from .configurations import architecture
 
 HEAD_DIMS = (64, 80, 96, 128, 256)

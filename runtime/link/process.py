@@ -21,8 +21,8 @@ from types import TracebackType
 
 import anyio
 
-from ...kvstore.limits import explained
-from ...kvstore.shelf.keeper import ShelfKeeper
+from ...kvstore.disk.process import ShelfKeeper
+from ...kvstore.system_limits import explained
 from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
 from ..hosting import host_memory, make_room, with_secret
 from ..settings import EngineSettings

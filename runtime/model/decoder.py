@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels import reference
 from ...kernels.batch import PagedBatch
 from ...kernels.interface import Attention, HeadNorm, Kernels
+from ...kernels.reference import backend
 from .config import ModelConfig
 from .rope import make_rope
 from .weights import DecoderWeights, LayerWeights
@@ -42,7 +42,7 @@ class Decoder:
         self,
         config: ModelConfig,
         weights: DecoderWeights,
-        kernels: Kernels = reference,
+        kernels: Kernels = backend,
         key_scale: float = 1.0,
     ) -> None:
         """``key_scale``: what the weights leave out of K, and attention puts back: see `KVFormat`."""

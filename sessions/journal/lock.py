@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from ...kvstore.limits import explained
+from ...kvstore.system_limits import explained
 from ..errors import StoreHeld, StoreUnusable
 
 POLL_SECONDS = 0.05

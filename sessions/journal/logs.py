@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as changed
 
-from ...kvstore.limits import explained
+from ...kvstore.system_limits import explained
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
 from . import segment
 from .disk import Disk

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.kvstore.shelf.__main__ import NICENESS
+from holdfast.kvstore.disk.__main__ import NICENESS
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.messages import Limits, Sampling, Work
 from holdfast.runtime.link.process import ChildEngine

@@ -17,7 +17,7 @@ import pytest
 from holdfast.gateway.embedded import embedded
 from holdfast.gateway.serve import serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.kvstore.slots import ENTRY, HEADER, PAGE
+from holdfast.kvstore.host.slots import ENTRY, HEADER, PAGE
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client

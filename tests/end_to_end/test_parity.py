@@ -12,7 +12,7 @@ import torch
 
 from holdfast.benchmarks.pocket.skills import conversations
 from holdfast.benchmarks.toys import make_toy
-from holdfast.kernels.choose import Needs, choose
+from holdfast.kernels.backends import Needs, choose
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool

@@ -17,12 +17,12 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.benchmarks.harness.replay import InlineDisk
 from holdfast.kvstore.arena import DeviceArena
-from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.block_mover import BlockMover
+from holdfast.kvstore.disk.store import RecordStore
+from holdfast.kvstore.host.slots import SlotMemory, make_memory
+from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
-from holdfast.kvstore.moves import BlockMover
 from holdfast.kvstore.pool import BlockPool
-from holdfast.kvstore.shelf.store import RecordStore
-from holdfast.kvstore.slots import SlotMemory, make_memory
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.link.messages import (
     Close,

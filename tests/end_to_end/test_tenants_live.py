@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.gateway.serve import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.kvstore.shelf.places import PAGE
-from holdfast.kvstore.shelf.upkeep import stat
+from holdfast.kvstore.disk.admin import stat
+from holdfast.kvstore.disk.payload_offsets import PAGE
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ServerError, SessionLost, connect
 

@@ -7,17 +7,17 @@ import os
 import pytest
 import torch
 
-from holdfast.kernels import reference
 from holdfast.kernels.device import device_of
+from holdfast.kernels.reference import backend
 from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.block_mover import BlockMover
 from holdfast.kvstore.groups import KVGroup
-from holdfast.kvstore.moves import BlockMover
-from holdfast.kvstore.slots import SlotMemory, make_memory
+from holdfast.kvstore.host.slots import SlotMemory, make_memory
 
 try:
     from holdfast.kernels.cpu.backend import copy_pieces as fast
 except ImportError:  # without numba
-    fast = reference.copy_pieces
+    fast = backend.copy_pieces
 
 COPY = {"cpu": fast}
 DEVICES = [
@@ -42,7 +42,7 @@ def parts(group: KVGroup, device: str, blocks: int = 6) -> tuple[DeviceArena, Sl
     fd = make_memory(1 << 20)
     memory = SlotMemory(fd, bytes(16), group.block_bytes)
     os.close(fd)
-    mover = BlockMover([arena], memory, COPY.get(device, reference.copy_pieces))
+    mover = BlockMover([arena], memory, COPY.get(device, backend.copy_pieces))
     mover.registration.begin()
     return arena, memory, mover
 

@@ -25,12 +25,12 @@ from torch.utils._pytree import tree_map_only
 from holdfast.kernels import batch
 from holdfast.kernels.batch import PagedBatch
 from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.block_mover import BlockMover
 from holdfast.kvstore.groups import KVGroup
-from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.host.slots import SlotMemory
+from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
-from holdfast.kvstore.moves import BlockMover
 from holdfast.kvstore.pool import BlockPool
-from holdfast.kvstore.slots import SlotMemory
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import Handle, Outcome, Plan

@@ -22,11 +22,11 @@ from random import Random
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.disk.client import ShelfStatistics
+from holdfast.kvstore.host.slots import SlotMemory, make_memory
+from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.kvstore.shelf.client import ShelfStatistics
-from holdfast.kvstore.slots import SlotMemory, make_memory
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import GrammarStuck
 from holdfast.runtime.grammars import Compiler, Matcher

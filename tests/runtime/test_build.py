@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from holdfast.benchmarks.toys import make_toy
-from holdfast.kernels.choose import Backend
+from holdfast.kernels.backends import Backend
 from holdfast.kernels.device import CpuDevice
 from holdfast.kvstore.arena import DeviceArena
-from holdfast.kvstore.registration import Registration
+from holdfast.kvstore.host.registration import Registration
 from holdfast.runtime import build
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine

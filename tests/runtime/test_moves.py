@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.kvstore.slots import SlotState
+from holdfast.kvstore.host.slots import SlotState
 from holdfast.runtime.link.messages import Work
 from holdfast.tests.runtime.worlds import LAUNCH_BOMB, World, world
 

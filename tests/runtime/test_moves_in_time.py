@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from holdfast.kvstore.host import HostTier
+from holdfast.kvstore.host.slots import SlotMemory, make_memory
+from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.kvstore.slots import SlotMemory, make_memory
 from holdfast.runtime.costs import CostBook
 from holdfast.runtime.link.messages import Generate, Limits, Open, Sampling
 from holdfast.runtime.moves import ALONE, FEW, MANY, PART, Moves

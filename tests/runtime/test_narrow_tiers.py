@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.benchmarks.toys import make_toy
-from holdfast.kvstore.shelf.keeper import ShelfKeeper
+from holdfast.kvstore.disk.process import ShelfKeeper
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.hosting import host_memory, with_secret

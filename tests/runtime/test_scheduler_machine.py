@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from holdfast.kvstore.slots import SlotState
+from holdfast.kvstore.host.slots import SlotState
 from holdfast.runtime.link.messages import Opening, Sampling
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fake_device import device_engine

@@ -11,8 +11,8 @@ import torch
 from holdfast.benchmarks.toys import make_toy
 from holdfast.kernels.device import CpuDevice
 from holdfast.kvstore.arena import DeviceArena
-from holdfast.kvstore.moves import BlockMover
-from holdfast.kvstore.slots import SlotMemory
+from holdfast.kvstore.block_mover import BlockMover
+from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.runtime.costs import measure
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.model.load import load_model

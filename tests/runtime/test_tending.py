@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.shelf.lock import hold
-from holdfast.kvstore.shelf.places import FILE
-from holdfast.kvstore.shelf.store import Given, RecordStore
-from holdfast.kvstore.shelf.upkeep import write_about
+from holdfast.kvstore.disk.admin import write_about
+from holdfast.kvstore.disk.lock import hold
+from holdfast.kvstore.disk.payload_offsets import FILE
+from holdfast.kvstore.disk.store import Given, RecordStore
 from holdfast.runtime.errors import SettingsInvalid
 from holdfast.runtime.tending import tend
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.kvstore.keys import BlockHasher
-from holdfast.kvstore.slots import SlotMemory
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.leases import MOST_PRIORITY, MOST_SECONDS
 from holdfast.runtime.link.messages import (

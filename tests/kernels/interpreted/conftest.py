@@ -1,4 +1,4 @@
-"""A process of its own, whose triton interprets, runs these: see ``tests/kernels/test_interpreted.py``."""
+"""A process of its own, whose triton interprets, runs these: see ``tests/kernels/gpu/test_interpreted.py``."""
 
 from __future__ import annotations
 

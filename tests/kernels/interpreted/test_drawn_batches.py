@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.kernels.gpu.decode import decode_attention
 from holdfast.kernels.gpu.extend import extend_attention
 from holdfast.kernels.interface import Attention
-from holdfast.kernels.reference_attention import extend_attention as reference
+from holdfast.kernels.reference.attention import extend_attention as reference
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
 

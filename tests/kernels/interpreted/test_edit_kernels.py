@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.kernels import penalties, scoring
 from holdfast.kernels.gpu.edits import allow, log_probabilities, penalize
-from holdfast.kernels.penalties import Said
+from holdfast.kernels.reference import penalties, scoring
+from holdfast.kernels.reference.penalties import Said
 
 VOCAB = 9_001
 

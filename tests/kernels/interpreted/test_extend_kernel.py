@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from holdfast.kernels import reference as torch_kernels
 from holdfast.kernels.gpu import stretches
 from holdfast.kernels.gpu.extend import extend_attention
 from holdfast.kernels.interface import Attention
-from holdfast.kernels.reference_attention import extend_attention as reference
+from holdfast.kernels.reference import backend as torch_kernels
+from holdfast.kernels.reference.attention import extend_attention as reference
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
 ROWS = [(0, 1), (0, 40), (63, 1), (64, 1), (30, 35), (129, 3), (200, 1)]

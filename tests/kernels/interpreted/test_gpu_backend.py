@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.kernels import reference
 from holdfast.kernels.gpu import backend, invariant, ops
 from holdfast.kernels.interface import Attention, HeadNorm, Kernels
+from holdfast.kernels.reference import backend as reference
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from holdfast.kernels import reference_attention
 from holdfast.kernels.batch import PagedBatch, lay_out
 from holdfast.kernels.gpu import configurations, products, stretches
 from holdfast.kernels.interface import Attention
+from holdfast.kernels.reference.backend import attention
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
 
@@ -67,7 +67,7 @@ def test_attention(how: Attention, sinks: bool, short: int) -> None:
     query = queries(batch, arena, 2)
     extra = torch.linspace(-1, 2, query.shape[1]) if sinks else None
     got = stretches.extend_attention(query, arena, 1, batch, how, extra)
-    expected = reference_attention.extend_attention(query, arena, 1, batch, how, extra)
+    expected = attention.extend_attention(query, arena, 1, batch, how, extra)
     torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
 
 

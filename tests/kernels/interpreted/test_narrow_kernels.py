@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.kernels import reference, reference_attention
+from holdfast.kernels.float8 import E4M3
 from holdfast.kernels.gpu import backend, stretches
 from holdfast.kernels.gpu.prefix import prefix_attention
 from holdfast.kernels.gpu.store import rotate_and_store
 from holdfast.kernels.interface import Attention
-from holdfast.kernels.narrow import E4M3
-from holdfast.kernels.prefix import lay_out_families
+from holdfast.kernels.reference import backend as reference
+from holdfast.kernels.reference.backend import attention
+from holdfast.kernels.shared_prefix import lay_out_families
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
 ROWS = [(40, 1), (0, 17), (30, 5)]
@@ -47,7 +48,7 @@ def test_every_byte_is_stored_and_read_as_torch_does() -> None:
 def test_attention_reads_it(dtype: torch.dtype) -> None:
     arena, batch = paged(ROWS, dtype=dtype)
     query, stored, how = queries(batch, arena, 2), narrow(arena), Attention(0.125)
-    expected = reference_attention.extend_attention(query, stored.to(dtype), 1, batch, how)
+    expected = attention.extend_attention(query, stored.to(dtype), 1, batch, how)
     for got in (
         backend.paged_attention(query, stored, 1, batch, how),
         stretches.extend_attention(query, stored, 1, batch, how),
@@ -61,7 +62,7 @@ def test_single_tokens_and_common_prefixes_read_it() -> None:
     rows = [(40, 1), (33, 1), (60, 1)]
     arena, batch = paged(rows, share=2)
     query, stored, how = queries(batch, arena, 2), narrow(arena), Attention(0.125)
-    expected = reference_attention.extend_attention(query, stored.float(), 0, batch, how)
+    expected = attention.extend_attention(query, stored.float(), 0, batch, how)
     families = lay_out_families([3], [32], [first + 1 for first, _ in rows], torch.device("cpu"))
     for got in (
         backend.paged_attention(query, stored, 0, batch, how),
@@ -74,7 +75,7 @@ def test_the_error_of_e4m3_is_what_three_bits_leave() -> None:
     """Each stored number is off by at most a sixteenth; what attention makes of them by less."""
     arena, batch = paged(ROWS)
     query, how = queries(batch, arena, 2), Attention(0.125)
-    exact = reference_attention.extend_attention(query, arena, 0, batch, how)
+    exact = attention.extend_attention(query, arena, 0, batch, how)
     rough = backend.paged_attention(query, narrow(arena), 0, batch, how).double()
     off = ((rough - exact).norm() / exact.norm()).item()
     assert 0 < off < 1 / 16

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.kernels import reference
 from holdfast.kernels.gpu import rowwise, store
 from holdfast.kernels.interface import HeadNorm
+from holdfast.kernels.reference import backend
 
 CLOSE = {torch.float32: 2e-6, torch.float16: 2e-3}
 
@@ -31,16 +31,16 @@ def test_norms_and_gates(rows: int, width: int, dtype: torch.dtype) -> None:
         random(rows, width, dtype=dtype, seed=1),
         random(width, dtype=dtype),
     )
-    close(rowwise.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
+    close(rowwise.rms_norm(x, weight, 1e-6), backend.rms_norm(x, weight, 1e-6))
     for got, expected in zip(
         rowwise.add_norm(x, residual, weight, 1e-5),
-        reference.add_norm(x, residual, weight, 1e-5),
+        backend.add_norm(x, residual, weight, 1e-5),
         strict=True,
     ):
         close(got, expected)
     both = random(rows, 2 * width, dtype=dtype, seed=2)
     for activation in ("silu", "gelu_tanh"):
-        close(rowwise.gated(both, activation), reference.gated(both, activation))
+        close(rowwise.gated(both, activation), backend.gated(both, activation))
 
 
 def test_rows_without_tokens_and_shapes_that_do_not_fit() -> None:
@@ -90,13 +90,13 @@ def _expected(
     if norm is not None and norm.whole:
         parts = zip(heads.split([6, 2], 1), norm.weight.split([6, 2]), strict=True)
         heads = torch.cat(
-            [reference.rms_norm(x.flatten(1), w.flatten(), norm.eps).view(x.shape) for x, w in parts], 1
+            [backend.rms_norm(x.flatten(1), w.flatten(), norm.eps).view(x.shape) for x, w in parts], 1
         )
     elif norm is not None:
-        heads = reference.rms_norm(heads, norm.weight, norm.eps)
-    turned = reference.rotary(heads[..., :turning].contiguous(), angles[0], angles[1])
+        heads = backend.rms_norm(heads, norm.weight, norm.eps)
+    turned = backend.rotary(heads[..., :turning].contiguous(), angles[0], angles[1])
     heads = torch.cat((turned, heads[..., turning:]), -1)
-    reference.store_kv(arena, 1, heads[:, -pairs:], values, slots)
+    backend.store_kv(arena, 1, heads[:, -pairs:], values, slots)
     return heads[:, :-pairs]
 
 
@@ -110,7 +110,7 @@ def test_copies_are_as_if_in_order(pairs: list[tuple[int, int]]) -> None:
     arena = random(5, 1, 2, 1, 16, 64)
     expected = arena.clone()
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-    reference.copy_blocks(expected, sources, targets)
+    backend.copy_blocks(expected, sources, targets)
     store.copy_blocks(arena, sources, targets)
     assert torch.equal(arena, expected)
 

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.benchmarks.gpu.engine import generate
 from holdfast.benchmarks.toys import make_toy
-from holdfast.kernels.choose import Needs, choose
+from holdfast.kernels.backends import Needs, choose
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.model.load import LoadedModel, load_model
 

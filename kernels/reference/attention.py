@@ -1,0 +1,115 @@
+"""What the GPU's attention kernels must compute beyond `backend`: sinks, any precision, common prefixes.
+
+Row by row and dense, in a precision of one's choice; for tests and measurements, never for serving.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..batch import PagedBatch
+from ..interface import Attention
+from ..shared_prefix import Families
+
+
+def decode_attention(
+    query: Tensor,
+    arena: Tensor,
+    layer: int,
+    batch: PagedBatch,
+    how: Attention,
+    sinks: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Causal attention of each row's tokens over its own blocks, in ``dtype``: as `extend_attention`."""
+    return extend_attention(query, arena, layer, batch, how, sinks, dtype=dtype)
+
+
+def extend_attention(
+    query: Tensor,
+    arena: Tensor,
+    layer: int,
+    batch: PagedBatch,
+    how: Attention,
+    sinks: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Causal attention of a ragged batch: ``[tokens, q_heads, head_dim]`` in ``dtype``.
+
+    ``sinks``: ``[q_heads]``, for each head one more score that has no value (Xiao et al., "Efficient
+    streaming language models with attention sinks", 2023, as trained in gpt-oss).
+    """
+    result = torch.empty(query.shape, dtype=dtype, device=query.device)
+    starts = batch.row_starts.tolist()
+    for row, (start, end) in enumerate(pairwise(starts)):
+        length = int(batch.context_lengths[row])
+        keys, values = (_row(arena, layer, side, batch.tables[row], length).to(dtype) for side in (0, 1))
+        result[start:end] = attend(
+            query[start:end].to(dtype), keys, values, batch.positions[start:end], how, sinks
+        )
+    return result
+
+
+def _row(arena: Tensor, layer: int, side: int, table: Tensor, length: int) -> Tensor:
+    """One row's K or V, ``[length, kv_heads, dim]``."""
+    blocks = table[: -(-length // arena.shape[4])]
+    return arena[blocks, layer, side].transpose(1, 2).flatten(0, 1)[:length]
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, how: Attention, sinks: Tensor | None
+) -> Tensor:
+    """Queries ``[n, q_heads, dim]`` at ``positions`` over keys 0, 1, …: ``[n, q_heads, dim]``."""
+    group = query.shape[1] // keys.shape[1]
+    scores = torch.einsum("nhd,thd->hnt", query, keys.repeat_interleave(group, 1)) * how.scale
+    if how.soft_cap is not None:
+        scores = how.soft_cap * torch.tanh(scores / how.soft_cap)
+    at, to = positions[:, None], torch.arange(keys.shape[0], device=keys.device)
+    seen = to <= at
+    if how.window is not None:
+        seen &= to > at - how.window
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        extra = sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat((scores, extra), dim=-1)
+    shares = scores.softmax(-1)[..., : keys.shape[0]]
+    return torch.einsum("hnt,thd->nhd", shares, values.repeat_interleave(group, 1))
+
+
+def prefix_attention(
+    query: Tensor,
+    arena: Tensor,
+    layer: int,
+    batch: PagedBatch,
+    how: Attention,
+    families: Families,
+    sinks: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """`decode_attention` where what a family shares is read from the blocks of its first row."""
+    result = torch.empty(query.shape, dtype=dtype, device=query.device)
+    starts, shared = families.starts.tolist(), families.shared.tolist()
+    first_of = [start for start, end in pairwise(starts) for _ in range(start, end)]
+    shared_of = [
+        some for (start, end), some in zip(pairwise(starts), shared, strict=True) for _ in range(start, end)
+    ]
+    for row, (first, common) in enumerate(zip(first_of, shared_of, strict=True)):
+        length = int(batch.context_lengths[row])
+        keys, values = (
+            torch.cat(
+                (
+                    _row(arena, layer, side, batch.tables[first], common),
+                    _row(arena, layer, side, batch.tables[row], length)[common:],
+                )
+            ).to(dtype)
+            for side in (0, 1)
+        )
+        one = slice(row, row + 1)
+        result[one] = attend(query[one].to(dtype), keys, values, batch.positions[one], how, sinks)
+    return result

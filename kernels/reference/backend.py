@@ -1,0 +1,201 @@
+"""What every kernel must compute, in plain torch: the faster ones' meaning, and the fallback on any device.
+
+Store, ragged paged attention, norm, rotary, gated activation and block copies. Keeps no state; knows nothing
+of models, sequences or the scheduler. The arena is contiguous ``[block, layer, k|v, head, slot, dim]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..batch import Gather, PagedBatch, gathers_of, lay_out
+from ..float8 import as_bytes, narrowed
+from ..interface import Attention, HeadNorm
+from .penalties import allow, penalize
+from .sampling import sample
+from .scoring import log_probabilities
+
+__all__ = [
+    "add_norm",
+    "allow",
+    "copy_blocks",
+    "copy_pieces",
+    "gated",
+    "lay_out",
+    "linear",
+    "log_probabilities",
+    "paged_attention",
+    "penalize",
+    "rms_norm",
+    "rotary",
+    "rotate_and_store",
+    "sample",
+    "store_kv",
+]
+
+
+def store_kv(arena: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Write ``keys`` and ``values`` ``[tokens, kv_heads, head_dim]`` of one layer into the arena.
+
+    ``slots``: int64 ``[tokens]``, ``block * block_tokens + offset``. The arena may be narrower: see `float8`.
+    """
+    keys, values = (as_bytes(narrowed(side, arena.dtype)) for side in (keys, values))
+    arena = as_bytes(arena)
+    _, layers, sides, heads, block_tokens, dim = arena.shape
+    block = torch.div(slots, block_tokens, rounding_mode="floor")
+    # A (block, layer, side, head) tile is block_tokens lines of dim numbers; lines count over the arena.
+    first_line = block * ((layers * sides * heads - 1) * block_tokens) + slots
+    head_lines = torch.arange(heads, device=arena.device) * block_tokens
+    lines = (first_line[:, None] + head_lines).view(-1)
+    flat = arena.view(-1, dim)
+    at = layer * sides * heads * block_tokens
+    flat.index_copy_(0, lines + at, keys.reshape(-1, dim))
+    flat.index_copy_(0, lines + (at + heads * block_tokens), values.reshape(-1, dim))
+
+
+def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
+    """Causal attention of each row's tokens over its own blocks; K and V of this step are stored already.
+
+    ``query``: ``[tokens, q_heads, head_dim]``, q_heads a multiple of the arena's heads; so is the result.
+    Slots that hold no token of the row are never read into the result, whatever they hold (NaN too).
+    """
+    result = torch.empty_like(query)
+    for group, gather in zip(batch.groups, gathers_of(batch, arena, how.window, query.dtype), strict=True):
+        keys, values = _gather(arena, layer, gather, group.rows, query.dtype)
+        attend = _attend_singles if group.count == 1 else _attend_chunk
+        result[group.tokens] = attend(query[group.tokens], keys, values, gather.mask, how)
+    return result
+
+
+def _gather(
+    arena: Tensor, layer: int, gather: Gather, rows: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """K and V of a group's context, each ``[rows, kv_heads, span, head_dim]``, zero where no token stands."""
+    _, _, sides, heads, block_tokens, dim = arena.shape
+    held = as_bytes(arena).view(-1, block_tokens * dim)
+    tiles = held.index_select(0, gather.tiles + layer * sides * heads)
+    lines = tiles.view(-1, dim).index_fill_(0, gather.blank, 0).view(arena.dtype).to(dtype)
+    keys, values = lines.view(sides, rows, heads, -1, dim).unbind(0)
+    return keys, values
+
+
+def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
+    """One token per row: the query heads that share a KV head stand as its queries."""
+    rows, heads = keys.shape[:2]
+    grouped = query.reshape(rows, heads, -1, query.shape[-1])
+    return _attend(grouped, keys, values, mask, how).reshape(query.shape)
+
+
+def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
+    """Many tokens of one row: KV heads are the batch, the query heads that share one its heads (stride 0)."""
+    count, q_heads, dim = query.shape
+    heads, span = keys.shape[1:3]
+    grouped = query.view(count, heads, -1, dim).permute(1, 2, 0, 3)
+    shape = (heads, q_heads // heads, span, dim)
+    shared_keys, shared_values = (side[0].unsqueeze(1).expand(shape) for side in (keys, values))
+    attended = _attend(grouped, shared_keys, shared_values, mask, how)
+    return attended.permute(2, 0, 1, 3).reshape(query.shape)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention) -> Tensor:
+    """Softmax attention over the last two axes; written out where scores are capped, in fp32.
+
+    Source of the cap: Gemma Team, "Gemma 2" (2024).
+    """
+    if how.soft_cap is None:
+        return F.scaled_dot_product_attention(query, keys, values, mask, scale=how.scale)
+    scores = (query @ keys.transpose(-1, -2)).float() * how.scale
+    capped = how.soft_cap * torch.tanh(scores / how.soft_cap) + mask
+    return capped.softmax(-1).to(query.dtype) @ values
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``."""
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / rms(x) * weight`` over the last axis; the mean in fp32, the product in x's type.
+
+    ``weight`` broadcasts. Source: Zhang, Sennrich, "Root mean square layer normalization" (2019).
+    """
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * scaled.to(x.dtype)
+
+
+def rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate ``heads`` ``[tokens, heads, dim]`` by their positions: pairs are (i, i + turning / 2).
+
+    ``cos``, ``sin``: ``[tokens, turning]``, both halves alike; the numbers behind the first ``turning`` stay.
+    Source: Su et al., "RoFormer" (2021), in the half-split order of GPT-NeoX.
+    """
+    turning = cos.shape[-1]
+    if turning < heads.shape[-1]:
+        return torch.cat((rotary(heads[..., :turning], cos, sin), heads[..., turning:]), dim=-1)
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+
+
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum ``x + residual`` and its RMSNorm, in this order."""
+    total = x + residual
+    return total, rms_norm(total, weight, eps)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    norm: HeadNorm | None,
+    angles: tuple[Tensor, Tensor],
+    arena: Tensor,
+    layer: int,
+    slots: Tensor,
+) -> Tensor:
+    """Norm and rotate queries and keys, store K and V, return the queries: see `interface.Kernels`."""
+    pairs = arena.shape[3]
+    turning, values = torch.split(qkv, [qkv.shape[1] - pairs, pairs], dim=1)
+    if norm is not None:
+        turning = _head_norm(turning, norm, pairs)
+    query, keys = torch.split(rotary(turning, *angles), [turning.shape[1] - pairs, pairs], dim=1)
+    store_kv(arena, layer, keys, values, slots)
+    return query
+
+
+def _head_norm(heads: Tensor, norm: HeadNorm, kv_heads: int) -> Tensor:
+    """Norm queries and keys ``[tokens, q_heads + kv_heads, head_dim]``."""
+    if not norm.whole:
+        return rms_norm(heads, norm.weight, norm.eps)
+    sizes = [heads.shape[1] - kv_heads, kv_heads]
+    parts = zip(torch.split(heads, sizes, dim=1), torch.split(norm.weight, sizes), strict=True)
+    normed = [
+        rms_norm(part.flatten(1), weight.flatten(), norm.eps).view(part.shape) for part, weight in parts
+    ]
+    return torch.cat(normed, dim=1)
+
+
+def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
+    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first.
+
+    Source: Shazeer, "GLU variants improve transformer" (2020).
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
+    """Copy whole blocks, one after the other in the order given: a target may be a later source."""
+    for source, target in zip(sources, targets, strict=True):
+        arena[target].copy_(arena[source])
+
+
+def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
+    """Copy ``size`` bytes from ``pieces[:, 0]`` on in ``source`` to ``pieces[:, 1]`` on in ``target``."""
+    here, there = source.numpy(), target.numpy()
+    for begin, to in pieces.tolist():  # plain memcpy: torch would share each piece out over its threads
+        there[to : to + size] = here[begin : begin + size]

@@ -1,0 +1,172 @@
+"""Moves of whole blocks between the device arena and the host tier's slots, as bytes.
+
+On a CPU all of a move's blocks are copied by one call, which is done on return. On a device that works beside
+the host, saves run on a stream of their own beside the step, loads on the step's own, before its rows; the
+slots' memory is registered with it ahead of the copies (`registration`). Knows arenas, slots and streams; not
+why anything moves. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..kernels.device import Device, Event, Stream, device_of
+from ..kernels.reference.backend import copy_pieces
+from .arena import DeviceArena
+from .host.registration import Registration
+from .host.slots import SlotMemory
+
+Copy: TypeAlias = Callable[[Tensor, Tensor, NDArray[np.int64], int], None]
+"""As `kernels.interface.Kernels.copy_pieces`."""
+
+
+class BlockMover:
+    """Copies between ``arenas``, one per KV group, and ``memory``.
+
+    A slot holds what one block id names: its bytes in each arena, one after the other. ``copy``: how they are
+    copied where both lie in this machine's memory. ``device``: the arenas', by default as torch has it.
+    """
+
+    def __init__(
+        self,
+        arenas: Sequence[DeviceArena],
+        memory: SlotMemory,
+        copy: Copy = copy_pieces,
+        device: Device | None = None,
+    ) -> None:
+        sizes = [arena.group.block_bytes for arena in arenas]
+        assert memory.block_bytes == sum(sizes), "slots of another size"
+        self._sizes = tuple(sizes)
+        self._arenas = tuple(zip(arenas, accumulate(sizes, initial=0), strict=False))
+        self._memory = memory
+        self._bytes = torch.frombuffer(memory.map, dtype=torch.uint8)
+        self._device = device or device_of(arenas[0].device)
+        self._copy = copy
+        self._block_tokens = max(arena.group.block_tokens for arena in arenas)
+        overlaps = self._device.overlaps
+        self._flat = () if overlaps else tuple(_flat(arena) for arena in arenas)
+        self._stream = self._device.stream() if overlaps else None
+        self._saved: Saving | None = None  # of the move before
+        self._loaded: Event | None = None
+        self.registration = Registration(self._device, memory, self._bytes.data_ptr())
+
+    @property
+    def reach(self) -> Callable[[int], Sequence[memoryview]] | None:
+        """Gives a block's bytes in each arena, one after the other; None where they lie in other memory."""
+        return None if self._stream is not None else self._of_block
+
+    def close(self) -> None:
+        """No more moves; waits for those in flight, and gives the slots' memory back as it was."""
+        if self._saved is not None:
+            self._saved.done.wait()
+        if self._loaded is not None:
+            self._loaded.wait()
+        self.registration.close()
+
+    def move(
+        self,
+        saves: Sequence[tuple[int, int, int]],
+        loads: Sequence[tuple[int, int]],
+        overwritten: Collection[int] = (),
+    ) -> Saving | None:
+        """Copy (block, slot, tokens) down, zeros behind the tokens, then (slot, block) up.
+
+        ``overwritten``: blocks that the loads, or work that follows on the current stream, will write before
+        the next call: all of it comes after the saves of these. Work behind the next call comes after all.
+        None where everything is done on return.
+        """
+        if self._stream is None:
+            self._copy_all([(slot, block) for block, slot, _ in saves], up=False)
+            for _, slot, tokens in saves:
+                if tokens < self._block_tokens:
+                    self.zero_behind(slot, tokens)
+            self._copy_all(loads, up=True)
+            return None
+        current = self._device.current()
+        if self._saved is not None:
+            current.follow(self._saved.done)
+        self._saved = self._save(self._stream, saves) if saves else None
+        if self._saved is not None and not {block for block, _, _ in saves}.isdisjoint(overwritten):
+            current.follow(self._saved.done)
+        if loads:
+            current.copy(
+                (arena.bytes_of(block), part) for slot, block in loads for arena, part in self._parts(slot)
+            )
+            self._loaded = current.record()
+        return self._saved
+
+    def _save(self, stream: Stream, saves: Sequence[tuple[int, int, int]]) -> Saving:
+        """What is saved was computed by steps that are done, but may have been loaded by one in flight."""
+        if self._loaded is not None:
+            stream.follow(self._loaded)
+        stream.copy(
+            (part, arena.bytes_of(block)) for block, slot, _ in saves for arena, part in self._parts(slot)
+        )
+        return Saving(self, saves, stream.record())
+
+    def _copy_all(self, pairs: Sequence[tuple[int, int]], *, up: bool) -> None:
+        """Of each (slot, block) the slot's bytes to the block's; not ``up``: the other way."""
+        if not pairs:
+            return
+        places = np.array(pairs, dtype=np.int64)
+        places[:, 0] = self._memory.offsets_of(places[:, 0])
+        for arena, start in self._arenas:
+            size, cells = arena.group.block_bytes, arena.kv.view(torch.uint8).view(-1)
+            pieces = places * (1, size) + (start, 0)
+            if up:
+                self._copy(self._bytes, cells, pieces, size)
+            else:
+                self._copy(cells, self._bytes, pieces[:, ::-1], size)
+
+    def _of_block(self, block: int) -> list[memoryview]:
+        """The bytes of a block in each arena of this machine's memory."""
+        if len(self._flat) == 1:  # as almost always, and asked for each block that comes up
+            (flat,), (size,) = self._flat, self._sizes
+            return [flat[block * size : (block + 1) * size]]
+        sized = zip(self._flat, self._sizes, strict=True)
+        return [flat[block * size : (block + 1) * size] for flat, size in sized]
+
+    def zero_behind(self, slot: int, tokens: int) -> None:
+        """Zero the slot's bytes behind the first ``tokens`` tokens."""
+        for arena, part in self._parts(slot):
+            if tokens < arena.group.block_tokens:
+                part.view(arena.dtype).view(arena.group.block_shape)[:, :, :, tokens:] = 0
+
+    def _parts(self, slot: int) -> Iterator[tuple[DeviceArena, Tensor]]:
+        """Each arena, and its bytes in the slot."""
+        held = self._slot(slot)
+        for arena, start in self._arenas:
+            yield arena, held[start : start + arena.group.block_bytes]
+
+    def _slot(self, slot: int) -> Tensor:
+        start = self._memory.offset_of(slot)
+        if self._stream is not None:
+            self.registration.use(slot)
+        return self._bytes[start : start + self._memory.block_bytes]
+
+
+class Saving:
+    """Copies down that run on the stream for saves until ``done``."""
+
+    def __init__(self, mover: BlockMover, saves: Sequence[tuple[int, int, int]], done: Event) -> None:
+        self.done = done
+        self._mover = mover
+        self._saves = saves
+
+    def wait(self) -> None:
+        """Wait until all bytes are in their slots."""
+        self.done.wait()
+        for _, slot, tokens in self._saves:
+            self._mover.zero_behind(slot, tokens)
+
+
+def _flat(arena: DeviceArena) -> memoryview:
+    """All bytes of an arena in this machine's memory."""
+    return arena.kv.view(torch.uint8).view(-1).numpy().data

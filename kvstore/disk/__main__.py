@@ -1,0 +1,48 @@
+"""The shelf's process: ``python -m holdfast.kvstore.disk --fd N --memory M``, started by ``keeper``.
+
+Exit codes: 0 the engine closed its end, 1 a fault of ours (its traceback stands on stderr), 2 the store cannot
+be had, or was thrown away (one line there).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+
+from .lock import StoreHeld
+from .server import serve
+from .store import StoreFailed, StoreTorn
+
+NICENESS = 10
+"""Of this process: where the cores are few, what it writes shall not hold up a step."""
+
+
+def main() -> int:
+    """Serve on the socket that ``--fd`` names."""
+    parser = argparse.ArgumentParser(description="The disk tier's process; started by holdfast itself.")
+    parser.add_argument("--fd", type=int, required=True, help="a connected SEQPACKET socket")
+    parser.add_argument("--memory", type=int, required=True, help="the host tier's memory, a memfd")
+    parser.add_argument("--anew", action="store_true", help="without the records there are")
+    given = parser.parse_args()
+    # Often sent to the whole group, by a terminal that hangs up too: the engine decides.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        os.nice(NICENESS)
+    logging.basicConfig(format="holdfast shelf: %(levelname)s: %(message)s")
+    try:
+        with socket.socket(fileno=given.fd) as sock:
+            serve(sock, given.memory, anew=given.anew)
+    except (StoreFailed, StoreHeld, StoreTorn) as error:
+        print(f"holdfast shelf: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,239 @@
+"""What an operator does with records on disk while no server holds them: look, verify, tidy, remove.
+
+A store's ``kv`` folder has one folder per namespace (model, KV type, block size, layout), named by its digest,
+so that records of another model lie beside each other and are never mistaken. A damaged file can kill the
+process that maps it, so each is opened in a process of its own: ``python -m holdfast.kvstore.disk.admin ACT
+FOLDER FLOOR`` does one act and prints an `Account`, or an error. Knows files and headers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..errors import KVStoreError
+from ..system_limits import explained
+from .lock import StoreHeld, clear, hold
+from .payload_offsets import FILE
+from .process import CRASHES
+from .store import RecordStore, StoreFailed, StoreTorn, throw_away
+
+ABOUT = "about.json"
+MOST_BLOCK_BYTES = 1 << 32
+REFUSED = 2  # exit code of the process that opens a file, with the error on its stdout
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One namespace's records: how many, their bytes, the file's; ``damaged``, ``ignored`` of them.
+
+    ``tenants``: how many are whose, by the tenants' numbers.
+    """
+
+    name: str
+    records: int
+    bytes: int
+    file_bytes: int
+    damaged: int = 0
+    ignored: int = 0
+    tenants: Mapping[int, int] = field(default_factory=dict)
+
+
+def write_about(folder: Path, block_bytes: int) -> None:
+    """Say beside the records how long one is, for who opens them without a model.
+
+    Where it is said already nothing is written: on a full disk that would leave the file empty.
+    """
+    path, about = folder / ABOUT, json.dumps({"block_bytes": block_bytes}).encode()
+    if not path.exists() or path.read_bytes() != about:
+        path.write_bytes(about)
+
+
+def spaces(kv: Path) -> list[Path]:
+    """The folders of records below ``kv``."""
+    return sorted(path.parent for path in kv.glob(f"*/{ABOUT}"))
+
+
+def others(folder: Path) -> int:
+    """How many namespaces' records lie beside those in ``folder``."""
+    return sum(beside != folder for beside in spaces(folder.parent))
+
+
+def clear_others(folder: Path, wanted: int) -> int:
+    """Remove records of other models and settings beside ``folder``, the longest unused first, until so many
+    bytes are given back; returns how many were. Those that a process holds stay.
+    """
+    freed = 0
+    for path in sorted(folder.parent.glob(f"*/{FILE}"), key=_last_use):
+        if path.parent == folder or freed >= wanted:
+            continue
+        with contextlib.suppress(OSError, StoreHeld):
+            taken = path.stat().st_blocks * 512
+            clear(path.parent)
+            freed += taken
+            log.warning("KV in %s is of another model, and removed for its space", path.parent)
+    return freed
+
+
+def file_bytes(kv: Path) -> int:
+    """Bytes of the disk that all KV files below ``kv`` take: what can be given back of it."""
+    taken = 0
+    for path in kv.glob(f"*/{FILE}"):
+        with contextlib.suppress(OSError):
+            taken += path.stat().st_blocks * 512
+    return taken
+
+
+def stat(kv: Path) -> Iterator[Account]:
+    """How much there is of each namespace. Raises `StoreHeld`, `StoreFailed`, `StoreTorn`."""
+    return _each(kv, "stat")
+
+
+def verify(kv: Path) -> Iterator[Account]:
+    """Read and check every byte; what is damaged is dropped. Raises as `stat`, when all others were read."""
+    return _each(kv, "verify")
+
+
+def gc(kv: Path) -> Iterator[Account]:
+    """Drop what is damaged, and folders without any record. Raises as `stat`, when all others were read."""
+    for account in verify(kv):
+        if not account.records:
+            clear(kv / account.name)
+        yield account
+
+
+def give_back(kv: Path, floor: int) -> None:
+    """Have records given up, the longest unused first, until so many bytes of their disk are free.
+
+    For a start on a full disk, while no shelf runs. Raises nothing: what is held or damaged is left alone.
+    """
+    for path in sorted(kv.glob(f"*/{FILE}"), key=_last_use):
+        found = os.statvfs(kv)
+        if found.f_bavail * found.f_frsize >= floor:
+            return
+        with contextlib.suppress(KVStoreError, OSError):
+            log.warning("the disk of %s is full: KV gives way", kv)
+            _apart("give-back", path.parent, floor)
+
+
+def remove(kv: Path) -> int:
+    """Remove all records and the secret that names them; how many folders. Raises `StoreHeld`, ``OSError``.
+
+    Of a link to another disk what lies there goes, and the link stays.
+    """
+    folders = [path for path in kv.iterdir() if path.is_dir()]  # those too that tell nothing of themselves
+    locks = [hold(folder) for folder in folders]
+    for path in list(kv.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not kv.is_symlink():
+        kv.rmdir()
+    for lock in locks:
+        os.close(lock)
+    return len(folders)
+
+
+def _opened(folder: Path, floor: int | None = None) -> RecordStore:
+    """Raises ``StoreFailed`` too where nobody can say how long a record is: to guess would drop them all."""
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+        block_bytes, space = int(about["block_bytes"]), bytes.fromhex(folder.name)
+        if not 0 < block_bytes <= MOST_BLOCK_BYTES:
+            raise ValueError(block_bytes)
+    except (OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError):
+        raise StoreFailed(f"{folder / ABOUT} cannot be read: `holdfast store clear` removes all KV") from None
+    return RecordStore(folder, space, block_bytes, 1 << 62, floor=floor)
+
+
+def _account(folder: Path, store: RecordStore, damaged: int = 0) -> Account:
+    path = folder / FILE
+    size = path.stat().st_blocks * 512 if path.exists() else 0
+    return Account(folder.name, len(store), store.size, size, damaged, store.ignored, store.held())
+
+
+def _each(kv: Path, act: str) -> Iterator[Account]:
+    torn: StoreTorn | None = None
+    for folder in spaces(kv):
+        try:
+            account = _apart(act, folder)
+        except StoreTorn as error:
+            torn = torn or error
+        else:
+            yield account
+    if torn is not None:
+        raise torn
+
+
+def _apart(act: str, folder: Path, floor: int = 0) -> Account:
+    """Do it in a process of its own, which a damaged file may kill. Raises what that raises."""
+    command = [sys.executable, "-m", __spec__.name, act, str(folder), str(floor)]
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
+        )
+    except OSError as error:
+        raise StoreFailed(explained(error, f"the process that reads {folder}")) from error
+    if -done.returncode in CRASHES:
+        killer = signal.Signals(-done.returncode).name
+        killed = f"{folder / FILE} is damaged: the process that read it ended by {killer}"
+        if act == "stat":
+            raise StoreTorn(f"{killed}; `holdfast store gc` throws it away")
+        throw_away(folder)
+        raise StoreTorn(f"{killed}; it is thrown away")
+    if done.returncode not in (0, REFUSED):
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise StoreFailed(
+            f"{folder / FILE} cannot be read: the process that does ended with {done.returncode}: {last}"
+        )
+    told = json.loads(done.stdout)
+    if done.returncode == REFUSED:
+        kinds = {kind.__name__: kind for kind in (StoreHeld, StoreFailed, StoreTorn)}
+        raise kinds[told["error"]](told["text"])
+    tenants = {int(tenant): records for tenant, records in told.pop("tenants").items()}
+    return Account(**told, tenants=tenants)
+
+
+def _act(act: str, folder: Path, floor: int) -> Account:
+    with closing(_opened(folder, floor if act == "give-back" else None)) as store:
+        damaged = sum(1 for _ in store.damaged()) if act == "verify" else 0
+        if act == "give-back":
+            store.relieve()
+        return _account(folder, store, damaged)
+
+
+def main(words: Sequence[str]) -> int:
+    """Do one act to one folder, in this process."""
+    act, folder, floor = words
+    try:
+        account = _act(act, Path(folder), int(floor))
+    except (StoreHeld, StoreFailed, StoreTorn) as error:
+        print(json.dumps({"error": type(error).__name__, "text": str(error)}))
+        return REFUSED
+    print(json.dumps(asdict(account)))
+    return 0
+
+
+def _last_use(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

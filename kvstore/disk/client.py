@@ -1,0 +1,474 @@
+"""The engine's end of the disk tier: records between host slots and a shelf that may be slow, stopped or dead.
+
+Never waits: requests go into a socket that may be full, answers are taken when `poll` is called. A request
+has a deadline; past it, or when the socket ends, the shelf counts as lost: another is asked for, and the slots
+it had are taken back only when that one is there, which means that the first is dead. Which keys are on disk
+is known here. The clock is the caller's, but for what a `read` takes; one thread uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat, takewhile
+from pathlib import Path
+
+from ..host.slots import PAGE
+from ..host.tier import HostTier
+from ..keys import KEY_BYTES
+from ..system_limits import explained
+from .deadline import Patience
+from .direct_read import Lying, Parts, Shortcut
+from .messages import (
+    PACKET_BYTES,
+    Begin,
+    Done,
+    Down,
+    Failed,
+    Fetch,
+    Fetched,
+    Gone,
+    Known,
+    Room,
+    Store,
+    Up,
+    encode,
+)
+from .messages import up_decoder as decoder
+from .reads import Rising
+
+DEADLINE = 5.0  # seconds a request may take
+STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
+STORING_SHARE = 8  # and at most one part in so many of all
+MOST_SUPERSEDED = 1024
+PIECES_AT_ONCE = 4  # taken up by one `poll`, so that they go on to the device while others come,
+PIECES_A_SECOND = 10_000  # and as many more as may have come while a step kept the engine from looking
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    message: Store | Fetch
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfStatistics:
+    """``records`` and ``waiting`` requests now; counts: requests done by kind, refused, ``lost`` shelves.
+
+    ``read``: records that came past the shelf. ``budget``: bytes that records may take now; less than was asked
+    for where the disk is short of space.
+    """
+
+    records: int
+    waiting: int
+    stored: int
+    fetched: int
+    failed: int
+    lost: int
+    read: int = 0
+    budget: int = 0
+
+
+class DiskTier:
+    """Records below ``host``; ``control`` is the engine's end of a `keeper.ShelfKeeper`'s socket.
+
+    ``blocks``: the bytes of a device block, in parts, where this process can write them: then what lies in
+    memory anyway can be ``read`` into them past the shelf.
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        control: socket.socket,
+        begin: Begin,
+        blocks: Callable[[int], Parts] | None = None,
+    ) -> None:
+        self._host = host
+        self._control = control
+        self._begin = begin
+        self._budget = begin.budget
+        self._blocks = blocks
+        self._shortcut = Shortcut(Path(begin.folder), begin.block_bytes)
+        self._sock: socket.socket | None = None
+        self._ready = False
+        self._patience = Patience()
+        self._keys: set[bytes] = set()
+        self._tickets = itertools.count(1)
+        self._requests: dict[int, _Request] = {}
+        self._outbox: deque[bytes] = deque()
+        self._looked = 0.0  # when answers were taken last
+        self._storing: set[bytes] = set()
+        self._most_storing = max(1, min(STORES_IN_FLIGHT, host.memory.slots // STORING_SHARE))
+        self._rising = Rising(host)
+        self._superseded: list[bytes] = []
+        self._touched: dict[bytes, bool] = {}  # used now, or first to go
+        self._covers: dict[int, frozenset[bytes]] = {}  # by holder of a lease
+        self._leases: Counter[bytes] = Counter()
+        self._told: set[bytes] = set()  # leased keys that the shelf knows of
+        self._untold = False  # whether it may know others than there are
+        self._stored = self._fetched = self._failed = self._lost = self._pieces = self._read = 0
+        self.reading_seconds = 0.0  # that `read` took so far
+        control.setblocking(False)
+        self._ask()
+
+    def __len__(self) -> int:
+        """Records that a fetch can bring: none before the shelf has named them all."""
+        return len(self._keys) if self._ready else 0
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a fetch is likely to succeed."""
+        return self._ready and key in self._keys
+
+    @property
+    def ready(self) -> bool:
+        """Whether a shelf is there and has said what it holds."""
+        return self._ready
+
+    @property
+    def waiting(self) -> bool:
+        """Whether answers are on their way."""
+        return bool(self._requests) or self._rising.waiting
+
+    @property
+    def room(self) -> int:
+        """Stores that could begin now."""
+        return self._most_storing - len(self._storing) if self._ready else 0
+
+    def fetching(self, key: bytes) -> bool:
+        """Whether it is on its way up; not with a shelf that is lost."""
+        return self._ready and key in self._rising
+
+    def stored(self, key: bytes) -> bool:
+        """Whether it is on disk or on its way there."""
+        return key in self._keys or key in self._storing
+
+    def store(self, key: bytes, now: float) -> bool:
+        """Begin to keep the host tier's record on disk; whether it began."""
+        slot = self._host.slot_of(key)
+        if slot is None or self.room <= 0 or self.stored(key):
+            return False
+        self._host.hold(slot, used=False)
+        superseded, self._superseded = self._superseded, []
+        moved, self._touched = self._touched, {}
+        touched = [one for one, used in moved.items() if used]
+        yielding = [one for one, used in moved.items() if not used]
+        tokens, digest = self._host.tokens_of(slot), self._host.memory.entry(slot).digest
+        self._storing.add(key)
+        ticket = next(self._tickets)
+        tenant = self._host.tenant_of(slot)
+        leases = self._changed_leases()
+        self._send(
+            Store(ticket, slot, key, tokens, digest, tenant, superseded, touched, yielding, *leases), now
+        )
+        self._forget(superseded)
+        return True
+
+    def fetch(self, key: bytes, now: float, tenant: int = 0, *, bare: bool = False) -> bool:
+        """Begin to bring a record into a host slot; whether it is on its way.
+
+        ``bare``: into this machine's memory only, where `read` finds it. It is asked for with those that follow
+        it, at the next `poll` at the latest.
+        """
+        if self._rising.has(key, bare=bare):
+            return True
+        if key not in self or not self._rising.add(key, tenant, bare=bare):
+            return False
+        self._ask_for_pieces(now, full=True)
+        return True
+
+    @property
+    def reaches(self) -> bool:
+        """Whether device blocks are within reach: else nothing may be `read`."""
+        return self._blocks is not None
+
+    def placed(self, key: bytes) -> bool:
+        """Whether `read` could succeed: it is known where the record lies."""
+        return key in self and key in self._shortcut
+
+    def at_hand(self, key: bytes) -> bool:
+        """Whether `read` is likely to succeed: it lies in memory, too."""
+        return self.placed(key) and self._shortcut.has(key)
+
+    def read(self, keys: Sequence[bytes], blocks: Sequence[int]) -> list[int]:
+        """Fill device blocks with records of the host tier, or that lie in memory, and check them.
+
+        Returns tokens of the longest beginning that came. What follows does not lie there, or is not what was
+        stored: only the shelf can tell, see `fetch`. No step may be in flight, and no move that waits may
+        want what stands in ``blocks``, or write it.
+        """
+        reach = self._blocks
+        assert reach is not None, "no blocks within reach"
+        began = time.perf_counter()
+        found = self._read_into(keys[: len(blocks)], lambda at: reach(blocks[at]))
+        self.reading_seconds += time.perf_counter() - began
+        return found
+
+    def _read_into(self, keys: Sequence[bytes], parts_of: Callable[[int], Parts]) -> list[int]:
+        found: list[int] = []
+        here = self._host.here
+        while len(found) < len(keys):
+            at = len(found)
+            above = self._host.find_beginning(takewhile(here.__contains__, keys[at:]))
+            found += self._copy(above, [parts_of(at + each) for each in range(len(above))])
+            at = len(found)
+            below = list(takewhile(lambda key: key not in here, keys[at:]))
+            found += self._shortcut.read(below, parts_of, at)
+            self._read += len(found) - at
+            self.give_way(below[: len(found) - at])
+            if len(found) < at + len(below) or not (above or below):
+                break
+        return found
+
+    def supersede(self, key: bytes) -> None:
+        """Forget a record: here now, on disk with the next that is stored."""
+        if self.stored(key) and len(self._superseded) < MOST_SUPERSEDED:
+            self._superseded.append(key)
+            self._forget([key])
+
+    def touch(self, key: bytes) -> None:
+        """A record leaves the host tier: on disk it counts as used now, from the next that is stored on."""
+        if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
+            self._touched[key] = True
+
+    def give_way(self, keys: Iterable[bytes]) -> None:
+        """These stay above: on disk they go first, in this order, from the next that is stored on."""
+        here, coming, moved = self._keys, self._storing, self._touched
+        for key in keys:
+            if len(moved) >= MOST_SUPERSEDED:
+                break
+            if key in here or key in coming:
+                moved[key] = False
+
+    def promise(self, holder: int, keys: Iterable[bytes]) -> None:
+        """A lease of ``holder`` covers these records, here now or later, and no others any more.
+
+        On disk they give way after all others, from the next that is stored on.
+        """
+        before, now = self._covers.pop(holder, frozenset()), frozenset(keys)
+        if now:
+            self._covers[holder] = now
+        self._leases.update(now - before)
+        self._leases.subtract(before - now)
+        self._untold = True
+
+    @property
+    def full(self) -> bool:
+        """Whether each record from now on takes the place of another; an estimate."""
+        size = -(-(self._begin.block_bytes + 16) // PAGE) * PAGE
+        return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._budget
+
+    def poll(self, now: float) -> None:
+        """Take answers, send what did not fit before, and see to a shelf that is late."""
+        if self._sock is None:
+            self._take_shelf(now)
+        if self._sock is not None:
+            self._ask_for_pieces(now)
+            self._flush()
+            if self._receive(now) and self._sock is not None:
+                deadlines = (request.deadline for request in self._requests.values())
+                if self._patience.over(now, deadlines, opening=not self._ready):
+                    self._lose("does not answer")
+
+    def statistics(self) -> ShelfStatistics:
+        """Gauges and counters."""
+        return ShelfStatistics(
+            len(self),
+            len(self._requests),
+            self._stored,
+            self._fetched,
+            self._failed,
+            self._lost,
+            self._read,
+            self._budget,
+        )
+
+    def close(self) -> None:
+        """Leave: the shelf writes what it has, and ends."""
+        self._shortcut.close()
+        for sock in (self._sock, self._control):
+            if sock is not None:
+                sock.close()
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _changed_leases(self) -> tuple[list[bytes], list[bytes]]:
+        """Keys that leases cover and the shelf does not know of, and those that it knows wrongly."""
+        if not self._untold:
+            return [], []
+        self._leases = +self._leases
+        fresh = list(islice(self._leases.keys() - self._told, MOST_SUPERSEDED))
+        over = list(islice(self._told - self._leases.keys(), MOST_SUPERSEDED))
+        self._told.update(fresh)
+        self._told.difference_update(over)
+        self._untold = MOST_SUPERSEDED in (len(fresh), len(over))
+        return fresh, over
+
+    def _ask_for_pieces(self, now: float, *, full: bool = False) -> None:
+        if self._ready:
+            for slots, keys in self._rising.pieces(full=full):
+                self._send(Fetch(next(self._tickets), slots, keys), now)
+
+    def _send(self, message: Store | Fetch, now: float) -> None:
+        self._requests[message.ticket] = _Request(message, now + DEADLINE)
+        self._post(message)
+
+    def _post(self, message: Down) -> None:
+        self._outbox.append(encode(message))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox and self._sock is not None:
+            try:
+                self._sock.send(self._outbox[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._lose("is gone")
+                return
+            self._outbox.popleft()
+
+    def _receive(self, now: float) -> bool:
+        """Take answers; whether no more wait."""
+        enough = self._pieces + PIECES_AT_ONCE + int((now - self._looked) * PIECES_A_SECOND)
+        self._looked = now
+        while self._sock is not None and self._pieces < enough:
+            try:
+                packet = self._sock.recv(PACKET_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError:
+                packet = b""
+            if not packet:
+                self._lose("is gone")
+                return True
+            self._answer(decoder.decode(packet))
+            self._patience.heard(now)
+        return False
+
+    def _answer(self, answer: Up) -> None:
+        match answer:
+            case Known():
+                self._keys.update(_split(answer.keys))
+                self._ready = self._ready or answer.last
+                if answer.ignored:
+                    log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
+            case Gone():
+                self._forget(_split(answer.keys))
+            case Room():
+                self._budget = answer.bytes
+            case Done() | Failed():
+                message = self._requests.pop(answer.ticket).message
+                assert isinstance(message, Store)
+                self._end_store(message, kept=isinstance(answer, Done))
+                if isinstance(answer, Done):
+                    self._shortcut.learn(message.key, Lying(answer.offset, message.tokens, message.digest))
+            case Fetched():
+                piece = self._requests.pop(answer.ticket).message
+                assert isinstance(piece, Fetch)
+                self._take_up(piece, answer)
+
+    def _end_store(self, message: Store, *, kept: bool) -> None:
+        self._storing.discard(message.key)
+        self._host.let_go(message.slot)
+        if kept:
+            self._stored += 1
+            self._keys.add(message.key)
+        else:
+            self._failed += 1
+
+    def _take_up(self, piece: Fetch, answer: Fetched) -> None:
+        self._pieces += 1
+        self._forget(piece.keys[at] for at in answer.gone)
+        slots = piece.slots or repeat(None)
+        told = zip(answer.tokens, answer.digests, answer.offsets, strict=True)
+        for key, slot, (tokens, digest, offset) in zip(piece.keys, slots, told, strict=False):
+            self._rising.came(key, slot)
+            if tokens:
+                self._shortcut.learn(key, Lying(offset, tokens, digest))
+            if slot is not None:
+                self._end_fetch(slot, tokens, digest)
+
+    def _end_fetch(self, slot: int, tokens: int, digest: int) -> None:
+        if tokens:
+            self._fetched += 1
+            self._host.filled(slot, tokens=tokens, digest=digest)
+        else:
+            self._failed += 1
+            self._host.abandon(slot)
+
+    def _copy(self, slots: Sequence[int], blocks: Sequence[Parts]) -> list[int]:
+        """Host slots to device blocks; tokens of each."""
+        self._host.hold(*slots)
+        for slot, parts in zip(slots, blocks, strict=True):
+            at, payload = 0, self._host.memory.payload(slot)
+            for part in parts:
+                part[:] = payload[at : at + len(part)]
+                at += len(part)
+        self._host.let_go(*slots, above=True)
+        return [self._host.tokens_of(slot) for slot in slots]
+
+    def _forget(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._keys.discard(key)
+            self._shortcut.forget(key)
+
+    def _give_up(self, message: Store | Fetch) -> None:
+        """The shelf is dead: the request's slots are ours again."""
+        if isinstance(message, Store):
+            self._storing.discard(message.key)
+            self._host.let_go(message.slot)
+        else:
+            self._rising.give_up(message)
+
+    def _lose(self, how: str) -> None:
+        """Ask for another; until it is there the slots of this one are not touched."""
+        log.warning("the shelf %s: another one is started", how)
+        self._lost += 1
+        if self._sock is not None:
+            self._sock.close()
+        self._sock, self._ready = None, False
+        self._outbox.clear()
+        self._keys.clear()  # the next one says what it holds
+        self._shortcut.forget_all()
+        self._told.clear()
+        self._untold = True
+        self._ask()
+
+    def _ask(self) -> None:
+        with contextlib.suppress(OSError):  # nobody starts shelves any more: go on without
+            self._control.send(b"?")
+
+    def _take_shelf(self, now: float) -> None:
+        try:
+            told, fds, _, _ = socket.recv_fds(self._control, 16, 1)
+        except OSError:
+            return
+        if not fds:
+            if told:  # the kernel drops a descriptor that this process has no number for
+                log.warning("%s", explained(OSError(errno.EMFILE, ""), "the socket to the shelf"))
+                self._ask()
+            return
+        for request in list(self._requests.values()):
+            self._give_up(request.message)
+        self._requests.clear()
+        self._rising.give_up_unasked()
+        os.set_inheritable(fds[0], False)
+        self._sock = socket.socket(fileno=fds[0])
+        self._sock.setblocking(False)
+        self._patience.heard(now)
+        self._budget = self._begin.budget
+        self._post(self._begin)
+
+
+def _split(keys: bytes) -> Iterable[bytes]:
+    return (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))

@@ -1,0 +1,76 @@
+"""Which record on disk goes first: of the tenant that holds most the longest unused, leased ones after others.
+
+The rule is `quotas`'. Knows keys, tenants and turns; no medium.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Container, Iterable, Iterator
+from itertools import chain, islice
+
+from ..quotas import by_largest
+
+
+class RecordOrder:
+    """Keys by tenant, in each the longest unused first."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, OrderedDict[bytes, None]] = {}
+        self._tenants: dict[bytes, int] = {}
+        self._leased: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._tenants
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain.from_iterable(self._queues.values())
+
+    def held(self) -> dict[int, int]:
+        """Records by tenant."""
+        return {tenant: len(queue) for tenant, queue in self._queues.items()}
+
+    def add(self, key: bytes, tenant: int) -> None:
+        """It is kept, and was used now."""
+        self.remove(key)
+        self._tenants[key] = tenant
+        self._queues.setdefault(tenant, OrderedDict())[key] = None
+
+    def remove(self, key: bytes) -> None:
+        """It is kept no more, if it was."""
+        tenant = self._tenants.pop(key, None)
+        if tenant is not None:
+            del self._queues[tenant][key]
+            if not self._queues[tenant]:
+                del self._queues[tenant]
+
+    def move(self, key: bytes, *, last: bool) -> None:
+        """It was used now, if it is here; or it is the first of its tenant's to go."""
+        tenant = self._tenants.get(key)
+        if tenant is not None:
+            self._queues[tenant].move_to_end(key, last=last)
+
+    def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
+        """These go after all others from now on, whether they are here yet or not; or no longer."""
+        (self._leased.update if on else self._leased.difference_update)(keys)
+
+    def evicted(self, count: int, coming: Iterable[int], besides: Container[bytes]) -> list[bytes]:
+        """The ``count`` that give way to records of the tenants ``coming``, none of ``besides``; they stay."""
+        held = Counter(self.held()) + Counter(coming)
+        first = by_largest(held, {t: self._keys(t, besides, leased=False) for t in self._queues})
+        last = by_largest(held, {t: self._keys(t, besides, leased=True) for t in self._queues})
+        return list(islice(chain(first, last), count))
+
+    def surplus(self, tenant: int, most: int, coming: int, besides: Collection[bytes] = ()) -> list[bytes]:
+        """What a tenant that may have ``most`` gives up for ``coming`` of its own; ``besides`` goes anyway."""
+        leaving = sum(self._tenants.get(key) == tenant for key in besides)
+        staying = len(self._queues.get(tenant, ())) - leaving
+        own = (self._keys(tenant, besides, leased=leased) for leased in (False, True))
+        return list(islice(chain.from_iterable(own), max(0, staying + coming - most)))
+
+    def _keys(self, tenant: int, besides: Container[bytes], *, leased: bool) -> Iterator[bytes]:
+        queue: Iterable[bytes] = self._queues.get(tenant, ())
+        return (key for key in queue if key not in besides and (key in self._leased) == leased)

@@ -1,0 +1,243 @@
+"""The shelf's loop: requests from the engine, records between slots and disk, an answer for each.
+
+Requests that wait are taken together: stores up to ``BATCH_BYTES`` share a transaction, a fetch never waits
+behind more than one such. A medium that refuses fails the request and nothing else. Between requests it looks
+at the free space of its disk, the more often the less there is, and gives its own back before others are short
+of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from ..errors import RecordDamaged, RecordUnavailable
+from ..host.slots import SlotMemory
+from .admin import clear_others, others, write_about
+from .messages import (
+    KEYS_PER_PACKET,
+    PACKET_BYTES,
+    Begin,
+    Done,
+    Down,
+    Failed,
+    Fetch,
+    Fetched,
+    Gone,
+    Known,
+    Room,
+    Store,
+    Up,
+    encode,
+)
+from .messages import down_decoder as decoder
+from .store import Given, RecordStore, StoreFailed, StoreFull
+
+BATCH_BYTES = 8 << 20
+SYNC_SECONDS = 1.0
+FILL_RATE = 1 << 30  # bytes a second at which others may fill the disk
+LOOK_SECONDS = 0.05, 1.0  # between two looks at it, at least and at most
+ROOM_SHARE = 32  # a change of room by one part in so many is told
+
+log = logging.getLogger(__name__)
+
+
+class Shelf:
+    """Serves ``sock`` from ``store``, with the slots of ``memory``."""
+
+    def __init__(self, sock: socket.socket, memory: SlotMemory, store: RecordStore) -> None:
+        self._sock = sock
+        self._memory = memory
+        self._store = store
+        self._dirty = False
+        self._refusing = False
+        self._giving = False
+        self._told = store.budget  # the room that the engine knows of
+        self._look_at = self._sync_at = 0.0
+
+    def run(self) -> None:
+        """Until the other end closes."""
+        self._look()
+        self._introduce()
+        while True:
+            now = time.monotonic()
+            if now >= self._look_at:
+                self._look()
+            until = min(self._look_at, self._sync_at) if self._dirty else self._look_at
+            if not select.select([self._sock], [], [], max(0.0, until - time.monotonic()))[0]:
+                if time.monotonic() >= self._sync_at:
+                    self._sync()
+                continue
+            self._sync_at = now + SYNC_SECONDS
+            first = self._sock.recv(PACKET_BYTES)
+            if not first:
+                self._sync()
+                return
+            self._serve([decoder.decode(first), *self._more()])
+
+    def _introduce(self) -> None:
+        keys = self._store.keys()
+        for start in range(0, max(1, len(keys)), KEYS_PER_PACKET):
+            last = start + KEYS_PER_PACKET >= len(keys)
+            part = b"".join(keys[start : start + KEYS_PER_PACKET])
+            self._send(Known(part, last, self._store.ignored if last else 0))
+
+    def _look(self) -> None:
+        """Give space back if the disk is short of it; say when the next look is due."""
+        least, most = LOOK_SECONDS
+        delay = most
+        try:
+            headroom = self._store.headroom
+            if headroom < 0:
+                self._give_back(headroom)
+                headroom = self._store.headroom
+            elif self._giving and headroom > (self._store.floor or 0) // ROOM_SHARE:
+                self._giving = False
+                log.warning("KV on disk may grow again: %s has room", self._store.folder)
+            if len(self._store):
+                delay = min(most, max(least, headroom / FILL_RATE))
+            room = self._store.room
+            if abs(room - self._told) * ROOM_SHARE > max(room, self._told):
+                self._told = room
+                self._send(Room(room))
+        except StoreFailed as error:
+            self._refused(error)
+        self._look_at = time.monotonic() + delay
+
+    def _give_back(self, headroom: int) -> None:
+        """Records of other models first, as nobody asks for these now."""
+        clear_others(self._store.folder, -headroom)
+        self._store.relieve()
+        self._tell_given_up()
+
+    def _tell_given_up(self) -> None:
+        keys, self._store.given_up = self._store.given_up, []
+        if keys and not self._giving:
+            self._giving = True
+            least = self._store.floor or 0
+            log.warning(
+                "less than %d bytes are free on the disk of %s: KV gives way", least, self._store.folder
+            )
+        for start in range(0, len(keys), KEYS_PER_PACKET):
+            self._send(Gone(b"".join(keys[start : start + KEYS_PER_PACKET])))
+
+    def _more(self) -> list[Down]:
+        """What has come meanwhile, as much as fits a batch."""
+        most = max(1, BATCH_BYTES // self._memory.block_bytes)
+        found: list[Down] = []
+        with contextlib.suppress(BlockingIOError):
+            while len(found) < most and (packet := self._sock.recv(PACKET_BYTES, socket.MSG_DONTWAIT)):
+                found.append(decoder.decode(packet))
+        return found
+
+    def _serve(self, requests: list[Down]) -> None:
+        """Fetches first: somebody waits for them."""
+        for request in requests:
+            if isinstance(request, Fetch):
+                self._fetch(request)
+        stores = [request for request in requests if isinstance(request, Store)]
+        if stores:
+            self._keep(stores)
+
+    def _fetch(self, request: Fetch) -> None:
+        """One answer for the piece, while the engine takes up the one before it."""
+        count = len(request.keys)
+        tokens, digests, gone = [0] * count, [0] * count, []
+        for at, key in enumerate(request.keys):
+            try:
+                if request.slots:
+                    header = self._store.get(key, self._memory.payload(request.slots[at]))
+                elif (found := self._store.bring(key)) is not None:
+                    header = found
+                else:
+                    continue
+            except RecordUnavailable as error:
+                if isinstance(error, RecordDamaged):
+                    log.warning("%s", error)
+                gone.append(at)
+            except StoreFailed as error:
+                self._refused(error)
+            else:
+                tokens[at], digests[at] = header.tokens, header.digest
+        offsets = [self._store.place_of(key) for key in request.keys]
+        self._send(Fetched(request.ticket, tokens, digests, gone, offsets))
+
+    def _keep(self, stores: list[Store]) -> None:
+        records = [
+            Given(store.key, store.tokens, store.digest, self._memory.payload(store.slot), store.tenant)
+            for store in stores
+        ]
+        for store in stores:
+            self._store.lease(store.released, on=False)
+            self._store.lease(store.leased, on=True)
+        superseded = [key for store in stores for key in store.superseded]
+        try:
+            touched = [key for store in stores for key in store.touched]
+            self._store.give_way(key for store in stores for key in store.yielding)
+            evicted = self._store.put(records, superseded, touched)
+        except StoreFailed as error:
+            self._refused(error)
+            for store in stores:
+                self._send(Failed(store.ticket, str(error)))
+            self._tell_given_up()
+            return
+        self._dirty = True
+        if self._refusing:
+            log.warning("the disk takes records again")
+            self._refusing = False
+        for store in stores:
+            self._send(Done(store.ticket, self._store.place_of(store.key)))
+        if evicted:  # some of these, perhaps, where a tenant may keep fewer than it gave
+            self._send(Gone(b"".join(evicted)))
+        self._tell_given_up()
+
+    def _sync(self) -> None:
+        if self._dirty:
+            self._dirty = False
+            try:
+                self._store.sync()
+            except StoreFailed as error:
+                self._refused(error)
+
+    def _refused(self, error: StoreFailed) -> None:
+        """One line when it begins, one when it ends."""
+        if not self._refusing and not isinstance(error, StoreFull):
+            self._refusing = True
+            log.error("the disk refuses: %s", error)
+
+    def _send(self, message: Up) -> None:
+        self._sock.send(encode(message))
+
+
+def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
+    """Read ``Begin`` and serve until the socket ends; ``anew``: without the records that are there.
+
+    Raises `StoreHeld`, `StoreFailed`, `StoreTorn`.
+    """
+    packet = sock.recv(PACKET_BYTES)
+    if not packet:
+        return
+    begin = decoder.decode(packet)
+    if not isinstance(begin, Begin):
+        raise msgspec.ValidationError("the first packet begins nothing")
+    memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
+    folder = Path(begin.folder)
+    store = RecordStore(
+        folder, begin.space, begin.block_bytes, begin.budget, begin.caps, floor=begin.floor, anew=anew
+    )
+    if beside := others(folder):
+        log.warning("%s holds KV of %d other models or settings: ignored", folder.parent, beside)
+    with contextlib.suppress(OSError):  # a full disk: only who looks from outside misses it
+        write_about(folder, begin.block_bytes)
+    try:
+        Shelf(sock, memory, store).run()
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    finally:
+        store.close()

@@ -1,0 +1,574 @@
+"""Records in an LMDB environment: headers and payloads by key, within a budget; `eviction` says who goes first.
+
+Never ``writemap`` (a full disk would kill the process), never a transaction that outlives a call, payloads
+straight from and into the caller's buffers, every byte checked when it is read. What was read is above again
+and the first to give way, until it is touched; its recency is written with the next batch. What raises here is
+`StoreFailed`: the medium refused, and may not refuse the next time; or `StoreTorn`: the file's own pages are
+damaged, it is thrown away, and another store begins anew. For one process and thread.
+
+KV is a cache, and others need the disk more: while less than ``floor`` bytes are free there, records are given
+up and the pages they took become holes of the file (`free_pages`). A file system that has no holes gets the
+whole file back, and the store begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lmdb
+from xxhash import xxh3_64_intdigest
+
+from ..errors import KVStoreError, RecordDamaged, RecordMissing
+from ..system_limits import OUT_OF_DESCRIPTORS, errno_of, explained
+from .eviction import RecordOrder
+from .free_pages import ListUnreadable, punch_free_pages
+from .lock import hold
+from .payload_offsets import FILE, Places, stride_of
+from .record import RecordHeader, read_header
+
+FIRST_MAP = 16 << 20
+SPARE = 64 << 20  # of the map, beyond twice the budget: pages freed are not free at once
+TREE_BYTES = 64 << 10  # that the B-trees may take with one batch of records
+GIVEN_SHARE = 32  # of its records one in so many goes beyond what is needed now, when space is given back
+TURN = b"turn"  # in the main tree: written for the sake of a transaction, and of no meaning
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+TORN = (
+    lmdb.BadDbiError,
+    lmdb.BadValsizeError,
+    lmdb.CorruptedError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
+"""Of a file whose pages are not what was written: they would be met again and again."""
+ANOTHER_FORMAT = "LMDB data format"
+"""In the error of the binding for a file of another version, or damaged there; it has no class of its own."""
+
+
+class StoreFailed(KVStoreError):
+    """The medium refused; what was asked for has not happened."""
+
+
+class StoreFull(StoreFailed):
+    """The disk has no space for KV beyond what is kept free there."""
+
+
+class StoreTorn(KVStoreError):
+    """The file was damaged where nothing but LMDB's own pages are; it is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A record to be kept. ``payload`` is read during the call only."""
+
+    key: bytes
+    tokens: int
+    digest: int
+    payload: memoryview
+    tenant: int = 0
+
+
+class RecordStore:
+    """The records of one namespace under ``folder``, at most ``budget`` bytes of them.
+
+    ``caps``: bytes that those of a tenant may take of it, by the tenant's number.
+    ``floor``: bytes of the disk that it leaves free, whoever else fills it; None: it does not look.
+    ``ignored``: headers found that are not of this namespace, block size or layout; they are dropped.
+    ``given_up``: keys that went because the disk is short of space; for the caller to take.
+    ``anew``: throw away what is there, as whoever opened it last died of it.
+
+    Raises:
+        StoreHeld: another process has it open.
+        StoreFailed: the folder or file cannot be opened, even anew.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        space: bytes,
+        block_bytes: int,
+        budget: int,
+        caps: Mapping[int, int] | None = None,
+        *,
+        floor: int | None = None,
+        anew: bool = False,
+    ) -> None:
+        self.folder = folder
+        self._space = space
+        self._length = block_bytes
+        self._record_size = stride_of(block_bytes)
+        self.budget = budget
+        self.floor = floor
+        self.given_up: list[bytes] = []
+        self._most = {tenant: cap // self._record_size for tenant, cap in (caps or {}).items()}
+        self._order = RecordOrder()
+        self._used: set[bytes] = set()  # read since the last batch
+        self._places = Places(folder / FILE)
+        self._stamp = 0
+        self.ignored = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = hold(folder)
+        except OSError as error:
+            raise StoreFailed(explained(error, f"the KV folder {folder}")) from error
+        try:
+            strange = self._begin(anew=anew)
+        except (OSError, lmdb.Error, MemoryError) as error:
+            os.close(self._lock)
+            raise StoreFailed(explained(error, f"the KV file {folder / FILE}")) from error
+        self.ignored = len(strange)
+        surplus = [key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)]
+        if strange or surplus:
+            self.drop([*strange, *surplus])
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._order
+
+    @property
+    def size(self) -> int:
+        """Bytes that its records take."""
+        return len(self._order) * self._record_size
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the disk that its file takes."""
+        try:
+            return (self.folder / FILE).stat().st_blocks * 512
+        except OSError:
+            return 0
+
+    @property
+    def headroom(self) -> int:
+        """Bytes that the file may grow by; less than 0: so many are to be given back. Raises `StoreFailed`."""
+        if self.floor is None:
+            return self.budget
+        try:
+            found = os.statvfs(self.folder)
+        except OSError as error:
+            raise StoreFailed(explained(error, f"the folder {self.folder}")) from error
+        return found.f_bavail * found.f_frsize - self.floor
+
+    @property
+    def room(self) -> int:
+        """Bytes that records may take now: the budget, or what the disk allows. Raises `StoreFailed`."""
+        if self.floor is None:
+            return self.budget
+        return min(self.budget, max(0, self.file_bytes + self.headroom))
+
+    def keys(self) -> list[bytes]:
+        """All of them, the longest unused first."""
+        return list(self._order)
+
+    def put(
+        self, records: Sequence[Given], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
+    ) -> list[bytes]:
+        """Keep these and forget ``superseded``, all in one transaction; returns keys given up for room.
+
+        ``touched``: used now, as if they had been put. A tenant with a cap gives up its own, of these records
+        the first where they alone are more than it may keep. Where the disk is short of space others go before
+        these come (``given_up``), and of these the first where all of them do not fit.
+
+        Raises:
+            StoreFailed: none of it happened.
+        """
+        kept = set(superseded)
+        for key in touched:
+            if key in self._order:
+                self._order.move(key, last=True)
+                self._used.add(key)
+        fresh = [record for record in records if record.key not in self._order or record.key in kept]
+        fresh, refused = self._within_caps(fresh)
+        fresh, crowded = self._within_disk(fresh)
+        refused += crowded
+        gone = [key for key in kept if key in self._order]
+        surplus = self._surplus(fresh, kept)
+        going = kept.union(surplus)
+        room = self.budget - self.size - self._record_size * (len(fresh) - len(gone) - len(surplus))
+        wanted = max(0, -(room // self._record_size))
+        evicted = [*surplus, *self._order.evicted(wanted, [record.tenant for record in fresh], going)]
+        if len(evicted) < wanted + len(surplus):
+            raise StoreFailed(f"{len(fresh)} records do not fit a budget of {self.budget} bytes")
+        stamps = {key: self._stamp + 1 + at for at, key in enumerate(sorted(self._used))}
+
+        first = self._stamp + len(stamps) + 1
+        headers = [self._header(record, first + at) for at, record in enumerate(fresh)]
+
+        def work(txn: Any) -> None:
+            for key in (*gone, *evicted):
+                self._delete(txn, key)
+            for key, stamp in stamps.items():
+                self._restamp(txn, key, stamp)
+            for header, record in zip(headers, fresh, strict=True):
+                txn.put(record.key, header.packed(), db=self._headers)
+                txn.put(record.key, record.payload, db=self._payloads)
+
+        self._write(work)
+        self._find(headers)
+        self._stamp += len(stamps) + len(fresh)
+        self._used.clear()
+        for key in (*gone, *evicted):
+            self._order.remove(key)
+            self._places.forget(key)
+        for record in fresh:
+            self._order.add(record.key, record.tenant)
+        return [*evicted, *refused]
+
+    def give_way(self, keys: Iterable[bytes]) -> None:
+        """These are kept above: they go before all others here, the first of them first."""
+        for key in reversed(list(keys)):
+            self._order.move(key, last=False)
+
+    def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
+        """Leases cover these, kept or not: they go after all others. Not ``on``: no longer."""
+        self._order.lease(keys, on=on)
+
+    def held(self) -> dict[int, int]:
+        """Records by tenant."""
+        return self._order.held()
+
+    def place_of(self, key: bytes) -> int:
+        """Where its payload lies in the file, for who checks what it reads there; 0: nobody knows."""
+        return self._places.place_of(key)
+
+    def get(self, key: bytes, into: memoryview) -> RecordHeader:
+        """Copy the payload into ``into`` and check it there; from now on it is the first to give way here.
+
+        Raises:
+            RecordMissing: it is not here.
+            RecordDamaged: header or bytes are not what was stored; it is dropped.
+            StoreFailed: the medium refused.
+        """
+        header = self._get_by_place(key, into)
+        if header is not None:
+            self._order.move(key, last=False)
+            return header
+        try:
+            with self._env.begin(buffers=True) as txn:
+                head = txn.get(key, db=self._headers)
+                with self._places.searching(key):
+                    body = txn.get(key, db=self._payloads)
+                header = None if head is None else read_header(head, key, self._space, self._length)
+                if header is not None and body is not None and len(body) == self._length:
+                    self._places.learn(key, body, header)
+                    into[:] = body
+                else:
+                    header = None
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+        if head is None and body is None:
+            self._order.remove(key)
+            raise RecordMissing(key, "not on disk")
+        if header is None or xxh3_64_intdigest(into) != header.digest:
+            self.drop([key])
+            raise RecordDamaged(key, "its bytes on disk are not those that were stored")
+        self._order.move(key, last=False)
+        return header
+
+    def bring(self, key: bytes) -> RecordHeader | None:
+        """Have the payload in memory, unchecked: who reads it at its place checks it, see `place_of`.
+
+        None: only `get` can tell what became of it.
+
+        Raises:
+            StoreFailed: the medium refused.
+        """
+        try:
+            if key not in self._places:
+                self._look_for(key)
+            header = self._places.bring(key, self._length)
+        except (OSError, lmdb.Error) as error:
+            raise self._failed(error) from error
+        if header is not None:
+            self._order.move(key, last=False)
+        return header
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """Forget these; those that the medium will not forget are forgotten here."""
+        listed = list(keys)
+
+        def work(txn: Any) -> None:
+            for key in listed:
+                self._delete(txn, key)
+
+        with contextlib.suppress(StoreFailed):  # found again after a restart, and checked again
+            self._write(work)
+        self._forget(listed)
+
+    def relieve(self, coming: int = 0) -> int:
+        """Give up the longest unused, and their space, until ``coming`` bytes more fit on the disk.
+
+        Returns bytes that the file is smaller by; the keys are in ``given_up``. Nothing raises here but
+        `StoreTorn`: what cannot be given back now is tried again by the next call.
+        """
+        try:
+            before, lack = self.file_bytes, coming - self.headroom
+            if lack <= 0 or self.floor is None:
+                return 0
+            lack -= self._punch()
+            if lack > 0 and len(self._order):
+                count = -(-lack // self._record_size) + len(self._order) // GIVEN_SHARE
+                self._give_up(self._order.evicted(count, (), ()))
+                self._punch()
+            return max(0, before - self.file_bytes)
+        except (OSError, lmdb.Error, StoreFailed, ListUnreadable) as error:
+            if errno_of(error) in OUT_OF_DESCRIPTORS:
+                return 0
+            if len(self):
+                log.warning("all KV in %s is given up for space: %s", self.folder / FILE, error)
+            return self._empty()
+
+    def sync(self) -> None:
+        """Have the medium keep what was put. Raises `StoreFailed`."""
+        try:
+            self._env.sync(True)
+            self._env.reader_check()
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+
+    def damaged(self) -> Iterator[bytes]:
+        """Keys whose record is not what was stored; reads everything, a record at a time."""
+        buffer = memoryview(bytearray(self._length))
+        for key in self.keys():
+            try:
+                self.get(key, buffer)
+            except RecordDamaged:
+                yield key
+
+    def close(self) -> None:
+        """Let go of file and lock."""
+        self._places.close()
+        self._env.close()
+        os.close(self._lock)
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _within_caps(self, fresh: list[Given]) -> tuple[list[Given], list[bytes]]:
+        """Of these the last ones, as many of each tenant as it may keep; and the keys of the others."""
+        left = dict(self._most)
+        staying: list[Given] = []
+        refused: list[bytes] = []
+        for record in reversed(fresh):
+            if left.get(record.tenant, 1) < 1:
+                refused.append(record.key)
+                continue
+            staying.append(record)
+            if record.tenant in left:
+                left[record.tenant] -= 1
+        return staying[::-1], refused
+
+    def _within_disk(self, fresh: list[Given]) -> tuple[list[Given], list[bytes]]:
+        """Of these the last ones, as many as the disk has room for; and the keys of the others."""
+        if self.floor is None or not fresh:
+            return fresh, []
+        self.relieve(len(fresh) * self._record_size + TREE_BYTES)
+        most = max(0, self.headroom - TREE_BYTES) // self._record_size
+        if not most:
+            raise StoreFull(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
+        return fresh[-most:], [record.key for record in fresh[:-most]]
+
+    def _give_up(self, keys: list[bytes]) -> None:
+        """Forget these for lack of space, in such a way that their pages can be written over."""
+
+        def work(txn: Any) -> None:
+            for key in keys:
+                self._delete(txn, key)
+
+        self._write(work)
+        self._write(lambda txn: txn.put(TURN, b""))  # what a transaction freed is free once another has ended
+        self._forget(keys)
+        self.given_up += keys
+
+    def _forget(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._order.remove(key)
+            self._places.forget(key)
+            self._used.discard(key)
+
+    def _punch(self) -> int:
+        """Give back the space of free pages; bytes."""
+        if any(line.split()[-1].isdigit() for line in self._env.readers().splitlines()[1:]):
+            raise ListUnreadable("another process reads it")
+        fd = os.open(self.folder / FILE, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return punch_free_pages(fd)
+        finally:
+            os.close(fd)
+
+    def _empty(self) -> int:
+        """Give back the whole file, and begin anew; bytes."""
+        before, keys = self.file_bytes, self.keys()
+        with contextlib.suppress(OSError, lmdb.Error, StoreFailed):  # the next call tries to have another
+            self._env.close()
+            self._begin(anew=True)
+        self._forget(keys)
+        self._used.clear()
+        self.given_up += keys
+        return max(0, before - self.file_bytes)
+
+    def _surplus(self, fresh: list[Given], besides: Collection[bytes]) -> list[bytes]:
+        """What tenants with a cap give up for these."""
+        coming = Counter(record.tenant for record in fresh if record.tenant in self._most)
+        found = (self._order.surplus(one, self._most[one], coming[one], besides) for one in coming)
+        return list(chain.from_iterable(found))
+
+    def _begin(self, *, anew: bool = False) -> list[bytes]:
+        """Have an environment and what it holds; keys of records that are not ours. One that is torn is thrown
+        away: whoever reads a truncated map dies.
+        """
+        path = self.folder / FILE
+        for thrown in (anew, True):
+            if thrown:
+                throw_away(self.folder)
+            env = None
+            try:
+                self._env = env = self._environment()
+                info, page = env.info(), env.stat()["psize"]
+                if not path.exists() or path.stat().st_size >= (info["last_pgno"] + 1) * page:
+                    self._headers, self._payloads = env.open_db(b"headers"), env.open_db(b"payloads")
+                    strange = self._read_order()
+                    self._places.mapped()
+                    return strange
+                env.close()
+            except (*TORN, lmdb.PanicError):
+                if env is not None:
+                    env.close()
+            except lmdb.Error as error:
+                if env is not None:
+                    env.close()
+                if ANOTHER_FORMAT not in str(error):
+                    raise
+        raise StoreFailed(f"{self.folder}: cannot be opened, even anew")
+
+    def _environment(self) -> Any:
+        size = max(FIRST_MAP, (self.folder / FILE).stat().st_size if self._made else 0)
+        # With readahead, for the scan at the beginning; then `Places` says what is read ahead.
+        return lmdb.open(str(self.folder), map_size=size, max_dbs=2, sync=False, writemap=False)
+
+    @property
+    def _made(self) -> bool:
+        return (self.folder / FILE).exists()
+
+    def _read_order(self) -> list[bytes]:
+        """Take what the file holds, the longest unused first; gives keys of records that are not ours."""
+        found: list[tuple[int, bytes, int]] = []
+        strange: list[bytes] = []
+        with self._env.begin(db=self._headers) as txn:
+            for key, data in txn.cursor():
+                header = read_header(data, bytes(key), self._space, self._length)
+                if header is None:
+                    strange.append(bytes(key))
+                else:
+                    found.append((header.stamp, header.key, header.tenant))
+        found.sort()
+        for key in list(self._order):
+            self._order.remove(key)
+        for _, key, tenant in found:
+            self._order.add(key, tenant)
+        self._stamp = found[-1][0] if found else 0
+        return strange
+
+    def _write(self, work: Callable[[Any], T]) -> T:
+        """Run ``work`` in a transaction, in a larger map where this one is full."""
+        while True:
+            try:
+                with self._env.begin(write=True) as txn:
+                    return work(txn)
+            except lmdb.MapFullError as error:
+                self._grow_map(error)
+            except (lmdb.Error, OSError) as error:
+                raise self._failed(error) from error
+
+    def _grow_map(self, full: Exception) -> None:
+        size, most = self._env.info()["map_size"], 2 * self.budget + SPARE
+        if size >= most:
+            raise StoreFailed("the map is full") from full
+        try:
+            self._env.set_mapsize(min(most, 2 * size))
+        except (lmdb.Error, MemoryError) as error:  # of a limit on memory; what is mapped stays
+            raise self._failed(error) from error
+        self._places.mapped(anew=False)
+
+    def _failed(self, error: Exception) -> KVStoreError:
+        """What to raise for it; the next call finds an environment that works, or none ever will."""
+        if isinstance(error, TORN):
+            (self.folder / FILE).unlink(missing_ok=True)  # still mapped here: a shorter one would kill us
+            return StoreTorn(f"{self.folder}: the file of records is damaged and thrown away: {error}")
+        self._renew()
+        return StoreFailed(explained(error, f"the KV file {self.folder / FILE}"))
+
+    def _renew(self) -> None:
+        """An environment whose meta page could not be written refuses everything: have another, or next time.
+
+        What the file holds is found again; recency since the last batch is forgotten.
+        """
+        with contextlib.suppress(lmdb.Error), self._env.begin():
+            return
+        with contextlib.suppress(OSError, lmdb.Error, StoreFailed):
+            self._env.close()
+            self._begin()
+
+    def _get_by_place(self, key: bytes, into: memoryview) -> RecordHeader | None:
+        """The payload from where it is known to lie; None if nobody knows, or something else lies there."""
+        try:
+            header = self._places.read(key, into)
+        except OSError as error:
+            raise StoreFailed(explained(error, f"the KV file {self.folder / FILE}")) from error
+        return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
+
+    def _look_for(self, key: bytes) -> None:
+        """Find out where it lies, which only the B-trees know."""
+        with self._env.begin(buffers=True) as txn:
+            head = txn.get(key, db=self._headers)
+            header = None if head is None else read_header(head, key, self._space, self._length)
+            if header is None:
+                return
+            with self._places.searching(key):
+                body = txn.get(key, db=self._payloads)
+            if body is not None and len(body) == self._length:
+                self._places.learn(key, body, header)
+
+    def _find(self, headers: Iterable[RecordHeader]) -> None:
+        """Look up where these have just been put, while their pages are still in memory."""
+        with contextlib.suppress(lmdb.Error), self._env.begin(db=self._payloads, buffers=True) as txn:
+            for header in headers:
+                body = txn.get(header.key)
+                if body is not None:
+                    self._places.learn(header.key, body, header)
+
+    def _delete(self, txn: Any, key: bytes) -> None:
+        txn.delete(key, db=self._headers)
+        txn.delete(key, db=self._payloads)
+
+    def _restamp(self, txn: Any, key: bytes, stamp: int) -> None:
+        data = txn.get(key, db=self._headers)
+        header = None if data is None else read_header(data, key, self._space, self._length)
+        if header is not None:
+            txn.put(key, replace(header, stamp=stamp).packed(), db=self._headers)
+
+    def _header(self, record: Given, stamp: int) -> RecordHeader:
+        return RecordHeader(
+            self._space, record.key, record.tokens, self._length, record.digest, stamp, record.tenant
+        )
+
+
+def throw_away(folder: Path) -> None:
+    """Remove the file of records, and its space too where another process still has it open."""
+    path = folder / FILE
+    with contextlib.suppress(FileNotFoundError):
+        os.truncate(path, 0)
+        path.unlink()
+    (folder / "lock.mdb").unlink(missing_ok=True)

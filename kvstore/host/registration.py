@@ -1,0 +1,125 @@
+"""The host tier's memory registered with the device, a piece at a time and ahead of the copies.
+
+To register 16 MiB takes milliseconds, in which nothing else can be done: so never within a step. The first
+pieces are registered when the tier is set up, the others by a thread of their own, ahead of the slots in use.
+Where the device refuses one, copies go on without it and are only slower. Knows slots and addresses; not what
+is copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from .slots import PAGE, SlotMemory
+
+if TYPE_CHECKING:  # torch comes with it, and this room's books do without
+    from ...kernels.device import Device
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 16 << 20
+AHEAD = 16
+"""Pieces from the one in use on that are registered before they are needed."""
+
+
+class Registration:
+    """Of the slots of ``memory``, whose first byte is at ``address``; ``close`` undoes it."""
+
+    def __init__(self, device: Device, memory: SlotMemory, address: int) -> None:
+        whole_pages = memory.stride % PAGE == 0  # else two pieces would share a page
+        self._slots_each = max(1, PIECE_BYTES // memory.stride) if whole_pages else max(1, memory.slots)
+        self._device = device
+        self._memory = memory
+        self._address = address
+        self._registered: dict[int, int] = {}  # piece: its address
+        self._refused = False
+        self._closed = False
+        self._wanted: set[int] = set()
+        self._lock = threading.Lock()
+        self._begun = False
+        self._thread: threading.Thread | None = None  # while anything is wanted
+        # Whoever drops this without `close`: no other memory may come to lie there while it is registered.
+        end = weakref.finalize(self, _unregister, device, memory, self._registered)
+        end.atexit = False  # the process's end undoes it
+
+    @property
+    def pieces(self) -> int:
+        """How many there are."""
+        return -(-self._memory.slots // self._slots_each)
+
+    @property
+    def registered(self) -> int:
+        """Bytes."""
+        return sum(self._extent(piece)[1] for piece in tuple(self._registered))
+
+    def begin(self) -> None:
+        """Register the first pieces now; from now on a thread registers those that come into use."""
+        if self._device.overlaps:
+            self.use(0)
+            self.advance()
+            self._begun = True
+
+    def use(self, slot: int) -> None:
+        """A step copies this slot: its piece and those behind it shall be registered. Never waits for that."""
+        first = slot // self._slots_each
+        if self._refused or (first in self._registered and self._last(first) in self._registered):
+            return
+        missing = set(range(first, self._last(first) + 1)) - self._registered.keys()
+        if missing <= self._wanted:
+            return
+        with self._lock:
+            self._wanted |= missing - self._registered.keys()
+            if self._begun and self._thread is None:
+                self._thread = threading.Thread(target=self.advance, name="register-host-memory", daemon=True)
+                self._thread.start()
+
+    def advance(self) -> None:
+        """Register all that is wanted."""
+        while (piece := self._next()) is not None:
+            address, size = self._extent(piece)
+            refusal = self._device.register(address, size)
+            if refusal:
+                self._refused = True
+                log.warning(
+                    "host memory is not registered with the device, copies of KV are slower: %s (%d MiB are)",
+                    refusal,
+                    self.registered >> 20,
+                )
+                continue
+            with self._lock:
+                self._registered[piece] = address
+                self._wanted.remove(piece)
+
+    def close(self) -> None:
+        """Undo it all. Copies from and to the memory must be done."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        _unregister(self._device, self._memory, self._registered)
+
+    def _last(self, piece: int) -> int:
+        return min(piece + AHEAD, self.pieces) - 1
+
+    def _next(self) -> int | None:
+        with self._lock:
+            if self._refused or self._closed or not self._wanted:
+                self._thread = None
+                return None
+            return min(self._wanted)
+
+    def _extent(self, piece: int) -> tuple[int, int]:
+        """Address and bytes."""
+        first = piece * self._slots_each
+        count = min(self._slots_each, self._memory.slots - first)
+        return self._address + self._memory.offset_of(first), count * self._memory.stride
+
+
+def _unregister(device: Device, memory: SlotMemory, registered: dict[int, int]) -> None:
+    """``memory`` is mapped until this is done."""
+    device.unregister(registered.values())
+    registered.clear()

@@ -1,0 +1,223 @@
+"""The host tier's memory: one memfd with a header, a directory and slots, which outlives who maps it.
+
+::
+
+    header       magic, layout version, size of an entry, namespace, block bytes, slots
+    directory    per slot: key, tokens, state, owner, readers, xxh3 of the payload, stamp of the last use,
+                 tenant
+    slots        each the bytes of one block, at ``stride`` bytes from each other
+
+              reserve              filled                 read
+        FREE ─────────▶ FILLING ─────────▶ READY ◀────────────────▶ READING(n)
+          ▲                │                 │      the last reader
+          └────────────────┴─────────────────┘      is done
+               abandoned         dropped
+
+One process writes the directory, all who map the memory may read it. Knows bytes and states: not which key is
+worth keeping, nor what a block means. No torch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import GroupInvalid, SlotMisused
+from ..keys import KEY_BYTES
+
+MAGIC = b"holdfast"
+LAYOUT_VERSION = 1
+PAGE = 4096
+FEW = 8  # entries: as many are sooner written one by one than as columns
+HEADER = struct.Struct("<8sII16sQQ")
+ENTRY = struct.Struct("<16sIIIIQQQ8x")
+_NAME = struct.Struct("<16sI")  # key, tokens
+_STATE = struct.Struct("<II")  # state, owner
+_READERS = struct.Struct("<I")
+_STAMP = struct.Struct("<Q")
+_TENANT = struct.Struct("<Q")
+_ENTRY_FIELDS = np.dtype(
+    {
+        "names": ["key", "tokens", "state", "owner", "readers", "digest", "stamp"],
+        "formats": [f"V{KEY_BYTES}", "<u4", "<u4", "<u4", "<u4", "<u8", "<u8"],
+        "offsets": [0, 16, 20, 24, 28, 32, 40],
+        "itemsize": ENTRY.size,
+    }
+)
+
+
+class SlotState(IntEnum):
+    """Where a slot is. The numbers stand in the memory: a new memfd is all FREE."""
+
+    FREE = 0
+    FILLING = 1
+    READY = 2
+    READING = 3
+
+
+_MOVES = {
+    (SlotState.FREE.value, SlotState.FILLING.value),
+    (SlotState.FILLING.value, SlotState.READY.value),
+    (SlotState.FILLING.value, SlotState.FREE.value),
+    (SlotState.READY.value, SlotState.READING.value),
+    (SlotState.READY.value, SlotState.FREE.value),
+    (SlotState.READING.value, SlotState.READING.value),
+    (SlotState.READING.value, SlotState.READY.value),
+}
+"""From, to; plain numbers, as the hash of an enum's member is slow, and each restored block asks four times."""
+
+_MAY_MOVE = np.zeros((len(SlotState), len(SlotState)), dtype=np.bool_)
+_MAY_MOVE[tuple(np.array(sorted(_MOVES)).T)] = True
+"""``[from, to]``: the same, for many at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the directory says of one slot. ``digest``: xxh3 of its payload. ``stamp`` rises with each use."""
+
+    key: bytes
+    tokens: int
+    state: SlotState
+    owner: int
+    readers: int
+    digest: int
+    stamp: int
+    tenant: int
+
+
+def make_memory(size: int) -> int:
+    """A memfd of ``size`` bytes, all zero; pages are taken as they are touched. Its file descriptor."""
+    fd = os.memfd_create("holdfast-host", os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    return fd
+
+
+class SlotMemory:
+    """The memfd ``fd`` mapped: slots for blocks of ``block_bytes`` of the namespace ``space`` (16 bytes).
+
+    What the header describes otherwise is formatted anew; ``adopted`` says that it was not. ``slots`` may be
+    0: the memory is too small for one. Takes a descriptor of its own.
+
+    Raises:
+        GroupInvalid: somebody else was to have ``made`` it for this description, and has not.
+    """
+
+    def __init__(self, fd: int, space: bytes, block_bytes: int, *, made: bool = False) -> None:
+        size = os.fstat(fd).st_size
+        self.block_bytes = block_bytes
+        # Whole pages where a block is one: so that a range of slots can be registered with the device.
+        unit = PAGE if block_bytes >= PAGE else 64
+        self.stride = -(-block_bytes // unit) * unit
+        self.slots = max(0, (size - 2 * PAGE) // (self.stride + ENTRY.size))
+        self.first = PAGE + -(-self.slots * ENTRY.size // PAGE) * PAGE  # where slot 0 begins
+        self.map = mmap.mmap(fd, max(size, PAGE))
+        self._bytes = memoryview(self.map)
+        header = HEADER.pack(MAGIC, LAYOUT_VERSION, ENTRY.size, space, block_bytes, self.slots)
+        self.adopted = self.map[: HEADER.size] == header
+        if made and not self.adopted:
+            raise GroupInvalid("the host tier's memory is described otherwise")
+        if not self.adopted:
+            self.map[: HEADER.size] = bytes(HEADER.size)  # whoever dies here leaves nothing half formatted
+            self.directory["state"] = SlotState.FREE
+            self.map[: HEADER.size] = header
+
+    @property
+    def directory(self) -> NDArray[np.void]:
+        """The entries as one structured array, not copied."""
+        return np.frombuffer(self.map, _ENTRY_FIELDS, self.slots, PAGE)
+
+    def entry(self, slot: int) -> Entry:
+        """What the directory says of ``slot``."""
+        fields = ENTRY.unpack_from(self.map, self._at(slot))
+        key, tokens, state, owner, readers, digest, stamp, tenant = fields
+        return Entry(key, tokens, SlotState(state), owner, readers, digest, stamp, tenant)
+
+    def payload(self, slot: int) -> memoryview:
+        """The bytes of ``slot``, ``[block_bytes]``, writable."""
+        start = self.offset_of(slot)
+        return self._bytes[start : start + self.block_bytes]
+
+    def touch(self, slot: int) -> None:
+        """Take the pages of a FREE slot: whoever fills it then need not wait for them."""
+        np.frombuffer(self.payload(slot), np.uint8)[::PAGE] = 0
+
+    def offset_of(self, slot: int) -> int:
+        """Where the bytes of ``slot`` begin, counted from the beginning of the memory."""
+        assert 0 <= slot < self.slots, f"slot {slot} of {self.slots}"
+        return self.first + slot * self.stride
+
+    def offsets_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`offset_of` of each."""
+        assert not len(slots) or (slots.min() >= 0 and slots.max() < self.slots), f"slots of {self.slots}"
+        return self.first + slots * self.stride
+
+    def move(self, slot: int, wanted: SlotState, owner: int = 0) -> None:
+        """Bring ``slot`` into state ``wanted``, for ``owner``.
+
+        READING to READING is one more reader, READING to READY means that none is left.
+
+        Raises:
+            SlotMisused: it cannot go there from where it is.
+        """
+        at = self._at(slot) + 20
+        state = _STATE.unpack_from(self.map, at)[0]
+        if (state, wanted.value) not in _MOVES:
+            raise SlotMisused(slot, SlotState(state).name, wanted.name)
+        _STATE.pack_into(self.map, at, wanted, owner)
+
+    def move_each(self, slots: Sequence[int], wanted: SlotState, owner: int = 0) -> None:
+        """`move` of many; many at once are looked at together, and then either all of them go or none."""
+        if len(slots) <= FEW:
+            for slot in slots:
+                self.move(slot, wanted, owner)
+            return
+        places, entries = np.asarray(slots, dtype=np.intp), self.directory
+        refused = np.nonzero(~_MAY_MOVE[entries["state"][places], wanted])[0]
+        if len(refused):
+            slot = int(places[refused[0]])
+            raise SlotMisused(slot, self.entry(slot).state.name, wanted.name)
+        entries["state"][places] = wanted
+        entries["owner"][places] = owner
+
+    def describe(self, slot: int, key: bytes, tokens: int) -> None:
+        """Write what will be in a slot that is being filled."""
+        at = self._at(slot)
+        _NAME.pack_into(self.map, at, key, tokens)
+        _READERS.pack_into(self.map, at + 28, 0)
+        _STAMP.pack_into(self.map, at + 32, 0)
+
+    def set_readers(self, slots: Sequence[int], readers: Sequence[int]) -> None:
+        """How many read each of these now."""
+        if len(slots) > FEW:
+            self.directory["readers"][np.asarray(slots, dtype=np.intp)] = readers
+            return
+        for slot, count in zip(slots, readers, strict=True):
+            _READERS.pack_into(self.map, self._at(slot) + 28, count)
+
+    def set_digest(self, slot: int, digest: int) -> None:
+        """The xxh3 of the payload as it is."""
+        _STAMP.pack_into(self.map, self._at(slot) + 32, digest)
+
+    def set_tenant(self, slot: int, tenant: int) -> None:
+        """Whose record it is."""
+        _TENANT.pack_into(self.map, self._at(slot) + 48, tenant)
+
+    def set_stamps(self, slots: Sequence[int], first: int) -> None:
+        """When they were used last, in uses: the first of them in use ``first``, each other one later."""
+        if len(slots) > FEW:
+            stamps = np.arange(first, first + len(slots), dtype=np.uint64)
+            self.directory["stamp"][np.asarray(slots, dtype=np.intp)] = stamps
+            return
+        for at, slot in enumerate(slots, first):
+            _STAMP.pack_into(self.map, self._at(slot) + 40, at)
+
+    def _at(self, slot: int) -> int:
+        assert 0 <= slot < self.slots, f"slot {slot} of {self.slots}"
+        return PAGE + slot * ENTRY.size

@@ -1,0 +1,418 @@
+"""The host tier: which record is in which slot of the memory, and which goes when there is no room.
+
+Implements `tiers.Tier`, and beside it the verbs by which others move the bytes: ``reserve`` a slot, fill it,
+say ``filled``; ``find`` one, ``hold`` it while it is read, ``let_go``. What a dead process left is adopted:
+slots it was filling are free again, those it was reading are ready. Bytes are checked by their xxh3 before
+their first use where another process left them; what this one has hashed itself, or who filled a slot has
+checked there, it trusts, as it trusts the device's memory, but for one that is to ``recheck`` all it takes or
+reads.
+One thread uses it; no torch, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from math import ceil
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from ..errors import LeakFound, RecordDamaged, RecordMissing
+from ..quotas import FairOrder
+from ..tier import Record, TierStatistics
+from .slots import SlotMemory, SlotState
+
+AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
+"""Of the memory, and at most: free slots that have pages. To take these may cost ten times what it costs to
+fill them: a virtual machine gives those it frees back to its host."""
+
+
+class HostTier:
+    """Records in ``memory``. ``owner``: written into the slots that are being filled or read.
+
+    ``recheck``: bytes are hashed whenever they are about to be read; for tests and debug.
+
+    A record is *sought* by its key from ``reserve`` until it is dropped, and *found* while it is READY or
+    READING. Dropped while somebody fills or reads its slot it is found no longer, and the slot is free when
+    that is over.
+    """
+
+    def __init__(self, memory: SlotMemory, owner: int = 0, *, recheck: bool = True) -> None:
+        self.memory = memory
+        self._recheck = recheck
+        self.gives_up: Callable[[bytes], None] = lambda key: (
+            None
+        )  # told of a key that leaves for want of room
+        self._checked: set[int] = set()  # hashed by this process since they were filled
+        self._owner = owner
+        self._slot_of: dict[bytes, int] = {}
+        self._here: dict[bytes, int] = {}  # of those the ones that are filled
+        self._key_of: dict[int, bytes] = {}
+        self._tokens: dict[int, int] = {}
+        self._filling: set[int] = set()
+        self._readers: dict[int, int] = {}
+        self._yielding: set[int] = set()
+        self._order = FairOrder(max(1, memory.slots))  # of slots that are READY
+        self._promised: dict[bytes, dict[int, float]] = {}  # key: holders of leases, and their returns
+        self._covers: dict[int, list[bytes]] = {}
+        self._stamp = 0  # rises with each use
+        self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
+        self._free = self._adopt()
+        self._untouched = len(self._free)  # of the free ones, at the beginning: those used last
+        self._ahead = min(ceil(AHEAD_SHARE * memory.slots), AHEAD_BYTES // memory.stride)
+        self.adopted = len(self._slot_of)
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._here
+
+    # --- finding ----------------------------------------------------------------------------------------
+
+    @property
+    def here(self) -> Mapping[bytes, int]:
+        """The slot of each record that can be read now, by key: for who asks about many of them."""
+        return self._here
+
+    def slot_of(self, key: bytes) -> int | None:
+        """The slot in which the record can be read now; not counted as a use."""
+        return self._here.get(key)
+
+    def sought(self, key: bytes) -> bool:
+        """Whether the record is here or on its way."""
+        return key in self._slot_of
+
+    def find(self, key: bytes) -> int | None:
+        """The slot that holds the record, its bytes checked; None where there is none. Counts."""
+        return next(iter(self.find_beginning([key])), None)
+
+    def find_beginning(self, keys: Iterable[bytes]) -> list[int]:
+        """The same for the longest beginning of ``keys`` that is here whole."""
+        found: list[int] = []
+        for key in keys:
+            slot = self._here.get(key)
+            if slot is None:
+                self._misses += 1
+                break
+            if (self._recheck or slot not in self._checked) and not self._sound(slot):
+                self._damaged += 1
+                self.drop(key)
+                break
+            found.append(slot)
+        self._hits += len(found)
+        self._order.hit(found)
+        return found
+
+    def tokens_of(self, slot: int) -> int:
+        """Tokens of the record in ``slot``."""
+        return self._tokens[slot]
+
+    @property
+    def uses(self) -> int:
+        """Rises whenever the order of giving way may have changed."""
+        return self._stamp + self._dropped
+
+    @property
+    def free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
+
+    def oldest(self, count: int) -> list[bytes]:
+        """Keys of the records that would give way next, the first of them first."""
+        return [self._key_of[slot] for slot in islice(self._order.slots(), count)]
+
+    def in_order(self) -> Iterator[bytes]:
+        """As `oldest`, of all and one by one; nothing may change meanwhile."""
+        return (self._key_of[slot] for slot in self._order.slots())
+
+    def tenant_of(self, slot: int) -> int:
+        """Whose record is in ``slot``."""
+        return self._order.tenant(slot)
+
+    def held(self) -> dict[int, int]:
+        """Slots by tenant."""
+        return self._order.held()
+
+    def give_way(self, slots: Iterable[int]) -> None:
+        """What is in these is above, too: while it is, they go before all others, the last of them first.
+
+        When it leaves from there, `touch` says so.
+        """
+        self._put_first(self._order.remove_each(slots))
+
+    def yields(self, key: bytes) -> bool:
+        """Whether it was said to give way, and was not used since."""
+        return self._slot_of.get(key) in self._yielding
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """These were used, in the order of their sequence: they go after all that were used before.
+
+        The end of a chain goes before its beginning, as `eviction` wants it.
+        """
+        found = self._order.remove_each(self._here[key] for key in keys if key in self._here)
+        found.reverse()
+        self._rank(found)
+
+    def promise(self, holder: int, keys: Iterable[bytes], returns: float) -> None:
+        """A lease of ``holder`` covers these records, here now or later, and no others any more.
+
+        They give way after all others, the latest return first.
+        """
+        before, now = self._covers.pop(holder, []), list(keys)
+        for key in before:
+            holders = self._promised[key]
+            del holders[holder]
+            if not holders:
+                del self._promised[key]
+        for key in now:
+            self._promised.setdefault(key, {})[holder] = returns
+        if now:
+            self._covers[holder] = now
+        for key in {*before, *now}:
+            slot = self._slot_of.get(key)
+            if slot is not None:
+                self._order.promise(slot, self._return_of(key))
+
+    def promised(self, key: bytes, besides: int | None = None) -> bool:
+        """Whether a lease covers the record, of another than the holder ``besides``."""
+        return any(holder != besides for holder in self._promised.get(key, ()))
+
+    # --- filling and reading ----------------------------------------------------------------------------
+
+    def reserve(self, key: bytes, tokens: int, tenant: int = 0, *, spare: bool = False) -> int | None:
+        """A slot to fill with the record, or None: it is here already, or all are being filled or read.
+
+        Where no slot is free a record gives way as `quotas` says; for a ``spare`` one only what does so anyway.
+        """
+        if key in self._slot_of:
+            return None
+        if not self._free and not self._evict(tenant, spare=spare):
+            self._refused += 1
+            return None
+        slot = self._free.pop()
+        self._untouched = min(self._untouched, len(self._free))
+        self.memory.move(slot, SlotState.FILLING, self._owner)
+        self.memory.describe(slot, key, tokens)
+        self.memory.set_tenant(slot, tenant)
+        self._order.take(slot, tenant)
+        self._slot_of[key] = slot
+        self._key_of[slot] = key
+        self._tokens[slot] = tokens
+        self._filling.add(slot)
+        if key in self._promised:
+            self._order.promise(slot, self._return_of(key))
+        return slot
+
+    def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
+        """All bytes are in ``slot``: from now on it is found.
+
+        ``tokens``, ``digest``: what the record says of itself, where it comes from elsewhere, and was checked
+        in this slot; bytes that are not those are dropped.
+        """
+        self._filling.remove(slot)
+        if slot not in self._key_of:  # dropped meanwhile
+            self._release(slot)
+            return
+        seen = xxh3_64_intdigest(self.memory.payload(slot)) if digest is None or self._recheck else digest
+        if digest is not None and seen != digest:
+            self._damaged += 1
+            self._forget(slot)
+            self._release(slot)
+            return
+        if tokens is not None:
+            self._tokens[slot] = tokens
+            self.memory.describe(slot, self._key_of[slot], tokens)
+        self.memory.set_digest(slot, seen)
+        self._checked.add(slot)
+        self._here[self._key_of[slot]] = slot
+        self.memory.move(slot, SlotState.READY)
+        self._rank([slot])
+
+    def prepare(self) -> bool:
+        """In an idle moment: touch a slot's memory that is filled before long; False: there is enough of it."""
+        if not self._untouched or len(self._free) - self._untouched >= self._ahead:
+            return False
+        self._untouched -= 1
+        self.memory.touch(self._free[self._untouched])
+        return True
+
+    def abandon(self, slot: int) -> None:
+        """It will not be filled."""
+        self._filling.remove(slot)
+        self._forget(slot)
+        self._release(slot)
+
+    def hold(self, *slots: int, used: bool = True) -> None:
+        """Somebody reads these: they stay until `let_go`, once for each time they are named. Not ``used``: and
+        keep their places in the order.
+        """
+        for slot in slots:
+            self._readers[slot] = self._readers.get(slot, 0) + 1
+        if used:
+            self._order.remove_each(slots)
+        self.memory.move_each(slots, SlotState.READING, self._owner)
+        self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
+
+    def let_go(self, *slots: int, above: bool = False) -> None:
+        """One who read these is done; ``above``: what is in them is there, too, see `give_way`."""
+        for slot in slots:
+            self._readers[slot] -= 1
+        self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
+        over = [slot for slot in dict.fromkeys(slots) if not self._readers[slot]]
+        for slot in over:
+            del self._readers[slot]
+        self.memory.move_each(over, SlotState.READY)
+        for slot in over:
+            if slot not in self._key_of:
+                self._release(slot)
+        self._rank([slot for slot in over if slot in self._key_of and slot not in self._order], first=above)
+
+    # --- the tier's interface ---------------------------------------------------------------------------
+
+    def put(self, record: Record) -> bool:
+        """Keep a copy; False where there is no room. Of two records with one key the first wins."""
+        if record.key in self._slot_of:
+            return True
+        slot = self.reserve(record.key, record.tokens)
+        if slot is None:
+            return False
+        self.memory.payload(slot)[:] = record.payload
+        self.filled(slot)
+        return True
+
+    def get(self, key: bytes) -> Record:
+        """The record, whole and checked. Raises `RecordMissing`, `RecordDamaged`."""
+        damaged = self._damaged
+        slot = self.find(key)
+        if slot is not None:
+            return Record(key, self._tokens[slot], self.memory.payload(slot))
+        if self._damaged > damaged:
+            raise RecordDamaged(key, "its bytes are not those that were stored")
+        raise RecordMissing(key, "not held")
+
+    def drop(self, key: bytes) -> None:
+        """Forget the record, if there is one."""
+        slot = self._slot_of.get(key)
+        if slot is None:
+            return
+        self._dropped += 1
+        self._forget(slot)
+        self._order.remove(slot)
+        if slot not in self._filling and slot not in self._readers:
+            self._release(slot)
+
+    def statistics(self) -> TierStatistics:
+        """Gauges and counters."""
+        size = self.memory.block_bytes
+        return TierStatistics(
+            records=len(self._slot_of),
+            bytes=len(self._slot_of) * size,
+            capacity=self.memory.slots * size,
+            hits=self._hits,
+            misses=self._misses,
+            damaged=self._damaged,
+            refused=self._refused,
+            dropped=self._dropped,
+        )
+
+    def audit(self) -> None:
+        """Check that the books and the directory agree. O(slots): for idle moments.
+
+        Raises:
+            LeakFound: they do not.
+        """
+        memory, ranked = self.memory, set(self._order.slots())
+        ready = ranked - self._readers.keys()
+        states = memory.directory["state"]
+        expected = np.full(memory.slots, SlotState.FREE, dtype=np.uint32)
+        for slots, state in (
+            (ready, SlotState.READY),
+            (self._filling, SlotState.FILLING),
+            (self._readers, SlotState.READING),
+        ):
+            expected[list(slots)] = state
+        wrong = np.nonzero(states != expected)[0].tolist()
+        counted = len(self._free) + len(ready) + len(self._filling) + len(self._readers)
+        if wrong or counted != memory.slots or not ranked <= self._key_of.keys():
+            raise LeakFound(f"host tier: {counted} of {memory.slots} slots counted, wrong {wrong[:8]}")
+        filled = {key: slot for key, slot in self._slot_of.items() if slot not in self._filling}
+        if filled != self._here:
+            raise LeakFound(f"host tier: {len(self._here)} records can be read, {len(filled)} are filled")
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _adopt(self) -> list[int]:
+        """Take over what the directory says; returns the free slots, the first to be used last."""
+        memory = self.memory
+        entries = memory.directory[["state", "stamp"]]
+        used = np.nonzero(entries["state"] != SlotState.FREE)[0]
+        for slot in used[np.argsort(entries["stamp"][used], kind="stable")].tolist():
+            entry = memory.entry(slot)
+            if entry.state is SlotState.READING:
+                memory.set_readers([slot], [0])
+                memory.move(slot, SlotState.READY)
+            if entry.state is SlotState.FILLING or entry.key in self._slot_of:
+                memory.move(slot, SlotState.FREE)
+                continue
+            self._slot_of[entry.key] = self._here[entry.key] = slot
+            self._key_of[slot] = entry.key
+            self._tokens[slot] = entry.tokens
+            self._order.take(slot, entry.tenant)
+            self._rank([slot])
+        return [slot for slot in range(memory.slots - 1, -1, -1) if slot not in self._key_of]
+
+    def _sound(self, slot: int) -> bool:
+        memory = self.memory
+        if xxh3_64_intdigest(memory.payload(slot)) != memory.entry(slot).digest:
+            return False
+        self._checked.add(slot)
+        return True
+
+    def _evict(self, tenant: int, *, spare: bool) -> bool:
+        slot = self._order.first_besides(self._readers, tenant)
+        if slot is None or (spare and not self._gives_way(slot)):
+            return False
+        self._order.remove(slot)
+        self.gives_up(self._key_of[slot])
+        self._forget(slot)
+        self._release(slot)
+        self._dropped += 1
+        return True
+
+    def _gives_way(self, slot: int) -> bool:
+        return slot in self._yielding and self._key_of[slot] not in self._promised
+
+    def _rank(self, slots: list[int], *, first: bool = False) -> None:
+        """These were used now; ``first``: what is in them is above, too."""
+        self.memory.set_stamps(slots, self._stamp + 1)
+        self._stamp += len(slots)
+        self._yielding.difference_update(slots)
+        if first:
+            return self._put_first(slots)
+        return self._order.add(slots)
+
+    def _put_first(self, slots: Iterable[int]) -> None:
+        slots = list(slots)
+        self._order.put_first(slots)
+        self._yielding.update(slots)
+
+    def _return_of(self, key: bytes) -> float | None:
+        return min(self._promised.get(key, {}).values(), default=None)
+
+    def _forget(self, slot: int) -> None:
+        """Nobody finds it any more."""
+        key = self._key_of.pop(slot, None)
+        if key is not None:
+            del self._slot_of[key]
+            self._here.pop(key, None)
+            del self._tokens[slot]
+            self._order.forget(slot)
+            self._yielding.discard(slot)
+
+    def _release(self, slot: int) -> None:
+        self.memory.move(slot, SlotState.FREE)
+        self._order.free(slot)
+        self._checked.discard(slot)
+        self._free.append(slot)

@@ -1,0 +1,448 @@
+"""The engine's end and a real shelf: records go down and come up, and slots come back only from the dead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from holdfast.kvstore.disk import client
+from holdfast.kvstore.disk import process as keeper
+from holdfast.kvstore.disk.admin import remove, stat, verify
+from holdfast.kvstore.disk.client import DEADLINE, DiskTier
+from holdfast.kvstore.disk.deadline import OPENING
+from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Known, encode
+from holdfast.kvstore.disk.process import ShelfKeeper
+from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
+from holdfast.kvstore.host.tier import HostTier
+from holdfast.kvstore.tier import Record
+
+SIZE = 8192
+SPACE = bytes(range(16))
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def payload(number: int) -> bytes:
+    return Random(number).randbytes(SIZE)
+
+
+class Stage:
+    """A host tier of 40 slots, a keeper beside it, and the disk below; ``now`` is the test's."""
+
+    def __init__(self, folder: Path, space: bytes = SPACE, floor: int = 0) -> None:
+        fd = make_memory(2 * 4096 + 41 * (SIZE + 64))
+        memory = SlotMemory(fd, space, SIZE)
+        self.host = HostTier(memory)
+        self.keeper = ShelfKeeper(fd)
+        control = self.keeper.theirs.dup()
+        self.keeper.start()
+        self.now = 0.0
+        begin = Begin(str(folder / space.hex()), space, SIZE, 1 << 22, floor=floor)
+        self.disk = DiskTier(self.host, control, begin)
+        self._fd: int | None = fd
+
+    def until(self, reached: Callable[[], object]) -> None:
+        end = time.monotonic() + 240  # a shelf is a Python process, and the machine may be busy
+        while not reached():
+            self.disk.poll(self.now)
+            time.sleep(0.0005)  # the processor is the shelf's meanwhile
+            assert time.monotonic() < end, "it never came"
+
+    def lateness(self, seconds: float) -> None:
+        """Wait until a shelf that does not answer is given up, which takes so long."""
+        end = self.now + seconds + 1
+        while self.now < end and self.disk.statistics().lost == 0:
+            self.now += 0.5
+            self.disk.poll(self.now)
+        assert not self.disk.ready
+
+    def settled(self) -> bool:
+        return self.disk.ready and not self.disk.waiting
+
+    def keep(self, *numbers: int) -> None:
+        for number in numbers:
+            assert self.host.put(Record(key(number), number % 4 + 1, memoryview(payload(number))))
+
+    def down(self, *numbers: int) -> None:
+        self.keep(*numbers)
+        for number in numbers:
+            self.until(lambda: self.disk.room > 0)
+            assert self.disk.store(key(number), self.now)
+        self.until(self.settled)
+
+    def check(self, number: int) -> None:
+        record = self.host.get(key(number))
+        assert (record.tokens, bytes(record.payload)) == (number % 4 + 1, payload(number))
+
+    def close(self) -> None:
+        self.disk.close()
+        self.keeper.stop()
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    stage.until(stage.settled)
+    yield stage
+    stage.host.audit()
+    stage.close()
+
+
+def test_records_go_down_and_come_up_as_they_were(stage: Stage) -> None:
+    stage.down(*range(30))
+    for number in range(30):
+        stage.host.drop(key(number))
+        assert stage.disk.fetch(key(number), stage.now) and stage.disk.fetching(key(number))
+    assert not any(key(number) in stage.host for number in range(30)), "not before it has come"
+    stage.until(stage.settled)
+    for number in range(30):
+        stage.check(number)
+    statistics = stage.disk.statistics()
+    assert (statistics.stored, statistics.fetched, statistics.lost) == (30, 30, 0)
+
+
+def test_a_record_that_is_gone_fails_alone_in_its_piece(stage: Stage) -> None:
+    stage.down(*range(20))
+    stage.disk.supersede(key(7))
+    stage.down(30)  # forgotten on disk with this one
+    stage.disk._keys.add(key(7))  # but not here
+    for number in range(20):
+        stage.host.drop(key(number))
+        assert stage.disk.fetch(key(number), stage.now)
+    stage.until(stage.settled)
+    for number in range(20):
+        if number != 7:
+            stage.check(number)
+    assert key(7) not in stage.host and key(7) not in stage.disk
+    assert (stage.disk.statistics().fetched, stage.disk.statistics().failed) == (19, 1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    where = tmp_path / "small"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(where)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a tmpfs")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def free(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize
+
+
+def test_a_disk_that_another_fills_gets_the_space_of_kv_and_returns_it(small_disk: Path) -> None:
+    """The shelf sees it by itself, gives up KV of other models first, and tells the engine what went."""
+    floor = 8 << 20
+    other = Stage(small_disk, bytes(16))
+    other.until(other.settled)
+    other.down(*range(30))
+    other.close()
+    stage = Stage(small_disk, floor=floor)
+    stage.until(stage.settled)
+    stage.down(*range(30))
+    assert stage.disk.statistics().budget == 1 << 22
+    ballast = small_disk / "ballast"
+    taken = (small_disk / bytes(16).hex() / "data.mdb").stat().st_blocks * 512
+    ballast.write_bytes(bytes(free(small_disk) - floor + taken // 2))
+    stage.until(lambda: free(small_disk) >= floor)
+    assert len(stage.disk) == 30 and not (small_disk / bytes(16).hex()).exists()
+    with ballast.open("ab") as file:
+        file.write(bytes(free(small_disk) - floor + 5 * SIZE))
+    stage.until(lambda: len(stage.disk) < 30)
+    stage.until(lambda: free(small_disk) >= floor)
+    assert len(stage.disk) > 5 and key(29) in stage.disk and key(0) not in stage.disk
+    with ballast.open("ab") as file:
+        file.write(bytes(free(small_disk) - 1024))
+    stage.until(lambda: len(stage.disk) == 0 and stage.disk.statistics().budget < 1 << 20)
+    assert stage.disk.full
+    ballast.unlink()
+    stage.until(lambda: stage.disk.statistics().budget == 1 << 22)
+    stage.down(*range(40, 60))
+    stage.host.drop(key(45))
+    assert stage.disk.fetch(key(45), stage.now)
+    stage.until(stage.settled)
+    stage.check(45)
+    stage.close()
+
+
+def test_a_socket_that_found_no_descriptor_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel drops it without a word: the disk tier would be without a shelf for good."""
+    lost = [1]
+
+    def received(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int], int, object]:
+        found = socket.socket.recvmsg(sock, size, socket.CMSG_LEN(4 * most))
+        fds = [int.from_bytes(data[:4], "little") for _, _, data in found[1]]
+        if lost and fds:
+            lost.clear()
+            os.close(fds.pop())
+        return found[0], fds, 0, None
+
+    monkeypatch.setattr(client.socket, "recv_fds", received)
+    stage = Stage(tmp_path)
+    stage.until(stage.settled)
+    assert not lost and "RLIMIT_NOFILE" in caplog.text
+    stage.down(1)
+    stage.close()
+
+
+class Queued:
+    """The shelf's socket with answers that have come, and no others."""
+
+    def __init__(self, answers: Iterable[bytes]) -> None:
+        self._answers = list(answers)
+
+    def recv(self, _: int) -> bytes:
+        if not self._answers:
+            raise BlockingIOError
+        return self._answers.pop(0)
+
+
+def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.down(*range(30))
+    stage.disk._rising._most = 1
+    sock = stage.disk._sock
+    assert sock is not None
+    for number in range(30):
+        stage.host.drop(key(number))
+        assert stage.disk.fetch(key(number), stage.now)
+    sock.setblocking(True)
+    monkeypatch.setattr(stage.disk, "_sock", Queued([sock.recv(PACKET_BYTES) for _ in range(30)]))
+    found = []
+    for passed in (0.0, 0.0, 0.001, 1.0):
+        stage.now += passed
+        stage.disk.poll(stage.now)
+        found.append(stage.disk.statistics().fetched)
+    assert found == [4, 8, 22, 30]
+    sock.setblocking(False)
+    monkeypatch.undo()
+
+
+def test_records_count_when_they_can_be_fetched(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shelf may be stopped between two packets of keys: the figure must not promise what no turn can get."""
+    monkeypatch.setattr(stage.disk, "_ready", False)
+    first, second = (Known(key(number), last) for number, last in ((1, False), (2, True)))
+    monkeypatch.setattr(stage.disk, "_sock", Queued([encode(first)]))
+    stage.disk.poll(stage.now)
+    assert not stage.disk.fetch(key(1), stage.now)
+    assert (stage.disk.statistics().records, len(stage.disk)) == (0, 0)
+    monkeypatch.setattr(stage.disk, "_sock", Queued([encode(second)]))
+    stage.disk.poll(stage.now)
+    assert (stage.disk.statistics().records, len(stage.disk)) == (2, 2)
+    assert key(1) in stage.disk and key(2) in stage.disk
+    monkeypatch.undo()
+
+
+def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Stage, tmp_path: Path) -> None:
+    """After another start, too, where nobody knows yet in which pages it is."""
+    stage.down(*range(20))
+    stage.close()
+    again = Stage(tmp_path)
+    blocks = [memoryview(bytearray(SIZE)) for _ in range(20)]
+    again.disk._blocks = lambda block: [blocks[block]]
+    again.until(again.settled)
+    keys = [key(number) for number in range(20)]
+    free = again.host.free
+    assert again.disk.read(keys, range(20)) == []
+    for one in keys:
+        assert again.disk.fetch(one, again.now, bare=True) and again.disk.fetching(one)
+    assert again.disk.fetch(keys[3], again.now) and not again.disk.fetch(key(99), again.now, bare=True)
+    again.until(again.settled)
+    assert again.host.free == free - 1 and not any(map(again.disk.fetching, keys))
+    assert again.disk.read(keys, range(20)) == [number % 4 + 1 for number in range(20)]
+    assert [bytes(block) == payload(number) for number, block in enumerate(blocks)] == [True] * 20
+    again.host.audit()
+    again.close()
+
+
+def test_what_is_gone_or_damaged_is_not_read_from_memory(stage: Stage) -> None:
+    stage.down(*range(6))
+    stage.disk.supersede(key(4))
+    stage.down(30)
+    stage.disk._keys.add(key(4))
+    into = memoryview(bytearray(SIZE))
+    stage.disk._blocks = lambda block: [into]
+    with open(Path(stage.disk._begin.folder) / "data.mdb", "r+b") as file:
+        file.seek(stage.disk._shortcut._lying[key(2)].offset + 100)
+        file.write(b"damaged")
+    for number in (1, 2, 4):
+        stage.host.drop(key(number))
+        assert stage.disk.fetch(key(number), stage.now, bare=True)
+    stage.until(stage.settled)
+    assert [stage.disk.read([key(number)], [0]) for number in (1, 2, 4)] == [[2], [], []]
+    for number in (2, 4):
+        assert stage.disk.fetch(key(number), stage.now)
+    stage.until(stage.settled)
+    for number in (2, 4):
+        assert key(number) not in stage.host and key(number) not in stage.disk, "the shelf finds out"
+
+
+def test_what_is_fetched_bare_of_a_shelf_that_dies_can_be_asked_of_the_next(stage: Stage) -> None:
+    stage.down(*range(8))
+    shelf = stage.keeper.pid
+    assert shelf is not None
+    os.kill(shelf, signal.SIGSTOP)
+    assert all(stage.disk.fetch(key(number), stage.now, bare=True) for number in range(8))
+    os.kill(shelf, signal.SIGKILL)
+    stage.until(lambda: not stage.disk.ready)
+    assert not any(stage.disk.fetching(key(number)) for number in range(8))
+    stage.until(stage.settled)
+    assert not any(stage.disk.fetching(key(number)) for number in range(8))
+    assert all(stage.disk.fetch(key(number), stage.now, bare=True) for number in range(8))
+    stage.until(stage.settled)
+    assert all(stage.disk.placed(key(number)) for number in range(8))
+
+
+def test_another_start_knows_what_is_there(stage: Stage, tmp_path: Path) -> None:
+    stage.down(*range(10))
+    stage.close()
+    again = Stage(tmp_path)
+    again.until(again.settled)
+    assert len(again.disk) == 10 and again.disk.fetch(key(4), 0.0)
+    again.until(again.settled)
+    again.check(4)
+    again.close()
+    (account,) = verify(tmp_path)
+    assert (account.records, account.damaged) == (10, 0) and [one.records for one in stat(tmp_path)] == [10]
+    assert remove(tmp_path) == 1 and not list(stat(tmp_path))
+    stage.__init__(tmp_path)  # for the fixture to close
+    stage.until(stage.settled)
+
+
+def test_records_of_another_namespace_are_ignored_with_one_line(
+    stage: Stage, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage.down(1)
+    stage.close()
+    other = Stage(tmp_path, bytes(16))
+    other.until(other.settled)
+    assert not len(other.disk) and not other.disk.fetch(key(1), 0.0)
+    other.close()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "KV of 1 other models or settings: ignored" in line
+    stage.__init__(tmp_path)  # for the fixture to close
+    stage.until(stage.settled)
+    assert key(1) in stage.disk
+
+
+def test_a_record_nobody_has_is_not_fetched(stage: Stage) -> None:
+    assert not stage.disk.fetch(key(1), stage.now) and not stage.disk.store(key(1), stage.now)
+    stage.keep(1)
+    assert stage.disk.store(key(1), stage.now) and not stage.disk.store(key(1), stage.now)
+    stage.until(stage.settled)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_slots_of_a_shelf_that_is_lost_come_back_when_it_is_dead(stage: Stage, how: signal.Signals) -> None:
+    stage.down(1, 2)
+    stage.host.drop(key(1))
+    first = stage.keeper.pid
+    assert first is not None
+    os.kill(first, how)
+    assert stage.disk.fetch(key(1), stage.now)
+    stage.keep(3)
+    storing = stage.disk.store(key(3), stage.now)
+    stage.lateness(DEADLINE)
+    filling = [slot for slot in range(40) if stage.host.memory.entry(slot).state is SlotState.FILLING]
+    assert storing or how is signal.SIGKILL, (
+        "a stopped one takes what comes, a dead one may be noticed at once"
+    )
+    assert len(filling) == 1, "the slot is the lost one's until that is dead"
+    stage.until(stage.settled)
+    assert stage.keeper.pid != first
+    assert stage.host.memory.entry(filling[0]).state is SlotState.FREE
+    assert stage.disk.fetch(key(1), stage.now)
+    stage.until(stage.settled)
+    stage.check(1)
+    assert stage.disk.statistics().lost == 1
+
+
+def test_a_shelf_that_stops_before_it_says_what_it_holds_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawned = keeper.subprocess.Popen
+
+    def stopped(*args: object, **fields: object) -> object:
+        process = spawned(*args, **fields)
+        os.kill(process.pid, signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(keeper.subprocess, "Popen", stopped)
+    stage = Stage(tmp_path)
+    try:
+        stage.until(lambda: stage.keeper.pid is not None)
+        monkeypatch.setattr(keeper.subprocess, "Popen", spawned)
+        stage.until(lambda: stage.disk._sock is not None)
+        stage.lateness(OPENING)
+        stage.until(stage.settled)
+        stage.down(1)
+    finally:
+        stage.close()
+
+
+def test_answers_that_came_while_the_engine_did_not_look_are_taken(stage: Stage) -> None:
+    """It computed a long step, or was stopped: no shelf is killed for that."""
+    stage.down(*range(16))
+    for number in range(16):
+        stage.host.drop(key(number))
+        assert stage.disk.fetch(key(number), stage.now)
+        stage.disk._ask_for_pieces(stage.now)  # a piece each: more than one look takes up
+    stage.now += 60 * DEADLINE
+    stage.until(stage.settled)
+    assert stage.disk.statistics().lost == 0
+    for number in range(16):
+        stage.check(number)
+
+
+def test_kills_at_any_moment_lose_and_mix_up_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        keeper, "LONGEST", 0.01
+    )  # starts that fail in a row are not further and further apart
+    random = Random(5)
+    for _ in range(12):
+        numbers = random.sample(range(60), 8)
+        for number in numbers:
+            if key(number) not in stage.host and not stage.disk.fetch(key(number), stage.now):
+                stage.host.put(Record(key(number), number % 4 + 1, memoryview(payload(number))))
+            stage.disk.store(key(number), stage.now)
+        for _ in range(random.randrange(200)):
+            stage.disk.poll(stage.now)
+        if (pid := stage.keeper.pid) is not None:
+            with contextlib.suppress(ProcessLookupError):  # that of the round before, being replaced
+                os.kill(pid, signal.SIGKILL)
+        stage.until(stage.settled)
+        for number in numbers:
+            if key(number) in stage.host:
+                stage.check(number)
+    assert stage.disk.statistics().lost > 0
+
+
+def test_the_shelf_leaves_with_the_engine(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.until(stage.settled)
+    pid = stage.keeper.pid
+    assert pid is not None
+    stage.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

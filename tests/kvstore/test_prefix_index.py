@@ -1,0 +1,71 @@
+"""The prefix index: longest beginnings, first wins, both ways."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.kvstore.prefix_index import PrefixIndex
+
+KEYS = [bytes([at]) for at in range(6)]
+
+
+def filled(*held: int) -> PrefixIndex:
+    index = PrefixIndex(16)
+    for at in held:
+        assert index.add(KEYS[at], 100 + at)
+    return index
+
+
+def test_nothing_matched_goes_on_from_the_root() -> None:
+    match = filled().match(KEYS, b"root")
+    assert (match.blocks, match.tokens, match.key) == ((), 0, b"root")
+
+
+def test_a_match_is_the_longest_beginning_and_carries_its_key() -> None:
+    match = filled(0, 1, 3, 4).match(KEYS, b"root")
+    assert (match.blocks, match.tokens, match.key) == ((100, 101), 32, KEYS[1])
+
+
+def test_the_first_block_of_a_key_stays() -> None:
+    index = filled(0)
+    assert not index.add(KEYS[0], 7)
+    assert index.block_of(KEYS[0]) == 100
+    assert not index.holds(7)
+    with pytest.raises(AssertionError, match="block 100 has a key already"):
+        index.add(KEYS[1], 100)
+
+
+def test_a_dropped_key_can_name_another_block() -> None:
+    index = filled(0, 1)
+    index.drop([100, 999])
+    assert index.block_of(KEYS[0]) is None
+    assert index.key_of(100) is None
+    assert index.add(KEYS[0], 7)
+    assert index.match(KEYS, b"").blocks == (7, 101)
+    assert index.blocks() == {7, 101}
+    assert len(index) == 2
+
+
+def test_statistics_count_what_was_asked_and_found() -> None:
+    index = filled(0, 1)
+    index.match(KEYS, b"")
+    index.match(KEYS[2:], b"")
+    now = index.statistics()
+    assert (now.entries, now.lookups, now.asked, now.found) == (2, 2, 10, 2)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 5)), max_size=40))
+def test_both_ways_agree_with_a_dict(moves: list[tuple[bool, int, int]]) -> None:
+    index, shadow = PrefixIndex(1), dict[bytes, int]()
+    for adding, key, block in moves:
+        if adding and block not in shadow.values():
+            assert index.add(KEYS[key], block) is (KEYS[key] not in shadow)
+            shadow.setdefault(KEYS[key], block)
+        elif not adding:
+            index.drop([block])
+            shadow = {name: held for name, held in shadow.items() if held != block}
+        assert {name: index.block_of(name) for name in KEYS} == {name: shadow.get(name) for name in KEYS}
+        assert {name: index.key_of(held) for name, held in shadow.items()} == {name: name for name in shadow}
+        assert index.blocks() == set(shadow.values())
