@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from holdfast.gateway.serve import serving
+from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings

@@ -18,7 +18,7 @@ from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..runtime.link.messages import Close, Extend, Fork, Generate, Limits, Open, Sampling
 from ..runtime.plan import Outcome, Plan
-from ..runtime.scheduler import Scheduler, SequenceVerb
+from ..runtime.scheduler.scheduler import Scheduler, SequenceVerb
 from ..runtime.settings import SchedulerSettings
 from .harness.options import Options, options_of, parser_of, run
 from .report import Goal, show, summary, table

@@ -15,12 +15,12 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from .. import __version__
-from .access import KEY, OPERATOR, TENANT, Guard, Hosts
-from .channel import SocketChannel
+from .auth import KEY, OPERATOR, TENANT, Guard, Hosts
 from .errors import error_details, wire_error
 from .metrics import CONTENT_TYPE, exposition
-from .proxy import BehindProxy
-from .realtime import Visitor
+from .net.proxy import BehindProxy
+from .realtime.channel import SocketChannel
+from .realtime.socket import Visitor
 from .service import Service
 
 

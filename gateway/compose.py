@@ -13,14 +13,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..runtime.hosting import file_bytes
+from ..runtime.kv_placement.tier_setup import file_bytes
 from ..runtime.link.client import EngineLink
 from ..runtime.model.folder import find_model
-from ..sessions.book import SessionBook
 from ..sessions.journal.journal import Journal
 from ..sessions.journal.lock import StoreLock
-from ..sessions.language import Language
+from ..sessions.registry import SessionBook
 from ..sessions.settings import SessionSettings
+from ..sessions.text.language import Language
 from .service import Service
 from .settings import GatewaySettings
 

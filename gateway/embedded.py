@@ -20,11 +20,11 @@ from ..runtime.link.thread import ThreadEngine
 from ..runtime.settings import EngineSettings
 from ..sdk.client import Client
 from ..sdk.errors import ConnectionFailed, ConnectionLost
-from ..sdk.resume import Patience
-from .channel import ChannelClosed, MemoryChannel, memory_pair
+from ..sdk.reconnect import Patience
 from .compose import model_name, opened
 from .errors import GatewayError
-from .realtime import Visitor
+from .realtime.channel import ChannelClosed, MemoryChannel, memory_pair
+from .realtime.socket import Visitor
 from .service import Service
 from .settings import GatewaySettings
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from ..runtime.errors import EngineDied, EngineGone
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
-from ..sessions.book import SessionBook
 from ..sessions.journal.journal import Journal
-from .access import Keys
-from .channel import Channel
+from ..sessions.registry import SessionBook
+from .auth import Keys
 from .errors import Draining, KeyRemoved, ModelNotServed, SlowReader
-from .live import LiveSession
 from .metrics import Snapshot, TenantSnapshot
-from .realtime import Realtime, Visitor
-from .registry import Registry
+from .realtime.channel import Channel
+from .realtime.live_session import LiveSession
+from .realtime.live_sessions import Registry
+from .realtime.socket import Realtime, Visitor
 from .settings import GatewaySettings
 from .tenants import ALLOWED, Tenants
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 
-from ..sessions.forms import CallForm, ReasoningForm
 from ..sessions.journal.settings import JournalSettings
+from ..sessions.tools.formats import CallForm, ReasoningForm
 from .errors import NetworkInvalid
 
 DEFAULT_HOST = "127.0.0.1"

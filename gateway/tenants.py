@@ -30,10 +30,10 @@ from msgspec.structs import asdict
 from ..runtime.settings import TenantBudget
 from ..sessions.journal.settings import UNLIMITED, JournalShare
 from ..sessions.settings import TenantLimits
-from .access import NAME, Keys, add_key, read_text, salt_of
+from .auth import NAME, Keys, add_key, read_text, salt_of
+from .cli.sizes import bytes_of
 from .errors import KeysUnusable
 from .settings import GatewaySettings
-from .sizes import bytes_of
 
 SIZES = ("journal", "leased", "disk")
 """Limits in bytes; the others are counts."""

@@ -20,22 +20,14 @@ from ..kvstore.groups import KVGroup
 from ..kvstore.host.tier import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
-from . import guidance
-from .costs import CostBook, measure, this_machine
 from .engine import Engine
 from .errors import SettingsInvalid
-from .hosting import costs_file, disk_tier, host_bytes, host_memory, host_tier
-from .link.messages import Hello, Phase
-from .link.pulse import LOAD_STALL, Pulse
-from .link.serve import Loaded, Progress
-from .model.defaults import read_defaults
-from .model.load import LoadedModel, device_named, load_model
-from .paced import PacedRunner
-from .rehearsal import rehearse
-from .runner import TorchRunner
-from .scheduler import Scheduler
-from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
-from .sizing import (
+from .execution.runner import TorchRunner
+from .execution.warmup import rehearse
+from .execution.watchdog import PacedRunner
+from .grammar import llguidance
+from .kv_placement.costs import CostBook, measure, this_machine
+from .kv_placement.sizing import (
     blocks_of,
     check_budget,
     context_of,
@@ -44,6 +36,14 @@ from .sizing import (
     machine_bytes,
     refusal,
 )
+from .kv_placement.tier_setup import costs_file, disk_tier, host_bytes, host_memory, host_tier
+from .link.engine_loop import Loaded, Progress
+from .link.heartbeat import LOAD_STALL, Pulse
+from .link.messages import Hello, Phase
+from .model.defaults import read_defaults
+from .model.load import LoadedModel, device_named, load_model
+from .scheduler.scheduler import Scheduler
+from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
 
 KVGroups: TypeAlias = tuple[KVGroup, ...]
 
@@ -140,9 +140,9 @@ def _engine(
         for arena in arenas:
             arena.poison(range(blocks))
     compiler = None
-    if guidance.available():
+    if llguidance.available():
         tokenizer = model.folder / "tokenizer.json"
-        compiler = guidance.Guidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
+        compiler = llguidance.Guidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
     scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler)
     return Engine(scheduler, runner, debug=settings.debug), numbers, groups, mover
 

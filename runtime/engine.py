@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from ..kvstore.errors import LeakFound
 from .errors import EngineDied, VerbRefused
+from .kv_placement.offload import POLL_SECONDS
 from .link.messages import AnyVerb, Lease, Refusal, Reply, Row, Settle, Stage, Statistics, Step
 from .plan import Handle, Outcome, Plan, RowFault, Runner
-from .scheduler import Scheduler
-from .shelving import POLL_SECONDS
-from .steplog import StepLog, Timing
+from .scheduler.scheduler import Scheduler
+from .step_log import StepLog, Timing
 
 MOST_LOST_STEPS = 16
 """Steps in a row of which no sequence could be computed, not even alone, before the device is given up."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .grammars import Matcher
+from .grammar.matcher import Matcher
 from .link.messages import Sampling, TokenLogprob
 
 NOBODY = -1

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..kvstore.block_table import BlockTable
 from ..kvstore.keychain import KeyChain
 from ..kvstore.quotas import tenant_of
-from .grammars import Matcher
+from .grammar.matcher import Matcher
 from .link.messages import Finish, Limits, Sampling, State, TokenLogprob, Work
 from .tokens import TokenList
 
@@ -106,7 +106,7 @@ class Sequence:
     on the account that the next turn settles, ``disk`` those of them whose records, ``from_disk``, came up from
     disk, for which it waited ``restore_seconds``. ``promise``: its lease. ``used``: when it was used
     last, ``returns``: when it is expected back, by the engine's clock; None: nobody said, or it is back.
-    ``place``: of its turn in the order, see `roster`.
+    ``place``: of its turn in the order, see `queues`.
     ``meets``: computed no further for now, as what follows is on its way up. ``chosen``: tokens that the next
     turn computes though a tier below holds them, as that is cheaper. ``due``: a turn is about to begin.
     """

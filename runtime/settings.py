@@ -13,7 +13,7 @@ import msgspec
 
 from ..kernels.names import BACKENDS
 from .errors import PoolTooSmall, SettingsInvalid
-from .kv_format import KVFormat
+from .model.kv_format import KVFormat
 
 SECRET_BYTES = 32
 """Of a secret that is drawn."""

@@ -44,9 +44,9 @@ from .errors import (
     ToolTypeUnsupported,
 )
 from .reply import Finished, Reply
-from .textinput import TextInput
-from .toolcontext import ToolContext
-from .tools import Tool, tool
+from .text_input import TextInput
+from .tools.context import ToolContext
+from .tools.tool import Tool, tool
 from .turn import Turn
 
 __all__ = [

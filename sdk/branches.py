@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .exchange import Exchange
+from .connection import Exchange
 from .frames.verbs import (
     Relative,
     SessionName,

@@ -21,11 +21,10 @@ from .agent.answers import Answers
 from .agent.limits import RunLimits
 from .agent.run import HINT_SECONDS, Run
 from .agent.tracing import Tracer, Tracers
-from .apart import Apart
-from .asking import create_of
 from .configuring import Configuration
+from .connection import Exchange
+from .detached import Apart
 from .errors import ChatBusy, ConnectionLost, SessionLost
-from .exchange import Exchange
 from .frames.client import ClientEvent, ItemCreate, TypedRole
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.server import (
@@ -38,10 +37,11 @@ from .frames.server import (
 )
 from .frames.session import SessionResource
 from .frames.verbs import Fork, Relative, ResponseSteer, SessionFork, SessionForked, SessionRewound
+from .params import create_of
+from .reconnect import Return
 from .reply import Finished, Progress, Reply, Rounds, characters_heard, place_in, said_in
-from .resume import Return
-from .textinput import TextInput
-from .tools import Tool, ToolLike, tools_of
+from .text_input import TextInput
+from .tools.tool import Tool, ToolLike, tools_of
 from .transport import Transport
 from .turn import Turn, named, output_of
 
@@ -158,7 +158,7 @@ class Chat:
         """Let the model work on `prompt` with tools, until it is done or a limit is reached; iterate over
         typed events (`agent.events`), the last is `RunDone`.
 
-        `tools` become the session's; None: those it has. A tool starts the moment its call is whole. `trace`
+        `tool` become the session's; None: those it has. A tool starts the moment its call is whole. `trace`
         are callables that are told of each event. A wait of at least `hint_seconds` is told to the server, so
         that KV is back in time (None, or a lease of your own: never). `overrides` as for `say`. Nothing is
         sent before the first event is asked for. Raises `ToolInvalid`; what `say` raises.

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 from .chat import MAX_TOOL_ROUNDS, Chat
 from .errors import ConnectionFailed
-from .resume import Patience, Return
-from .tools import ToolLike
+from .reconnect import Patience, Return
+from .tools.tool import ToolLike
 from .transport import Transport, dial, realtime_url
 
 Dial: TypeAlias = Callable[[str | None], Awaitable[Transport]]
@@ -51,7 +51,7 @@ class Client:
     ) -> AsyncIterator[Chat]:
         """A fresh session, closed at the end of the block.
 
-        `tools` are Python callables, which are run when the model calls them, or dicts in the Realtime form,
+        `tool` are Python callables, which are run when the model calls them, or dicts in the Realtime form,
         whose calls the caller answers. `fields` are more fields of `session.update`, the sampling fields among
         them (temperature, seed, top_p, min_p, repetition_penalty, logit_bias, bad_words, top_logprobs, ...:
         see `frames.sampling.SamplingFields`); `chat.session` shows what is in force.
@@ -76,7 +76,7 @@ class Client:
     ) -> AsyncIterator[Chat]:
         """The session that `handle` opens (`chat.handle`), as it was left; also after the server's restart.
 
-        `tools` are the callables to run from now on; they are not sent: the session knows its tools. A reply
+        `tool` are the callables to run from now on; they are not sent: the session knows its tools. A reply
         that still runs is cancelled when the next turn begins. Raises `SessionLost`, `ConnectionFailed`.
         """
         back = self._way_back()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .asking import converted
+from .connection import Exchange
 from .errors import ServerError
-from .exchange import Exchange
 from .frames.client import SessionUpdate
 from .frames.server import ServerEvent, SessionUpdated
 from .frames.session import SessionPatch, SessionResource
-from .tools import Tool
+from .params import converted
+from .tools.tool import Tool
 
 
 class Configuration:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .exchange import Exchange
+from .connection import Exchange
 from .frames.client import ItemCreate, ItemRetrieve
 from .frames.items import AnyItem
 from .frames.server import ItemDone, ItemRetrieved

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .exchange import Exchange
+from .connection import Exchange
 from .frames.client import SessionLease, SessionSettle, SessionStage
 from .frames.server import SessionLeased, SessionSettled, SessionStaged
 

@@ -15,9 +15,8 @@ from itertools import accumulate
 import anyio
 import msgspec
 
-from .asking import Sent, together
+from .connection import Exchange, server_error
 from .errors import ProtocolBroken, ResponseFailed, SDKError
-from .exchange import Exchange, server_error
 from .frames.client import ItemCreate, ResponseCreate
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.response import KVReceipt, Response, Usage
@@ -34,6 +33,7 @@ from .frames.server import (
     TextDelta,
 )
 from .frames.verbs import ResponseSteer
+from .params import Sent, together
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 import anyio
 import msgspec
 
-from .apart import Apart
-from .asking import in_brief
+from .connection import Exchange
+from .detached import Apart
 from .errors import ToolRoundsExceeded
-from .exchange import Exchange
 from .frames.client import ItemCreate, ResponseCreate
 from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem
 from .frames.server import TextDelta
 from .frames.verbs import ResponseSteer
-from .outputs import failure
+from .params import in_brief
 from .reply import Reply, Rounds
-from .tools import Tool, no_such_tool
+from .tools.outputs import failure
+from .tools.tool import Tool, no_such_tool
 
 
 class Turn:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from .cutting import checked_end, cut_after, cut_message, cut_tokens
 from .errors import ConversationBusy, CutInvalid
 from .history import ROOT, History
 from .items import Message, new_id
 from .journal.records import Cut
-from .tokenizer import ChatTokenizer
+from .text.tokenizer import ChatTokenizer
 from .tree import Reply, TurnNode
+from .turn.cuts import checked_end, cut_after, cut_message, cut_tokens
 
 
 def shorten(history: History, item_id: str, end: int, tokenizer: ChatTokenizer) -> None:

@@ -13,10 +13,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from .answers import Calls
 from .errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
-from .events import MissReason
-from .ids import Ids, frozen, ids_from
 from .items import (
     FunctionCall,
     FunctionCallOutput,
@@ -29,8 +26,11 @@ from .items import (
     size_of,
 )
 from .journal.records import Cut, Deleted, Inserted, Record, Rewound, forget
-from .requests import TurnRequest
+from .token_ids import Ids, frozen, ids_from
+from .tools.answers import Calls
 from .tree import Reply, Tree, TurnNode
+from .turn.events import MissReason
+from .turn.request import TurnRequest
 
 ROOT = "root"
 """As ``previous_item_id``: before the first item."""

@@ -10,26 +10,26 @@ from contextlib import ExitStack
 from datetime import datetime
 
 from ..runtime.link.client import EngineLink
-from .anticipation import Anticipation, Arrival
-from .binding import Binding
 from .edits import rewind, shorten
+from .engine_copy import LiveSequence
 from .errors import SessionClosed
-from .events import ReplyEvent
-from .foresight import Foresight
 from .handles import SessionHandles
 from .history import History
 from .items import Growing, Tool
 from .journal.log import EphemeralLog, SessionLog
 from .journal.records import AnyOperation, Begun, Branched, request_form
 from .journal.replay import Past, refused, retold
-from .keeping import Keeping
-from .language import Language
-from .requests import TurnRequest
-from .response import Branch, Response
-from .sequence import LiveSequence
+from .placement import Keeping
+from .return_hints import Foresight
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant
+from .text.eager_prefill import Anticipation, Arrival
+from .text.language import Language
 from .tree import TurnNode
+from .turn.events import ReplyEvent
+from .turn.request import TurnRequest
+from .turn.response import Branch, Response
+from .turn.turn_grammar import Binding
 from .waits import Waits
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .ids import Ids, frozen
 from .items import Item, new_id
+from .token_ids import Ids, frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,10 +33,10 @@ LONGEST = (
     "tests/clients/test_openai_agents.py",
     "tests/end_to_end/test_streamed_input.py",
     "tests/end_to_end/test_disk_tier.py",
-    "tests/runtime/test_scheduler_machine.py",
+    "tests/runtime/scheduler/test_scheduler_machine.py",
     "tests/kvstore/disk/test_client.py",
     "tests/kernels/gpu/test_ahead.py",
-    "tests/runtime/test_compile_closure.py",
+    "tests/runtime/execution/test_compile_closure.py",
     "tests/benchmarks/test_gpu_rehearsal.py",
 )
 """Files begun first: while a worker that got one last is at it, the other has nothing to do."""

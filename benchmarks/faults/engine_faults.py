@@ -14,14 +14,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from holdfast.gateway.serve import Serving, serving
+from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.errors import EngineGone
 from holdfast.runtime.link.process import PROGRAM, Backoff, ChildEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import connect
-from holdfast.sessions.language import Language
+from holdfast.sessions.text.language import Language
 
 from . import marked_child
 from .crowd import STORY, WEDGED_SECONDS, Crowd, Heard, Talk, Tally, listen

@@ -24,9 +24,9 @@ def program(what: str, token: int = -1, flag: str | Path = "none") -> Sequence[s
 
 def main(what: str, token: int, flag: Path) -> int:
     """Serve as the engine's process does, with a runner that knows the mark."""
-    from holdfast.runtime import build, child
+    from holdfast.runtime import __main__, build
+    from holdfast.runtime.execution.runner import TorchHandle, TorchRunner
     from holdfast.runtime.plan import Plan
-    from holdfast.runtime.runner import TorchHandle, TorchRunner
 
     class MarkedRunner(TorchRunner):
         """Computes as ever, until it sees the token."""
@@ -44,7 +44,7 @@ def main(what: str, token: int, flag: Path) -> int:
 
     vars(build)["TorchRunner"] = MarkedRunner
     del sys.argv[1:4]
-    return child.main()
+    return __main__.main()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from holdfast.sdk import Client, ConnectionFailed, ConnectionLost, connect
 from holdfast.sdk.frames.client import ItemCreate, ResponseCreate
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.server import ResponseCreated, ResponseDone, ServerGoingAway
-from holdfast.sdk.resume import Patience
+from holdfast.sdk.reconnect import Patience
 
 from .crowd import STORY, Tally
 
@@ -35,7 +35,7 @@ SERVE = (
     "--max-context",
     "2048",
 )
-CODE = "from holdfast.gateway.cli import main; main()"
+CODE = "from holdfast.gateway.cli.main import main; main()"
 ORPHAN_SECONDS = 60.0
 """A child that is still there was left, on a machine of any speed; how long they took is the gap."""
 GOING_AWAY = 1012

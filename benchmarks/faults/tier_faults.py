@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.gateway.serve import Serving, serving
+from holdfast.gateway.server import Serving, serving
 from holdfast.runtime.errors import EngineDied
-from holdfast.runtime.hosting import file_bytes
+from holdfast.runtime.kv_placement.tier_setup import file_bytes
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.sdk import connect
-from holdfast.sdk.resume import Patience
+from holdfast.sdk.reconnect import Patience
 
 from .crowd import FACTS, STORY, WEDGED_SECONDS, Crowd, Talk, Tally
 from .engine_faults import POCKET, SERVED, SOON

@@ -18,10 +18,10 @@ from ...kvstore.arena import DeviceArena
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ...runtime.engine import Engine
+from ...runtime.execution.runner import TorchRunner
 from ...runtime.link import messages
 from ...runtime.model.load import LoadedModel, load_model
-from ...runtime.runner import TorchRunner
-from ...runtime.scheduler import Scheduler
+from ...runtime.scheduler.scheduler import Scheduler
 from ...runtime.settings import SchedulerSettings
 from .measure import Bench, Figure, figure, note
 

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from holdfast.kernels.cpu.cores import bind
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.link.heartbeat import Pulse
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
@@ -31,7 +32,6 @@ from holdfast.runtime.link.messages import (
     Row,
     Sampling,
 )
-from holdfast.runtime.link.pulse import Pulse
 from holdfast.runtime.settings import EngineSettings
 
 from ..peers.worker import answer_all

@@ -26,7 +26,7 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.plan import Outcome, Plan
-from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 
 from .agents import Scale, Turn

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 from .options import CannotMeasure
 from .workers import environment
 
-_PROGRAM = "from holdfast.gateway.cli import main; main()"
+_PROGRAM = "from holdfast.gateway.cli.main import main; main()"
 _TICK = os.sysconf("SC_CLK_TCK")
 LEAVE_SECONDS = 20.0
 

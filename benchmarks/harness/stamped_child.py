@@ -22,9 +22,9 @@ def program(token: int, file: Path) -> Sequence[str]:
 
 def main(token: int, file: Path) -> int:
     """Serve as the engine's process does, with an engine that looks at what its steps sampled."""
-    from holdfast.runtime import build, child
+    from holdfast.runtime import __main__, build
+    from holdfast.runtime.link.engine_loop import Loaded
     from holdfast.runtime.link.messages import AnyVerb, Step
-    from holdfast.runtime.link.serve import Loaded
 
     load_engine = build.load_engine
 
@@ -52,7 +52,7 @@ def main(token: int, file: Path) -> int:
 
     vars(build)["load_engine"] = load
     del sys.argv[1:3]
-    return child.main()
+    return __main__.main()
 
 
 if __name__ == "__main__":

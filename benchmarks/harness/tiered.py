@@ -23,11 +23,11 @@ from holdfast.kvstore.disk.client import DiskTier
 from holdfast.kvstore.disk.process import ShelfKeeper
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.runtime.build import load_engine
-from holdfast.runtime.costs import CostBook
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.hosting import host_memory, with_secret
+from holdfast.runtime.kv_placement.costs import CostBook
+from holdfast.runtime.kv_placement.tier_setup import host_memory, with_secret
+from holdfast.runtime.link.heartbeat import Pulse
 from holdfast.runtime.link.messages import Extend, Finish, Settle, Truncate, Work
-from holdfast.runtime.link.pulse import Pulse
 from holdfast.runtime.settings import EngineSettings
 
 from ..peers.worker import answer_all

@@ -13,7 +13,7 @@ import torch
 
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.link.pulse import Pulse
+from holdfast.runtime.link.heartbeat import Pulse
 from holdfast.runtime.settings import EngineSettings
 
 from ..peers.worker import answer_all

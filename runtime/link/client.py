@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
-from .blackbox import Death
+from .crash_report import Death
+from .gateway_end import Wire
 from .generation import Generation
 from .messages import (
     Close,
@@ -39,7 +40,6 @@ from .messages import (
     Stop,
     Truncate,
 )
-from .wire import Wire
 
 KEPT_DEATHS = 16
 

@@ -24,16 +24,16 @@ import anyio
 from ...kvstore.disk.process import ShelfKeeper
 from ...kvstore.system_limits import explained
 from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
-from ..hosting import host_memory, make_room, with_secret
+from ..kv_placement.tier_setup import host_memory, make_room, with_secret
 from ..settings import EngineSettings
-from .blackbox import BlackBox, Death
 from .client import EngineLink
 from .codec import frame
-from .incarnation import Incarnation
+from .crash_report import BlackBox, Death
+from .engine_process import Incarnation
+from .gateway_end import Wire
 from .messages import Heartbeat
-from .wire import Wire
 
-PROGRAM = (sys.executable, "-m", "holdfast.runtime.child")
+PROGRAM = (sys.executable, "-m", "holdfast.runtime")
 ENVIRONMENT = {"PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "20000"}
 """Of a process that computes."""
 USUAL = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}

@@ -21,10 +21,10 @@ import anyio.to_thread
 from ..errors import EngineDied, LinkClosed
 from ..settings import EngineSettings
 from .client import EngineLink
+from .engine_loop import Loaded, Progress, serve
+from .gateway_end import Wire
+from .heartbeat import Pulse
 from .messages import Heartbeat
-from .pulse import Pulse
-from .serve import Loaded, Progress, serve
-from .wire import Wire
 
 GRACE = 10.0  # seconds the step in flight has to end when the link is closed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..link.messages import SamplingDefaults
-from ..sampling import LEAST_PENALTY, MOST_PENALTY
+from ..scheduler.sampling_limits import LEAST_PENALTY, MOST_PENALTY
 from .fields import Fields, read_json
 
 _REALS = {  # name: (least, most, whether the least itself is allowed)

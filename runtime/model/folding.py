@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..kv_format import KVFormat
 from .config import ModelConfig
+from .kv_format import KVFormat
 
 
 def fold(kv: KVFormat, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:

@@ -14,12 +14,12 @@ import torch
 from ...kvstore.groups import KVGroup
 from ...kvstore.keys import namespace_digest
 from ..errors import SettingsInvalid
-from ..kv_format import AS_COMPUTED, KVFormat
 from .checkpoint import Checkpoint
 from .config import DTYPES, ModelConfig, read_config
 from .decoder import Decoder
 from .folder import find_model
 from .folding import fold
+from .kv_format import AS_COMPUTED, KVFormat
 from .weights import allocate, assemble, may_be_ignored, pieces_of
 
 Progress = Callable[[float, str], None]

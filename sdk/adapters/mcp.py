@@ -17,9 +17,9 @@ import msgspec
 
 from ..errors import ToolFailed, ToolInvalid
 from ..frames.session import FunctionTool
-from ..outputs import output_text
-from ..toolcontext import ToolContext
-from ..tools import Tool
+from ..tools.context import ToolContext
+from ..tools.outputs import output_text
+from ..tools.tool import Tool
 
 MAX_PAGES = 64
 

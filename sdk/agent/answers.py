@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import anyio
 
-from ..asking import Sent
+from ..connection import Exchange
 from ..errors import ConnectionLost, SDKError
-from ..exchange import Exchange
 from ..frames.client import ClientEvent, ItemCreate, TextAppend, TextClear, TextCommit, TextReplace
+from ..params import Sent
 from ..turn import output_of
 from .calls import Call, Calls
 

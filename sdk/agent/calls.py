@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from anyio import CancelScope
 
-from ..apart import Apart
+from ..detached import Apart
 from ..frames.items import FunctionCallItem
-from ..outputs import broken_off, failure
-from ..toolcontext import ToolContext
-from ..tools import Tool, no_such_tool
+from ..tools.context import ToolContext
+from ..tools.outputs import broken_off, failure
+from ..tools.tool import Tool, no_such_tool
 from .events import CallFinished, CallOutcome, CallPiece, CallProgress, CallStarted, RunEvent
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..reply import Finished
-from ..tools import OutcomeKind
+from ..tools.tool import OutcomeKind
 
 CallOutcome: TypeAlias = OutcomeKind | Literal["unknown_tool", "not_run", "cancelled"]
 StopReason: TypeAlias = Literal[

@@ -18,16 +18,16 @@ import anyio
 import msgspec
 
 from .. import keeping
-from ..apart import Apart
-from ..asking import in_brief
+from ..connection import Exchange
+from ..detached import Apart
 from ..errors import ChatBusy, SDKError
-from ..exchange import Exchange
 from ..frames.client import ItemCreate, ResponseCancel, ResponseCreate
 from ..frames.items import FunctionCallItem
 from ..frames.response import ResponseParams
 from ..frames.server import OutputItemDone, ServerEvent, TextDelta
+from ..params import in_brief
 from ..reply import Finished, Reply, Rounds
-from ..tools import Tool
+from ..tools.tool import Tool
 from .answers import Answered, Answers
 from .calls import Calls
 from .events import RunDone, RunEvent, StepFinished, StopReason, TextPiece, WaitFinished, usage_of

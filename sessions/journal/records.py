@@ -14,9 +14,9 @@ import msgspec
 
 from ...runtime.link.messages import Sampling, TokenLogprob
 from ..errors import RecordDamaged
-from ..events import EndReason, ReplyStatus, TurnUsage
 from ..items import Item, Preamble, Role
-from ..requests import TurnRequest
+from ..turn.events import EndReason, ReplyStatus, TurnUsage
+from ..turn.request import TurnRequest
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op"):

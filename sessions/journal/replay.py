@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from ...runtime.link.messages import TokenLogprob
 from .. import errors
 from ..errors import RecordDamaged, SessionError
-from ..events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
 from ..history import Draft, History, Placed, Script, turns_of
-from ..ids import Ids, bytes_of, ids_from
 from ..items import derived_id
-from ..language import Language
-from ..reply import ReplyReader
-from ..requests import TurnRequest
-from ..textbuffer import TextBuffer
+from ..text.language import Language
+from ..text.text_buffer import TextBuffer
+from ..token_ids import Ids, bytes_of, ids_from
 from ..tree import Reply, TurnNode
+from ..turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
+from ..turn.reply_reader import ReplyReader
+from ..turn.request import TurnRequest
 from .records import (
     AnyOperation,
     Begun,

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..history import History, HistoryState, Segment
-from ..ids import bytes_of, ids_from
 from ..items import Item
+from ..token_ids import bytes_of, ids_from
 from ..tree import Reply, TurnNode
 from .records import (
     AnyOperation,

@@ -22,7 +22,7 @@ from holdfast.benchmarks.harness.workers import PEER_SCRIPT, Command, Worker, co
 from holdfast.benchmarks.peers.worker import FirstToken, read_safetensors
 from holdfast.benchmarks.report import summary
 from holdfast.benchmarks.toys import ASSISTANT, USER, ids_of, make_toy, teach, text_of
-from holdfast.sessions.language import Language
+from holdfast.sessions.text.language import Language
 
 
 def options(peers: Path, *, quick: bool = False) -> Options:

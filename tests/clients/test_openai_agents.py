@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.gateway.serve import serving
+from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
-from holdfast.sessions.forms import CallForm
+from holdfast.sessions.tools.formats import CallForm
 
 ROOT = Path(holdfast.__file__).resolve().parent
 PYTHON = Path(__file__).resolve().parent.parent.parent / ".venv-clients" / "bin" / "python"

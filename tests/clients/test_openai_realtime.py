@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.serve import serving
+from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 

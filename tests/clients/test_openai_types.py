@@ -8,12 +8,14 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from holdfast.gateway.conversation import Conversation, Send
+from holdfast.gateway.realtime.conversation import Conversation, Send
 from holdfast.sdk.errors import FieldUnsupported
 from holdfast.sdk.frames import client, codec, items, response, server, unserved
 from holdfast.sdk.frames.session import FunctionTool, SessionPatch, SessionResource
 from holdfast.sdk.frames.verbs import ItemTruncated
-from holdfast.sessions.events import (
+from holdfast.sessions.history import History
+from holdfast.sessions.items import FunctionCall, Message
+from holdfast.sessions.turn.events import (
     ArgumentsDelta,
     CallDone,
     CallStarted,
@@ -25,8 +27,6 @@ from holdfast.sessions.events import (
     TextDelta,
     TurnUsage,
 )
-from holdfast.sessions.history import History
-from holdfast.sessions.items import FunctionCall, Message
 
 TEXT = Message(id="a", role="assistant", text="Hi")
 CALL = FunctionCall(id="f", call_id="c", name="add", arguments="{}")

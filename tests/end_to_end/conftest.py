@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from holdfast.gateway.embedded import embedded
-from holdfast.gateway.serve import Serving, serving
+from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client

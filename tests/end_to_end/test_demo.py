@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from holdfast.gateway import demo
+from holdfast.gateway.cli import demo
 from holdfast.sdk.frames.response import KVReceipt
 from holdfast.sdk.reply import Finished
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.gateway.serve import serving
+from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.kvstore.disk.__main__ import NICENESS
 from holdfast.runtime.link.client import EngineLink

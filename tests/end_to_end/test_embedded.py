@@ -17,7 +17,7 @@ from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ConnectionFailed, ConnectionLost, connect
 from holdfast.sdk.frames.client import ItemCreate, ResponseCreate
 from holdfast.sdk.frames.items import MessageItem
-from holdfast.sdk.resume import Patience
+from holdfast.sdk.reconnect import Patience
 
 pytestmark = pytest.mark.anyio
 

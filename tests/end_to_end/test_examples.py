@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from holdfast.benchmarks.pocket.words import Words
-from holdfast.gateway.serve import Serving
+from holdfast.gateway.server import Serving
 from holdfast.sdk import Client
 from holdfast.sdk.examples import attempts, supervisor, tool_agent
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect as dial
 
-from holdfast.gateway.serve import Serving, serving
+from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import connect

@@ -10,7 +10,7 @@ import anyio
 import jsonschema
 import pytest
 
-from holdfast.runtime import constraints
+from holdfast.runtime.grammar import queue
 from holdfast.sdk import Client, ServerError
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +40,7 @@ NAMED = {"name": "trip", "schema": CITY, "strict": True}
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that others use may take long over a good grammar."""
-    monkeypatch.setattr(constraints, "COMPILE_SECONDS", 30.0)
+    monkeypatch.setattr(queue, "COMPILE_SECONDS", 30.0)
 
 
 async def said(client: Client, **fields: Any) -> str:

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.serve import EXIT_AT_ONCE
+from holdfast.gateway.server import EXIT_AT_ONCE
 from holdfast.sdk import ConnectionFailed, ServerError, connect
 
 from .test_processes import SMALL
 from .wires import LONG, address_of, get, wire
 
 pytestmark = pytest.mark.anyio
-PROGRAM = "from holdfast.gateway.cli import main; main()"
+PROGRAM = "from holdfast.gateway.cli.main import main; main()"
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from holdfast.gateway.embedded import embedded
-from holdfast.gateway.serve import serving
+from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.kvstore.host.slots import ENTRY, HEADER, PAGE
 from holdfast.runtime.link.process import ChildEngine

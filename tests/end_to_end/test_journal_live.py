@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from holdfast.gateway.serve import serving
+from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import SessionLost, connect

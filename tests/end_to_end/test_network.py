@@ -17,7 +17,7 @@ import pytest
 import trustme
 from websockets.exceptions import InvalidStatus
 
-from holdfast.gateway.serve import Serving, serving
+from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings, Network
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import ConnectionFailed, connect

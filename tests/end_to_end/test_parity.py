@@ -17,11 +17,11 @@ from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.messages import Generate, Limits, Open, Refusal, Sampling, Work
 from holdfast.runtime.model.decoder import Decoder
 from holdfast.runtime.model.load import LoadedModel, load_model
-from holdfast.runtime.runner import TorchRunner
-from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 
 BLOCK = 16

@@ -24,6 +24,7 @@ from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.messages import (
     Close,
     Extend,
@@ -36,8 +37,7 @@ from holdfast.runtime.link.messages import (
     Work,
 )
 from holdfast.runtime.model.load import LoadedModel, load_model
-from holdfast.runtime.runner import TorchRunner
-from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 
 from .test_parity import pocket_prompts

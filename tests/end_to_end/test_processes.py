@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.gateway.cli import app
+from holdfast.gateway.cli.main import app
 from holdfast.runtime.model.folder import find_model
 
 from .wires import address_of, cause_in, get, wire
@@ -28,7 +28,7 @@ SMALL = ("--kv-bytes", "16MiB", "--max-context", "2048")
 @asynccontextmanager
 async def command(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """``holdfast`` with these words; killed at the end if it is still there."""
-    program = "from holdfast.gateway.cli import main; main()"
+    program = "from holdfast.gateway.cli.main import main; main()"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", program, *words),
         stdout=asyncio.subprocess.PIPE,

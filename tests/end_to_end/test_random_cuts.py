@@ -13,11 +13,11 @@ from holdfast.runtime.link.messages import Limits, Sampling
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
-from holdfast.sessions.events import ReplyDone, TextDelta
 from holdfast.sessions.items import Message, new_id
-from holdfast.sessions.language import Language
-from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
+from holdfast.sessions.text.language import Language
+from holdfast.sessions.turn.events import ReplyDone, TextDelta
+from holdfast.sessions.turn.request import TurnRequest
 
 pytestmark = pytest.mark.anyio
 

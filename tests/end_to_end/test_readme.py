@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.gateway.serve import Serving
+from holdfast.gateway.server import Serving
 from holdfast.gateway.settings import DEFAULT_HOST, DEFAULT_PORT
 
 README = Path(__file__).resolve().parent.parent.parent / "README.md"

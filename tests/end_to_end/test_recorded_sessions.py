@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.serve import Serving
+from holdfast.gateway.server import Serving
 
 from .scripted_sessions import SCRIPTS, outline
 

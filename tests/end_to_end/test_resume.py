@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from holdfast.benchmarks.faults.network import proxy
-from holdfast.gateway.serve import Serving, serving
+from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings, Limits
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, SDKError, SessionLost, connect
 from holdfast.sdk.frames.items import MessageItem
-from holdfast.sdk.resume import Patience
-from holdfast.sessions.anticipation import Arrival
+from holdfast.sdk.reconnect import Patience
 from holdfast.sessions.session import Session
+from holdfast.sessions.text.eager_prefill import Arrival
 
 from .wires import LONG, Wire, address_of, cause_in, text_of
 
@@ -313,7 +313,7 @@ class Server:
         self.url = ""
 
     async def start(self) -> str:
-        program = "from holdfast.gateway.cli import main; main()"
+        program = "from holdfast.gateway.cli.main import main; main()"
         words = "serve pocket --port 0 --kv-bytes 16MiB --max-context 2048 --dtype float32 --store"
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", program, *words.split(), str(self.store)),
@@ -395,7 +395,7 @@ async def test_a_killed_servers_sessions_go_on_in_the_next(
 async def test_the_second_server_on_a_store_names_the_first(tmp_path: Path) -> None:
     async with served(tmp_path) as (server, _):
         assert server.process is not None
-        program = "from holdfast.gateway.cli import main; main()"
+        program = "from holdfast.gateway.cli.main import main; main()"
         second = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", program, "serve", "pocket", "--port", "0", "--store", str(tmp_path)),
             stderr=asyncio.subprocess.PIPE,

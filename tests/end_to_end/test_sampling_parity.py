@@ -14,13 +14,13 @@ from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.choices import choices
 from holdfast.runtime.link.messages import Finish, Generate, Limits, Open, Refusal, Sampling, TokenLogprob
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.model.load import LoadedModel, load_model
-from holdfast.runtime.runner import TorchRunner
-from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import EngineSettings, SchedulerSettings
 
 BLOCK, NEW = 16, 40

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import holdfast
-from holdfast.gateway.serve import Serving
+from holdfast.gateway.server import Serving
 from holdfast.sdk import ConnectionFailed, connect
 
 from .wires import Wire, get, text_of, wire

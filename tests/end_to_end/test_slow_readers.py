@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.gateway.channel import ChannelClosed, MemoryChannel, memory_pair
 from holdfast.gateway.compose import opened
 from holdfast.gateway.embedded import in_memory
-from holdfast.gateway.serve import serving
+from holdfast.gateway.realtime.channel import ChannelClosed, MemoryChannel, memory_pair
+from holdfast.gateway.server import serving
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings, Limits
 from holdfast.runtime.link.thread import ThreadEngine

@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from holdfast.gateway.serve import Serving
+from holdfast.gateway.server import Serving
 
 from .wires import Wire, wire
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from holdfast.sdk import Client, InputClosed
-from holdfast.sdk.textinput import TextInput
+from holdfast.sdk.text_input import TextInput
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ import anyio.lowlevel
 import pytest
 
 from holdfast.benchmarks.faults.network import proxy
-from holdfast.gateway.live import LiveSession
-from holdfast.gateway.serve import Serving, serving
+from holdfast.gateway.realtime.live_session import LiveSession
+from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, RunDone, connect, tool

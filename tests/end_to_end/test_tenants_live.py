@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.gateway.serve import Serving, serving
+from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.kvstore.disk.admin import stat
 from holdfast.kvstore.disk.payload_offsets import PAGE

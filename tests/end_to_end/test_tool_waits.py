@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from holdfast.gateway.serve import Serving
+from holdfast.gateway.server import Serving
 from holdfast.sdk import RunEvent, StepFinished, WaitFinished, connect, tool
 from holdfast.sdk.frames.client import SessionSettle
 

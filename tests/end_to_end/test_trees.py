@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.gateway.serve import Serving
+from holdfast.gateway.server import Serving
 from holdfast.sdk import SDKError, ServerError, connect
 from holdfast.sdk.chat import Chat
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from holdfast.gateway.serve import Serving
+from holdfast.gateway.server import Serving
 from holdfast.sdk import Client, ServerError, connect
 from holdfast.sdk.chat import Chat
 

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from holdfast.gateway import voice
+from holdfast.gateway.cli import voice_demo
 
 SPOKEN = "one two three four five six seven eight nine ten"
 
 
 def test_a_call_is_the_same_streamed_and_not(capsys: pytest.CaptureFixture[str]) -> None:
-    assert voice.run(speed=20, lines=4) == 0
+    assert voice_demo.run(speed=20, lines=4) == 0
     shown = capsys.readouterr().out
     counts = re.findall(r"TTFT from the end of speech \d+ ms, not streamed \d+ ms", shown)
     assert len(counts) == 4
@@ -24,16 +24,16 @@ def test_a_call_is_the_same_streamed_and_not(capsys: pytest.CaptureFixture[str])
 
 
 def test_partials_come_in_time_and_end_with_what_was_said() -> None:
-    heard = list(voice.partials(SPOKEN, Random(0)))
-    assert heard[-1] == voice.Partial(10 / voice.WORDS_PER_SECOND, SPOKEN)
+    heard = list(voice_demo.partials(SPOKEN, Random(0)))
+    assert heard[-1] == voice_demo.Partial(10 / voice_demo.WORDS_PER_SECOND, SPOKEN)
     times = [partial.at for partial in heard]
     assert times == sorted(times)
-    assert all(len(one.text.split()) <= one.at * voice.WORDS_PER_SECOND + 1e-9 for one in heard[:-1])
+    assert all(len(one.text.split()) <= one.at * voice_demo.WORDS_PER_SECOND + 1e-9 for one in heard[:-1])
 
 
 def test_one_partial_in_ten_is_wrong_about_its_last_words() -> None:
     chance = Random(1)
-    heard = [partial.text for _ in range(200) for partial in voice.partials(SPOKEN, chance)][:-1]
+    heard = [partial.text for _ in range(200) for partial in voice_demo.partials(SPOKEN, chance)][:-1]
     wrong = [text for text in heard if not SPOKEN.startswith(text)]
     assert 0.05 < len(wrong) / len(heard) < 0.15
     kept = [
@@ -44,8 +44,8 @@ def test_one_partial_in_ten_is_wrong_about_its_last_words() -> None:
 
 
 def test_other_words_or_a_reply_that_forgets_are_faults() -> None:
-    line, right = voice.Line("What is my name?", "Marisol"), voice.Heard("Marisol.", 1.0, 0)
-    assert not voice._faults(line, right, right)
-    assert len(voice._faults(line, right, voice.Heard("Bella.", 1.0, 0))) == 1
-    forgot = voice.Heard("not told", 1.0, 0)
-    assert len(voice._faults(line, forgot, forgot)) == 1
+    line, right = voice_demo.Line("What is my name?", "Marisol"), voice_demo.Heard("Marisol.", 1.0, 0)
+    assert not voice_demo._faults(line, right, right)
+    assert len(voice_demo._faults(line, right, voice_demo.Heard("Bella.", 1.0, 0))) == 1
+    forgot = voice_demo.Heard("not told", 1.0, 0)
+    assert len(voice_demo._faults(line, forgot, forgot)) == 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.runtime.link.messages import Phase
-from holdfast.tests.sessions.chat_languages import end_id, ids
 from holdfast.tests.sessions.scripted_link import ScriptedLink
+from holdfast.tests.sessions.text.chat_languages import end_id, ids
 
 END = end_id("chatml")
 WORDS = ids("chatml", " one two three four five six seven eight nine ten")

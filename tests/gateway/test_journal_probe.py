@@ -11,12 +11,12 @@ import pytest
 from holdfast.gateway.metrics import Snapshot, exposition
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.sessions.book import SessionBook
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.language import Language
+from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted
-from holdfast.tests.sessions.chat_languages import ours
+from holdfast.tests.sessions.text.chat_languages import ours
 
 pytestmark = pytest.mark.anyio
 NUMBERS = JournalSettings(reserve_bytes=0)

@@ -19,19 +19,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from holdfast.gateway.live import LiveSession
-from holdfast.gateway.registry import Registry
+from holdfast.gateway.realtime.live_session import LiveSession
+from holdfast.gateway.realtime.live_sessions import Registry
 from holdfast.gateway.settings import Limits
 from holdfast.sdk.frames.codec import decode_client
 from holdfast.sdk.frames.verbs import SessionFork
-from holdfast.sessions.book import SessionBook
 from holdfast.sessions.errors import HandleUnknown, SessionLimit
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.language import Language
+from holdfast.sessions.registry import SessionBook
 from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
-from holdfast.tests.sessions.chat_languages import ours
+from holdfast.tests.sessions.text.chat_languages import ours
 
 pytestmark = pytest.mark.anyio
 PLACES = 12

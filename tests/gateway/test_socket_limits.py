@@ -17,8 +17,8 @@ import trustme
 import uvicorn
 import websockets
 
-from holdfast.gateway.protocols import http_protocol, listen, websocket_protocol
-from holdfast.gateway.rates import TokenBucket
+from holdfast.gateway.net.listener import http_protocol, listen, websocket_protocol
+from holdfast.gateway.net.rates import TokenBucket
 from holdfast.gateway.settings import Limits, Rate
 
 pytestmark = pytest.mark.anyio

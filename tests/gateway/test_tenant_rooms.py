@@ -14,16 +14,16 @@ from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Chat, Client, ServerError, SessionLost, branches
-from holdfast.sdk.exchange import Exchange
+from holdfast.sdk.connection import Exchange
 from holdfast.sdk.frames.client import ClientEvent
 from holdfast.sdk.frames.verbs import SessionFork, SessionTree, SessionTreeListed
-from holdfast.sessions.book import SessionBook
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings, JournalShare
-from holdfast.sessions.language import Language
+from holdfast.sessions.registry import SessionBook
 from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
-from holdfast.tests.sessions.chat_languages import ours
+from holdfast.tests.sessions.text.chat_languages import ours
 
 pytestmark = pytest.mark.anyio
 TWO = SessionSettings(tenants={b"": TenantLimits(sessions=2)})

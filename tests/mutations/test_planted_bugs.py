@@ -43,7 +43,7 @@ BROKEN = Bug(
     "kvstore/__init__.py",
     '"""Room kvstore',
     'raise RuntimeError\n"""Room kvstore',
-    "tests/runtime/test_verbs.py",
+    "tests/runtime/scheduler/test_verbs.py",
 )
 LOOKING = Bug(
     "looking",

@@ -20,11 +20,11 @@ from holdfast.benchmarks.toys import make_toy
 from holdfast.kernels.gpu import configurations, decode
 from holdfast.kernels.gpu.ahead import compiling_for
 from holdfast.kvstore.arena import DeviceArena
+from holdfast.runtime.execution.runner import TorchRunner
+from holdfast.runtime.execution.warmup import _Anything, rehearse
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.plan import BlockCopy, Plan, PlanRow
-from holdfast.runtime.rehearsal import _Anything, rehearse
-from holdfast.runtime.runner import TorchRunner
 
 BLOCK, BLOCKS, CONTEXT = 16, 40, 2048
 STEPS = 150

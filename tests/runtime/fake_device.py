@@ -32,10 +32,10 @@ from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import Handle, Outcome, Plan
-from holdfast.runtime.runner import TorchRunner
-from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import MASK, SECRET, SPACE, FakeDisk, draw, mix, take_in, weigh
 

@@ -18,9 +18,9 @@ from holdfast.runtime import build
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import ModelUnreadable, PoolTooSmall, SettingsInvalid
+from holdfast.runtime.link.engine_loop import Loaded
+from holdfast.runtime.link.heartbeat import Pulse
 from holdfast.runtime.link.messages import Generate, Limits, Open, Sampling
-from holdfast.runtime.link.pulse import Pulse
-from holdfast.runtime.link.serve import Loaded
 from holdfast.runtime.settings import EngineSettings
 
 

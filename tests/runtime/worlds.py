@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.leases import MOST_PRIORITY, MOST_SECONDS
+from holdfast.runtime.kv_placement.leases import MOST_PRIORITY, MOST_SECONDS
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
@@ -39,7 +39,7 @@ from holdfast.runtime.link.messages import (
     Stop,
     Truncate,
 )
-from holdfast.runtime.roster import HEAD_START
+from holdfast.runtime.scheduler.queues import HEAD_START
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import GREEDY, SECRET, SPACE, FakeDisk, Shadow, fake_engine, fake_memory
 

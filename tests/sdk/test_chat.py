@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from holdfast.sdk import ServerError, errors
-from holdfast.sdk.asking import TOGETHER
 from holdfast.sdk.frames import client, items, server
 from holdfast.sdk.frames.client import ClientEvent, ItemCreate
 from holdfast.sdk.frames.verbs import ItemTruncate, ItemTruncated
+from holdfast.sdk.params import TOGETHER
 
 from .scripted import Script, add, chatting, failed, given_up, response, weather
 

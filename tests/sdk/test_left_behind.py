@@ -14,7 +14,7 @@ import pytest
 from holdfast.sdk import CallFinished, ToolContext, tool
 from holdfast.sdk.agent import tracing
 from holdfast.sdk.agent.events import StepFinished
-from holdfast.sdk.apart import Apart
+from holdfast.sdk.detached import Apart
 
 from .scripted import Script, chatting, given_up
 

@@ -14,7 +14,7 @@ from holdfast.sdk.frames.items import FunctionCallOutputItem
 from holdfast.sdk.transport import Transport
 
 from .scripted import Script, chatting
-from .test_return import QUICK, SESSION
+from .test_reconnect import QUICK, SESSION
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from holdfast.runtime.errors import (
     SequenceUnknown,
     VerbRefused,
 )
-from holdfast.runtime.link.blackbox import Death
+from holdfast.runtime.link.crash_report import Death
 from holdfast.runtime.link.generation import Generation
 from holdfast.runtime.link.messages import (
     Finish,

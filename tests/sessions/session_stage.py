@@ -7,15 +7,15 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
 
-from holdfast.sessions.events import ReplyDone, ReplyEvent, ReplyStarted, TextDelta
 from holdfast.sessions.items import Message, Preamble, new_id
-from holdfast.sessions.language import Language
-from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
+from holdfast.sessions.text.language import Language
+from holdfast.sessions.turn.events import ReplyDone, ReplyEvent, ReplyStarted, TextDelta
+from holdfast.sessions.turn.request import TurnRequest
 
-from .chat_languages import end_id, ids, ours, reference
 from .scripted_link import Recital, ScriptedLink
+from .text.chat_languages import end_id, ids, ours, reference
 
 NAME = "chatml"
 END = end_id(NAME)

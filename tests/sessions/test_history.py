@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.sessions.errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
-from holdfast.sessions.events import MissReason
 from holdfast.sessions.history import ROOT, Draft, History, Turn
-from holdfast.sessions.ids import ids_of
 from holdfast.sessions.items import FunctionCall, Message, Preamble, new_id
+from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tree import Reply
+from holdfast.sessions.turn.events import MissReason
 
 
 def user(item_id: str = "") -> Message:

@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
-from holdfast.sessions.events import CallDone, CallStarted, MissReason, ReplyStatus, TextDelta
 from holdfast.sessions.items import FunctionCallOutput, Message, Preamble, Tool
-from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.turn.events import CallDone, CallStarted, MissReason, ReplyStatus, TextDelta
+from holdfast.sessions.turn.request import TurnRequest
 
-from .chat_languages import ours
 from .scripted_link import ScriptedLink
 from .session_stage import (
     END,
@@ -27,6 +26,7 @@ from .session_stage import (
     text_of,
     toks,
 )
+from .text.chat_languages import ours
 
 
 @run
@@ -237,7 +237,8 @@ async def test_a_long_conversation_is_rendered_on_a_thread_to_the_same_ids() -> 
 def test_sessions_do_not_need_torch() -> None:
     """The gateway's process must not pay for torch: neither sessions nor the link import it."""
     code = (
-        "import sys, holdfast.sessions.book, holdfast.sessions.language, holdfast.runtime.link.messages\n"
+        "import sys, holdfast.sessions.registry, holdfast.sessions.text.language\n"
+        "import holdfast.runtime.link.messages\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

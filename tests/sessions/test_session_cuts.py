@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from holdfast.sessions.errors import SessionClosed
-from holdfast.sessions.events import EndReason, ReplyStatus, TextDelta
-from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.turn.events import EndReason, ReplyStatus, TextDelta
+from holdfast.sessions.turn.request import TurnRequest
 
-from .chat_languages import ours
 from .session_stage import (
     END,
     NAME,
@@ -25,6 +24,7 @@ from .session_stage import (
     text_of,
     toks,
 )
+from .text.chat_languages import ours
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 50])

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from holdfast.sessions.errors import ConversationBusy, EngineFull, PromptTooLong, TemplateFailed, TurnFailed
-from holdfast.sessions.events import EndReason, MissReason, ReplyStatus
-from holdfast.sessions.language import Language
-from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
+from holdfast.sessions.text.language import Language
+from holdfast.sessions.turn.events import EndReason, MissReason, ReplyStatus
+from holdfast.sessions.turn.request import TurnRequest
 
-from .chat_languages import ours
 from .session_stage import (
     BROKEN,
     NAME,
@@ -25,6 +24,7 @@ from .session_stage import (
     text_of,
     toks,
 )
+from .text.chat_languages import ours
 
 
 @run

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.items import Preamble
-from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.turn.request import TurnRequest
 
 from .scripted_link import ScriptedLink
 from .session_stage import END, say, session_on, toks

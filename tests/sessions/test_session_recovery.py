@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.errors import EngineDied
 from holdfast.sessions.errors import EngineUnavailable, SequencePoisoned
-from holdfast.sessions.events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStatus
 from holdfast.sessions.items import Message
-from holdfast.sessions.requests import TurnRequest
-from holdfast.sessions.response import Response
+from holdfast.sessions.poison import MOST_KILLED
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
-from holdfast.sessions.suspicion import MOST_KILLED
+from holdfast.sessions.turn.events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStatus
+from holdfast.sessions.turn.request import TurnRequest
+from holdfast.sessions.turn.response import Response
 
 from .scripted_link import Held, ScriptedLink
 from .session_stage import END, LANGUAGE, ask, reciting, run, say, session_on, text_of, toks

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.book import Reopened, SessionBook
 from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, StorageUnavailable, TurnLimit
-from holdfast.sessions.events import ReplyDone
 from holdfast.sessions.items import Preamble
 from holdfast.sessions.journal.changes import Append, Drop, Put, Table, key_of
 from holdfast.sessions.journal.journal import Journal
@@ -31,11 +29,13 @@ from holdfast.sessions.journal.records import (
 from holdfast.sessions.journal.segment import padded
 from holdfast.sessions.journal.settings import JournalShare
 from holdfast.sessions.journal.store import JournalStore
-from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.registry import Reopened, SessionBook
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.turn.events import ReplyDone
+from holdfast.sessions.turn.request import TurnRequest
 
-from .journal_stage import MODEL, SMALL, birth, folder
+from .journal.journal_stage import MODEL, SMALL, birth, folder
 from .session_stage import LANGUAGE, ask, reciting, run, say
 
 ACME, ZENITH = b"acme", b"zenith"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sessions.ids import common_prefix, ids_of
+from holdfast.sessions.token_ids import common_prefix, ids_of
 from holdfast.sessions.tree import Paths, Reply, Tree, TurnNode
 
 spans = st.lists(st.integers(0, 9), max_size=5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.sessions.book import Reopened, SessionBook
 from holdfast.sessions.errors import (
     ConversationBusy,
     CutInvalid,
@@ -15,14 +14,15 @@ from holdfast.sessions.errors import (
     SessionLimit,
     SessionUnknown,
 )
-from holdfast.sessions.events import ReplyDone, TextDelta
 from holdfast.sessions.journal.changes import Drop
 from holdfast.sessions.journal.records import Snapshot
 from holdfast.sessions.journal.store import JournalStore
-from holdfast.sessions.requests import TurnRequest
+from holdfast.sessions.registry import Reopened, SessionBook
 from holdfast.sessions.session import Session
+from holdfast.sessions.turn.events import ReplyDone, TextDelta
+from holdfast.sessions.turn.request import TurnRequest
 
-from .journal_stage import book_in, folder, store_in
+from .journal.journal_stage import book_in, folder, store_in
 from .scripted_link import ScriptedLink
 from .session_stage import LANGUAGE, ask, read, reciting, run, say
 

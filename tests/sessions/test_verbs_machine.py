@@ -26,17 +26,17 @@ from hypothesis.stateful import (
 )
 
 from holdfast.sessions.errors import ConversationBusy, CutInvalid, ItemUnknown
-from holdfast.sessions.events import EndReason, ReplyDone, TextDelta
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal.log import EphemeralLog
 from holdfast.sessions.journal.records import AnyOperation
 from holdfast.sessions.journal.replay import replay
-from holdfast.sessions.requests import TurnRequest
 from holdfast.sessions.session import Session
+from holdfast.sessions.turn.events import EndReason, ReplyDone, TextDelta
+from holdfast.sessions.turn.request import TurnRequest
 
-from .chat_languages import backend
 from .scripted_link import ScriptedLink
 from .session_stage import END, LANGUAGE, NAME, toks
+from .text.chat_languages import backend
 
 WORDS = sorted(set(toks("one two three four five, six. Seven eight nine ten")))
 LIMIT = 12

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-FOLDER = Path(__file__).parent / "interpreted"
+FOLDER = Path(__file__).parents[1] / "interpreted"
 FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
 
 

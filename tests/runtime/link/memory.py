@@ -6,8 +6,8 @@ import asyncio
 
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.codec import FrameReader, frame, verb_reader
+from holdfast.runtime.link.gateway_end import Wire
 from holdfast.runtime.link.messages import AnyReport, AnyVerb, State
-from holdfast.runtime.link.wire import Wire
 
 
 class MemoryTransport(asyncio.Transport):

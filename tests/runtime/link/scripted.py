@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass, field
 
 from holdfast.runtime.errors import EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
+from holdfast.runtime.link.engine_loop import Loaded
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
@@ -28,7 +29,6 @@ from holdfast.runtime.link.messages import (
     Truncate,
     Work,
 )
-from holdfast.runtime.link.serve import Loaded
 
 HELLO = Hello("scripted", "Scripted", "none", "none", 1 << 20, (0,), 1 << 20, 16, 64, 16, 0)
 

@@ -8,10 +8,10 @@ import math
 import pytest
 
 from holdfast.runtime.errors import EngineDied, LinkClosed, SequenceUnknown
-from holdfast.runtime.link import wire as wire_module
+from holdfast.runtime.link import gateway_end as wire_module
 from holdfast.runtime.link.client import EngineLink
+from holdfast.runtime.link.gateway_end import FIRST_HEARTBEAT
 from holdfast.runtime.link.messages import Heartbeat, Open, Phase, Reply, State
-from holdfast.runtime.link.wire import FIRST_HEARTBEAT
 from holdfast.tests.runtime.link.memory import Bench, extended, settle
 from holdfast.tests.runtime.link.scripted import HELLO
 

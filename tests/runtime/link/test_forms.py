@@ -20,9 +20,9 @@ from holdfast.runtime.errors import (
 )
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.codec import MAX_FRAME_BYTES
+from holdfast.runtime.link.heartbeat import Pulse
 from holdfast.runtime.link.messages import Finish, Generate, Limits, Open, Sampling
 from holdfast.runtime.link.process import ChildEngine
-from holdfast.runtime.link.pulse import Pulse
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
 from holdfast.tests.runtime.link.memory import extended

@@ -24,9 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from holdfast.runtime.errors import EngineDied, EpochStale, SequenceUnknown
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.codec import frame, verb_reader
+from holdfast.runtime.link.gateway_end import Wire
 from holdfast.runtime.link.generation import Generation
 from holdfast.runtime.link.messages import AnyVerb, Finish, Hello, Limits, Reply, Sampling
-from holdfast.runtime.link.wire import Wire
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import Shadow, fake_engine
 from holdfast.tests.runtime.link.memory import MemoryTransport, extended, settle

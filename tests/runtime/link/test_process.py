@@ -268,7 +268,7 @@ async def test_a_death_names_its_step_and_whether_it_was_its_own(act: str, outsi
 
 
 async def test_one_stopped_while_it_loads_is_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runtime.link.wire.FIRST_HEARTBEAT", 0.2)
+    monkeypatch.setattr("holdfast.runtime.link.gateway_end.FIRST_HEARTBEAT", 0.2)
     program = (sys.executable, "-c", "import os; os.kill(os.getpid(), 19)")
     form = ChildEngine(EngineSettings(model="none"), backoff=AT_ONCE, program=program)
     with pytest.raises(EngineDied, match="hung while starting"):

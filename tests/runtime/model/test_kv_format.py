@@ -10,9 +10,9 @@ import torch
 from holdfast.benchmarks.toys import make_toy
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.errors import SettingsInvalid
-from holdfast.runtime.kv_format import KVFormat
+from holdfast.runtime.link.heartbeat import Pulse
 from holdfast.runtime.link.messages import Generate, Limits, Open, Sampling
-from holdfast.runtime.link.pulse import Pulse
+from holdfast.runtime.model.kv_format import KVFormat
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.settings import EngineSettings
 from holdfast.tests.runtime.model.feeding import Fed, prompts

@@ -1,0 +1,1 @@
+"""The command line: `holdfast serve | store | chat | demo | doctor | bench`."""

@@ -1,0 +1,199 @@
+"""The demo's second and third act: engine and server are killed in the middle of replies, and the session goes
+on; then it is sent down to disk, and asked again.
+
+A server of its own process on a store of its own, talked to over a real socket; what is said must be what an
+undisturbed session says. Linux: the engine's process is found in ``/proc``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from ...sdk.chat import Chat
+from ...sdk.client import connect
+from ..settings import DEFAULT_HOST
+
+STORY = "Tell me the story of the fox."
+LINES = ("My name is Marisol.", STORY, STORY, "What is my name?")
+LAST = "What is my name?"
+PIECES_BEFORE = 12
+"""Pieces of a reply that come before something is killed."""
+KILLED = ("the engine was killed", "the server was killed")
+START_SECONDS = 600.0  # the first start on a machine compiles kernels
+
+Blow = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A reply that was disturbed, or not: its text, and the longest wait for a piece of it in seconds."""
+
+    text: str
+    gap: float
+
+
+class ServerProcess:
+    """``holdfast serve`` on one port and one store, as often as it is started."""
+
+    def __init__(self, model: str, store: Path) -> None:
+        with socket.create_server((DEFAULT_HOST, 0)) as free:
+            self._port = free.getsockname()[1]
+        self.url = f"http://{DEFAULT_HOST}:{self._port}"
+        program = "from holdfast.gateway.cli.main import main; main()"
+        options = ["--port", str(self._port), "--store", str(store / "sessions"), "--dtype", "float32"]
+        self._command = [sys.executable, "-c", program, "serve", model, *options]
+        self._log = store / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        """Until it is ready. Raises ``RuntimeError`` with what it printed where it does not become so."""
+        process = self._spawn()
+        deadline = time.monotonic() + START_SECONDS
+        while not await asyncio.to_thread(_answers, f"{self.url}/ready"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start: {self._printed()}")
+            await asyncio.sleep(0.05)
+
+    def _printed(self) -> str:
+        return self._log.read_text()[-2000:]
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        return self._process
+
+    async def kill_engine(self) -> None:
+        """SIGKILL to its engine's process alone; the server starts another."""
+        assert self._process is not None, "the server runs"
+        for pid in _engines(self._process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+    async def kill_and_start(self) -> None:
+        """SIGKILL to the server, whose children end with it; then another on the same port and store."""
+        self.kill()
+        await self.start()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+async def endure(model: str, console: Console) -> list[str]:
+    """Play the act; what went wrong, in lines."""
+    # A shelf that its killed server left may write for a moment longer.
+    kept = tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True)
+    with kept as folder, _server(model, folder) as server:
+        await server.start()
+        async with connect(server.url) as client:
+            async with client.session(temperature=0) as calm:
+                wanted = [await calm.say(line).text() for line in LINES]
+                expected_last = await calm.say(LAST).text()
+            async with client.session(temperature=0) as chat:
+                blows: tuple[Blow | None, ...] = (None, server.kill_engine, server.kill_and_start, None)
+                names = ("", "the engine was killed in mid-reply", "the server was killed in mid-reply", "")
+                wrong = []
+                for line, expected, blow, name in zip(LINES, wanted, blows, names, strict=True):
+                    told = await _say(chat, line, blow)
+                    _show(chat, line, told, name, console)
+                    if told.text != expected:
+                        wrong.append(f"{name or line}: {told.text!r} is not {expected!r}")
+                console.print("[bold]Third act[/bold]: the session's KV is sent down to disk.\n")
+                wrong += await _descend(chat, LAST, expected_last, console)
+        return wrong
+
+
+async def _descend(chat: Chat, line: str, expected: str, console: Console) -> list[str]:
+    """A lease, all KV down to disk, and a turn on it: what went wrong."""
+    receipt = await chat.lease(priority=1, ttl=60.0, returns_in=30.0)
+    settled = await chat.settle("disk")
+    told = await _say(chat, line, None)
+    kept = f"lease {receipt.status}: {receipt.tokens} tokens"
+    sent = f"{settled.tokens} tokens settled to {settled.tier} in {settled.ms:.0f} ms"
+    _show(chat, line, told, f"{kept} · {sent}", console)
+    wrong = [] if told.text == expected else [f"asked again: {told.text!r} is not {expected!r}"]
+    kv = chat.last.kv
+    if settled.tier != "disk" or kv is None or not kv.disk:
+        wrong.append(f"nothing came back from disk: {settled.tier}, {kv}")
+    elif kv.prefilled + kv.recomputed > kv.new:
+        computed = f"{kv.prefilled + kv.recomputed} tokens were computed, {kv.new} are new"
+        wrong.append(f"after the disk {computed} ({kv.miss_reason})")
+    return wrong
+
+
+@contextmanager
+def _server(model: str, folder: str) -> Iterator[ServerProcess]:
+    server = ServerProcess(model, Path(folder))
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+async def _say(chat: Chat, line: str, blow: Blow | None) -> Told:
+    pieces: list[str] = []
+    gap, last = 0.0, time.perf_counter()
+    striking: asyncio.Future[None] | None = None
+    async for piece in chat.say(line):
+        now = time.perf_counter()
+        gap, last = max(gap, now - last), now
+        pieces.append(piece)
+        if blow is not None and len(pieces) == PIECES_BEFORE:
+            striking = asyncio.ensure_future(blow())
+    if striking is not None:
+        await striking
+    return Told("".join(pieces), gap)
+
+
+def _show(chat: Chat, line: str, told: Told, name: str, console: Console) -> None:
+    shown = told.text if len(told.text) < 80 else _excerpt(told.text)
+    console.print(f"[bold]you[/bold]     {line}")
+    console.print(f"[bold cyan]pocket[/bold cyan]  {shown}", soft_wrap=True)
+    finished, parts = (
+        chat.last,
+        [f"[bold]{name}[/bold]" if name else "", f"longest wait {told.gap * 1000:.0f} ms"],
+    )
+    if name.startswith(KILLED):
+        parts[-1] += " for a new process to start"
+    if finished.ttft_ms is not None:
+        parts.append(f"TTFT {finished.ttft_ms:.0f} ms")
+    if (kv := finished.kv) is not None:
+        parts.append(f"restored {kv.host} from host, {kv.disk} from disk · recomputed {kv.recomputed}")
+    console.print(f"[dim]        {' · '.join(part for part in parts if part)}[/dim]\n", soft_wrap=True)
+
+
+def _excerpt(text: str) -> str:
+    """Whole words of its beginning and of its end."""
+    return f"{text[:60].rsplit(None, 1)[0]} … {text[-16:].split(None, 1)[-1]}"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _engines(server: int) -> list[int]:
+    """Process ids of a server's engines."""
+    children: list[int] = []
+    for listed in Path(f"/proc/{server}/task").glob("*/children"):
+        children += map(int, listed.read_text().split())
+    return [pid for pid in children if b"holdfast.runtime\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -1,0 +1,204 @@
+"""``doctor``: what this machine offers, and what a model would take of it, with the arithmetic shown.
+
+Reads configurations and headers; loads no weights.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from pathlib import Path
+from typing import TypeAlias
+
+from msgspec.structs import asdict
+from rich.console import Console
+from rich.table import Table
+
+from ... import __version__
+from ...runtime.errors import RuntimeFault
+from ...runtime.kv_placement.sizing import (
+    blocks_of,
+    context_of,
+    cuda_kv_bytes,
+    host_kv_bytes,
+    machine_bytes,
+    memory_line,
+    rule_of,
+    shown,
+)
+from ...runtime.kv_placement.tier_setup import host_bytes
+from ...runtime.link.messages import SamplingDefaults
+from ...runtime.model.kv_format import KV_BYTES
+from ...runtime.settings import DTYPE_BYTES, EngineSettings
+from ...sessions.errors import SessionError
+from ..errors import KeysUnusable
+from ..limit_checks import check, check_bound, leasable, told
+from ..settings import GatewaySettings
+from ..tenants import NOTHING_SET, Tenants
+
+LIBRARIES = (
+    *("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "numba"),
+    *("msgspec", "starlette", "uvicorn", "websockets", "anyio"),
+)
+
+Fact: TypeAlias = tuple[str, str]
+
+
+def run(settings: EngineSettings | None, keys: Path | None = None) -> int:
+    """Print what there is to know; 0, or 2 where the model cannot be served, with the reason on stderr."""
+    console = Console(highlight=False)
+    console.print(_table("Machine", machine()))
+    try:
+        found = Tenants() if keys is None else Tenants.read(keys)
+        if found.keys is not None:
+            console.print(_table(f"Tenants of {found.source}", limits(found)))
+            check(found, GatewaySettings(), settings or EngineSettings(model=""))
+        if settings is not None:
+            console.print(_table(f"Model {settings.model}", list(model(settings, found))))
+    except (RuntimeFault, SessionError, KeysUnusable) as error:
+        print(f"holdfast: {error.message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def machine() -> Iterator[Fact]:
+    """This machine and its libraries."""
+    import torch
+
+    yield "holdfast", f"{__version__} on Python {platform.python_version()}, {platform.platform()}"
+    yield "cpu", f"{len(os.sched_getaffinity(0))} cores, torch uses {torch.get_num_threads()} threads"
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield "memory", f"{shown(machine_bytes())}, {shown(free)} free"
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        yield f"cuda:{index}", f"{properties.name}, {shown(total)}, {shown(free)} free"
+    if not torch.cuda.is_available():
+        yield "cuda", "none"
+    yield "libraries", ", ".join(f"{name} {_version(name)}" for name in LIBRARIES)
+
+
+def limits(found: Tenants) -> Iterator[Fact]:
+    """What the tenants of a keys file may take."""
+    held = found.keys.tenants.values() if found.keys is not None else ()
+    for name in sorted({*held, *found.limits}):
+        count = sum(holder == name for holder in held)
+        yield name, f"{count} {'key' if count == 1 else 'keys'}; {told(found.limits.get(name, NOTHING_SET))}"
+
+
+def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[Fact]:
+    """What a model is and what it takes. Raises ``ModelUnreadable``, a ``SessionError``, ``LimitsTooLarge``."""
+    from ...runtime.model.checkpoint import Checkpoint
+    from ...runtime.model.config import read_config
+    from ...runtime.model.defaults import read_defaults
+    from ...runtime.model.folder import find_model
+    from ...runtime.model.load import dtype_named
+    from ...runtime.model.weights import may_be_ignored, pieces_of
+
+    folder = find_model(settings.model)
+    config = read_config(folder, settings.max_context)
+    pieces = pieces_of(config)
+    with Checkpoint(folder) as checkpoint:
+        checkpoint.check(pieces, lambda tensor: may_be_ignored(tensor, config))
+    dtype = str(dtype_named(settings.dtype, config)).removeprefix("torch.")
+    width = DTYPE_BYTES[dtype]
+    parameters = sum(prod(piece.shape) for piece in pieces)
+    yield "folder", str(folder)
+    yield "architecture", f"{config.architecture}, {config.layers} layers, hidden {config.hidden_size}"
+    yield "weights", _product((("parameters", parameters), (f"bytes ({dtype})", width)), "B")
+    kept = settings.kv_format.stored_as(dtype)
+    kept_width = KV_BYTES[kept]
+    per_token = config.layers * 2 * config.kv_heads * config.head_dim * kept_width
+    shape = (("layers", config.layers), ("(k, v)", 2), ("heads", config.kv_heads), ("dim", config.head_dim))
+    yield "KV per token", _product((*shape, (f"bytes ({kept})", kept_width)), "B")
+    yield from _room(settings, per_token, parameters * width, config.max_context, tenants or Tenants())
+    yield "sampling", _sampling(read_defaults(folder))
+    yield "kernels", _kernels(settings, dtype, config.head_dim)
+    yield from _language(folder)
+
+
+def _room(
+    settings: EngineSettings, per_token: int, weights: int, model_context: int, tenants: Tenants
+) -> Iterator[Fact]:
+    """How much KV the device would hold."""
+    device, allowed = _allowed(settings.device, weights)
+    block_bytes = per_token * settings.block_tokens
+    blocks = blocks_of(settings, block_bytes, allowed)
+    context = min(settings.max_context or model_context, context_of(settings, blocks, model_context))
+    tokens = blocks * settings.block_tokens
+    yield "size of KV", rule_of(settings, not device.startswith("cuda"))
+    yield "KV on " + device, f"{shown(blocks * block_bytes)} = {blocks:,} blocks × {block_bytes:,} B"
+    bound = leasable(settings, blocks * block_bytes)
+    yield "leases may cover", f"{settings.lease_share:g} of that = {shown(bound.there)}"
+    check_bound(tenants, bound)
+    memory = memory_line(weights, blocks, block_bytes, settings.block_tokens)
+    yield "memory", f"{memory} of {shown(machine_bytes())}" if device == "cpu" else memory
+    yield "tokens that fit", _product((("blocks", blocks), ("tokens", settings.block_tokens)), "tokens")
+    below = host_bytes(settings)
+    yield "KV in the host tier", f"{shown(below)} = {below // block_bytes:,} blocks" if below else "none"
+    fit = f"{round(tokens / context, 1):,g} sessions of the longest context ({context:,})"
+    yield "sessions that fit", fit if tokens >= context else f"none of {context:,} tokens: too few blocks"
+
+
+def _allowed(device: str, weights: int) -> tuple[str, int]:
+    import torch
+
+    from ...runtime.model.load import device_named
+
+    found = device_named(device)
+    if found.type == "cpu":
+        return str(found), host_kv_bytes()
+    return str(found), cuda_kv_bytes(max(0, torch.cuda.mem_get_info(found)[0] - weights))
+
+
+def _sampling(defaults: SamplingDefaults) -> str:
+    """What a session samples by unless it says otherwise."""
+    given = asdict(defaults)
+    usual = asdict(SamplingDefaults())
+    written = ", ".join(f"{name} {value:g}" for name, value in given.items() if value != usual[name])
+    kind = "drawn" if defaults.temperature > 0 else "greedy"
+    return f"{kind} ({written})" if written else kind
+
+
+def _kernels(settings: EngineSettings, dtype: str, head_dim: int) -> str:
+    """The backend that would compute. Raises ``SettingsInvalid``."""
+    from ...runtime.build import named_backend
+
+    name, note = named_backend(settings, dtype, head_dim)
+    return f"{name} ({note})" if note else name
+
+
+def _language(folder: Path) -> Iterator[Fact]:
+    from ...sessions.text.language import Language
+
+    language = Language.load(folder)
+    report, forms = language.report, language.forms
+    tools = "renders tools" if report.tools else "renders no tools"
+    roles = "" if report.rules.users else ", users and assistants alternate: neighbours are joined"
+    yield "chat template", f"{report.kind.value}, {tools}{roles}"
+    yield "calls, reasoning", f"{forms.calls.value}, {forms.reasoning.value}"
+
+
+def _product(factors: tuple[tuple[str, int], ...], unit: str) -> str:
+    written = " × ".join(f"{value:,} {name}" for name, value in factors)
+    result = prod(value for _, value in factors)
+    exact = f"{result:,} {unit}"
+    return f"{written} = {exact}" + (f" ({shown(result)})" if unit == "B" and result >= 1 << 20 else "")
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _table(title: str, facts: Iterator[Fact] | list[Fact]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in facts:
+        table.add_row(name, value)
+    return table

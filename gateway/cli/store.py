@@ -1,0 +1,75 @@
+"""``holdfast store``: what can be done with a store while no server runs, sessions and KV; prints lines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ...runtime.errors import RuntimeFault, SettingsInvalid
+from ...runtime.kv_placement.store_admin import tend
+from ...sessions.errors import SessionError
+from ...sessions.journal import admin
+from ..auth import salt_of
+from ..errors import KeysUnusable
+from ..settings import GatewaySettings
+from ..tenants import Tenants
+
+DAMAGED = 1
+REFUSED = 2
+
+
+def keep(act: str, folder: Path, target: Path | None, tenant: str | None, keys: Path | None) -> int:
+    """Do ``act`` and print what came of it; the exit code."""
+    logging.disable(logging.ERROR)  # it is all in the lines
+    try:
+        if tenant is not None:
+            _check_tenant(tenant, keys)
+        return _kept(act, folder, target, tenant)
+    except (RuntimeFault, SessionError, KeysUnusable) as fault:
+        print(f"holdfast: {fault.message}", file=sys.stderr)
+        return REFUSED
+    except OSError as fault:
+        print(f"holdfast: {fault}", file=sys.stderr)
+        return REFUSED
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _kept(act: str, folder: Path, target: Path | None, tenant: str | None) -> int:
+    damage: list[str] = []
+    kv, journal = (folder / "kv").is_dir(), bool(admin.places(folder))
+    if not journal and (not kv or act in ("repair", "backup", "erase")):
+        raise SettingsInvalid(f"{folder}: " + ("no store" if folder.is_dir() else "no such folder"))
+    sessions: dict[str, Callable[[], Iterator[str]]] = {
+        "stat": lambda: admin.stat(folder),
+        "verify": lambda: admin.verify(folder, damage),
+        "gc": lambda: admin.gc(folder),
+        "repair": lambda: admin.repair(folder),
+        "backup": lambda: admin.backup(folder, target or folder),
+        "erase": lambda: admin.erase(folder, salt_of(tenant or "")),
+    }
+    if journal and act in sessions:
+        _print(sessions[act]())
+    if kv and act in ("stat", "verify", "gc", "clear"):
+        _print(tend(act, folder))
+    if kv and act == "erase":  # which of it is whose only a server's secret tells: all is computed again
+        _print(tend("clear", folder))
+    if not kv and act == "clear":
+        raise SettingsInvalid(f"{folder}: no KV")
+    return DAMAGED if damage else 0
+
+
+def _print(lines: Iterator[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _check_tenant(tenant: str, keys: Path | None) -> None:
+    if not tenant:
+        raise SettingsInvalid("a tenant has a name")
+    if keys is not None:
+        found = Tenants.of(GatewaySettings(keys=keys))
+        if found.keys is None or tenant not in found.keys.tenants.values():
+            raise SettingsInvalid(f"{keys} has no tenant {tenant!r}")

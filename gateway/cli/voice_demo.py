@@ -1,0 +1,242 @@
+"""``demo --voice``: a call without audio. A synthetic recogniser hears what is spoken, word by word, not always
+right; its partial results are prefilled while they come. Some replies are cut by the one who speaks.
+
+The same call is held twice over real sockets, streamed and not, in real time: printed are TTFT from the end of
+speech of both, tokens computed in vain, and it fails where the two are told different things. Speech as
+voice agents see it: 3.3 words a second, a partial every 200 ms, one in ten wrong about its last words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from ...runtime.errors import RuntimeFault
+from ...runtime.settings import EngineSettings
+from ...sdk.chat import Chat
+from ...sdk.client import connect
+from ...sdk.errors import SDKError
+from ...sdk.text_input import TextInput
+from ...sessions.errors import SessionError
+from ..server import serving
+from ..settings import GatewaySettings
+
+WORDS_PER_SECOND = 3.3
+PARTIAL_SECONDS = 0.2
+WRONG = 0.1  # of all partials: their last words, one to three
+MUMBLED = ("well", "the", "a", "and", "there", "then", "told", "moss")
+STORY = "Tell me the story of the fox."
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is spoken, what the reply must contain; after how many characters of it one speaks over it."""
+
+    speak: str
+    expect: str = ""
+    barge_in: int | None = None
+
+
+SCRIPT = (
+    Line(
+        "Hello there. My name is Marisol and my sister is called Clara and my favourite colour is teal.",
+        "Marisol",
+    ),
+    Line(
+        "My locker code is 4821 and my bike code is 1357 and the meeting is at 14:30"
+        " and my favourite drink is cocoa and my dog is called Rocky."
+    ),
+    Line(STORY, barge_in=40),
+    Line("What is my locker code?", "4821"),
+    Line("When is the meeting?", "14:30"),
+    Line("What is my favourite colour?", "teal"),
+    Line("What is my sister called?", "Clara"),
+    Line("What is my name?", "Marisol"),
+)
+DICTATED = 12
+"""A line of so many words or more is long enough that some of it can be computed while it is spoken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What the recogniser believes ``at`` so many seconds since the first word."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A reply, TTFT in ms from the end of speech, and tokens computed beyond the truly new ones. Of a line that
+    was streamed: tokens computed while it was spoken, and how often what had been sent was taken back."""
+
+    text: str
+    ttft_ms: float
+    wasted: int
+    ahead: int = 0
+    retracted: int = 0
+
+
+def partials(text: str, chance: Random) -> Iterator[Partial]:
+    """What is recognised of ``text`` while it is spoken; the last one is right, at the end of speech."""
+    words = text.split(" ")
+    ends = len(words) / WORDS_PER_SECOND
+    at = PARTIAL_SECONDS
+    while at < ends:
+        said = words[: int(at * WORDS_PER_SECOND)]
+        if said and chance.random() < WRONG:
+            wrong = min(len(said), chance.randint(1, 3))
+            said = [*said[:-wrong], *chance.choices(MUMBLED, k=wrong)]
+        if said:
+            yield Partial(at, " ".join(said))
+        at += PARTIAL_SECONDS
+    yield Partial(ends, text)
+
+
+def run(speed: float = 1.0, lines: int | None = None) -> int:
+    """The call; ``speed``: times as fast as people speak; ``lines``: the first so many. 0: all was as it should
+    be, 1: it was not, 2: it could not start.
+    """
+    console = Console(highlight=False)
+    try:
+        return asyncio.run(_call(console, speed, SCRIPT[:lines]))
+    except (RuntimeFault, SessionError, SDKError) as error:
+        print(f"holdfast: {error.message}", file=sys.stderr)
+        return 2
+
+
+async def _call(console: Console, speed: float, script: tuple[Line, ...]) -> int:
+    console.print(
+        "[dim]A call to the pocket model, held twice: streamed while it is spoken, and not.[/dim]\n"
+    )
+    chance = Random(5)
+    wrong: list[str] = []
+    pairs: list[tuple[Heard, Heard]] = []
+    async with (
+        serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as running,
+        connect(running.url) as client,
+        client.session(temperature=0) as streamed,
+        client.session(temperature=0) as plain,
+    ):
+        for line in script:
+            console.print(f"[bold]caller[/bold]  {line.speak}")
+            pair = await _streamed(streamed, line, chance, speed), await _plain(plain, line)
+            pairs.append(pair)
+            console.print(f"[bold cyan]pocket[/bold cyan]  {pair[0].text}", soft_wrap=True)
+            console.print(f"[dim]        {_cost(line, *pair)}[/dim]", soft_wrap=True)
+            wrong += _faults(line, *pair)
+    console.print(_table(script, pairs))
+    return _verdict(wrong, script, pairs, console)
+
+
+async def _streamed(chat: Chat, line: Line, chance: Random, speed: float) -> Heard:
+    """Speak it, and have every partial sent as it is recognised."""
+    began = time.perf_counter()
+    typing, retracted = chat.input(), 0
+    for partial in partials(line.speak, chance):
+        await asyncio.sleep(max(0.0, began + partial.at / speed - time.perf_counter()))
+        ended = time.perf_counter()
+        retracted += await _correct(typing, partial.text)
+    committed = await typing.commit()
+    heard = await _reply(chat, None, line, ended)
+    return replace(heard, ahead=committed.prefilled_tokens, retracted=retracted)
+
+
+async def _plain(chat: Chat, line: Line) -> Heard:
+    """The same, sent when it was spoken."""
+    return await _reply(chat, line.speak, line, time.perf_counter())
+
+
+async def _correct(typing: TextInput, text: str) -> bool:
+    """Send what differs from what was sent; whether something was taken back."""
+    pairs = enumerate(zip(typing.text, text, strict=False))
+    same = next((at for at, (one, other) in pairs if one != other), min(len(typing.text), len(text)))
+    if same < len(typing.text):
+        await typing.replace(same, text[same:])
+        return True
+    if same < len(text):
+        await typing.append(text[same:])
+    return False
+
+
+async def _reply(chat: Chat, text: str | None, line: Line, ended: float) -> Heard:
+    said, first = "", 0.0
+    async for piece in chat.say(text):
+        first = first or time.perf_counter()
+        said += piece
+        if line.barge_in is not None and len(said) >= line.barge_in:
+            said = await chat.interrupt(heard=line.barge_in)
+            break
+    kv = chat.last.kv
+    wasted = 0 if kv is None else max(0, kv.prefilled + kv.recomputed - kv.new)
+    return Heard(said, 1000 * (first - ended), wasted)
+
+
+# --- told ---------------------------------------------------------------------------------------------------
+
+
+def _cost(line: Line, streamed: Heard, plain: Heard) -> str:
+    cut = f" · cut after {line.barge_in} characters" if line.barge_in is not None else ""
+    ahead = f" · {streamed.ahead} tokens ahead"
+    vain = f" · {streamed.retracted} times corrected" if streamed.retracted else ""
+    vain += f" · {streamed.wasted} tokens in vain" if streamed.wasted else ""
+    times = f"{streamed.ttft_ms:.0f} ms, not streamed {plain.ttft_ms:.0f} ms"
+    return f"TTFT from the end of speech {times}{ahead}{vain}{cut}"
+
+
+def _faults(line: Line, streamed: Heard, plain: Heard) -> list[str]:
+    faults = []
+    if streamed.text != plain.text:
+        faults.append(f"{line.speak!r}: {streamed.text!r} where it was streamed, {plain.text!r} where not")
+    if line.expect not in streamed.text:
+        faults.append(f"{line.speak!r}: the reply lacks {line.expect!r}")
+    if plain.wasted:
+        faults.append(f"{line.speak!r}: {plain.wasted} tokens were computed twice")
+    return faults
+
+
+def _table(script: tuple[Line, ...], pairs: list[tuple[Heard, Heard]]) -> Table:
+    table = Table(title="From the end of speech to the first word")
+    for heading in ("words", "streamed ms", "not streamed ms", "ahead", "corrected", "in vain", "cut after"):
+        table.add_column(heading, justify="right")
+    for line, (streamed, plain) in zip(script, pairs, strict=True):
+        words, cut = len(line.speak.split()), line.barge_in
+        times = (f"{heard.ttft_ms:.0f}" for heard in (streamed, plain))
+        counts = (str(count) for count in (streamed.ahead, streamed.retracted, streamed.wasted))
+        table.add_row(str(words), *times, *counts, "" if cut is None else str(cut))
+    return table
+
+
+def _verdict(
+    wrong: list[str], script: tuple[Line, ...], pairs: list[tuple[Heard, Heard]], console: Console
+) -> int:
+    heard = list(zip(script, pairs, strict=True))
+    long = [pair for line, pair in heard if len(line.speak.split()) >= DICTATED]
+    retracted = sum(streamed.retracted for streamed, _ in pairs)
+    vain = sum(streamed.wasted for streamed, _ in pairs)
+    console.print(
+        f"Median TTFT from the end of speech: {_medians(pairs)}; of lines of {DICTATED} words or more"
+        f" {_medians(long)}. What was recognised was corrected {retracted} times, and"
+        f" {vain} tokens were computed in vain.",
+        soft_wrap=True,
+    )
+    for fault in wrong:
+        console.print(f"[red]{fault}[/red]", soft_wrap=True)
+    if not wrong:
+        console.print("Streamed and not, every reply was the same, and what was told was recalled.")
+    return 1 if wrong else 0
+
+
+def _medians(pairs: list[tuple[Heard, Heard]]) -> str:
+    if not pairs:
+        return "not measured"
+    streamed, plain = (median(pair[which].ttft_ms for pair in pairs) for which in (0, 1))
+    return f"{streamed:.0f} ms streamed, {plain:.0f} ms not"

@@ -1,0 +1,1 @@
+"""The network side of the server: listener, TLS, proxies, rate limits."""

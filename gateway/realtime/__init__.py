@@ -1,0 +1,1 @@
+"""The Realtime face: one WebSocket protocol over sessions."""

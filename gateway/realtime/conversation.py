@@ -1,0 +1,433 @@
+"""The Realtime protocol as a pure state machine: an event in, effects out. No sockets, no loop, no clock.
+
+It decides what may come when, edits the history, and gives every event its place. Running a response is an
+effect: whoever owns the loop starts it, and feeds what it tells back through `reply` or `failed`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ...runtime.link.messages import Moved, Receipt
+from ...sdk.errors import FieldInvalid, FrameError
+from ...sdk.frames import client, server
+from ...sdk.frames.items import AnyItem, InputItem, ItemReference
+from ...sdk.frames.response import ResponseParams
+from ...sdk.frames.session import SessionResource
+from ...sdk.frames.verbs import ResponseSteer, SteerAccepted
+from ...sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
+from ...sessions.history import ROOT, History
+from ...sessions.items import FunctionCallOutput, Item, checked_item, new_id
+from ...sessions.turn.events import ReplyEvent
+from ...sessions.turn.request import TurnRequest
+from ..errors import GatewayError, NothingToCancel, TooManyResponses, error_details
+from .effects import CancelResponse, Effect, KeepingEvent, MoveKV, Send, StartResponse
+from .request_cache import Requests
+from .response import LiveResponse
+from .text_input import IncomingText
+from .translate import frame_of, item_of, kept_of, patched, preamble_of, request_of, seed_of, under
+
+PARALLEL_RESPONSES = 8
+_BUSY = "The conversation already has an active response: wait for it or cancel it"
+
+
+class Note(msgspec.Struct, frozen=True, array_like=True):
+    """What the gateway keeps of a response: who asked, the client's metadata, the item before its first, and
+    whether it is told in brief."""
+
+    asked_by: str | None
+    metadata: dict[str, str] | None
+    before: str | None
+    brief: bool = False
+
+
+class Conversation:
+    """One session's side of the protocol."""
+
+    def __init__(
+        self,
+        session: SessionResource,
+        history: History,
+        *,
+        ids: Callable[[str], str] = new_id,
+        parallel_responses: int = PARALLEL_RESPONSES,
+        vocab_size: int | None = None,
+        conversation_id: str | None = None,
+        admit: Callable[[], None] = lambda: None,
+        most_characters: int | None = None,
+    ) -> None:
+        self._initial = session
+        self._session = session
+        self._history = history
+        self._ids = ids
+        self._parallel_responses = parallel_responses
+        self._admit = admit  # raises where no further response may run
+        self._vocab_size = vocab_size  # None: the engine alone refuses ids beyond it
+        self._numbers = itertools.count(1)
+        self._live: dict[str, LiveResponse] = {}
+        self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
+        self._requests = Requests(vocab_size)
+        self.incoming = IncomingText(
+            self.event_id, ids, self._check_call, lambda item: self._insert(item, None), most_characters
+        )
+        """The text that is on its way."""
+        self.conversation_id = conversation_id or ids("conv")
+        history.preamble = preamble_of(session)
+
+    def configure(self, session: SessionResource) -> None:
+        """The configuration is this one, as it was changed before this conversation was opened again."""
+        self._session = session
+        self._history.preamble = preamble_of(session)
+
+    def configure_as(self, parent: Conversation) -> None:
+        """The configuration is that of the conversation that this one was forked from."""
+        self._session = msgspec.structs.replace(parent.session, id=self._session.id)
+        self._history.share_preamble(parent._history)
+
+    @property
+    def session(self) -> SessionResource:
+        """The effective configuration."""
+        return self._session
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Ids of the responses that have been started and have not ended."""
+        return tuple(self._live)
+
+    # --- events in ---
+
+    def greet(self, handle: str | UnsetType = UNSET) -> list[server.ServerEvent]:
+        """What a new session's client is told first."""
+        conversation = server.ConversationResource(id=self.conversation_id)
+        return [
+            server.SessionCreated(event_id=self.event_id(), session=self._session, handle=handle),
+            server.ConversationCreated(event_id=self.event_id(), conversation=conversation),
+        ]
+
+    def recovered(self, lost_ms: float) -> server.SessionRecovered:
+        """The engine was restarted under the session."""
+        return server.SessionRecovered(event_id=self.event_id(), lost_ms=lost_ms)
+
+    def going_away(self, seconds: float, handle: str | None = None) -> server.ServerGoingAway:
+        """The server will close the socket in so many seconds, or earlier if nothing runs."""
+        return server.ServerGoingAway(event_id=self.event_id(), seconds=seconds, handle=handle)
+
+    def receive(self, event: client.ClientEvent) -> list[Effect]:
+        """Take one client event in. What may not come now becomes an `error` event and changes nothing."""
+        try:
+            return self._receive(event)
+        except (SessionError, FrameError, GatewayError) as error:
+            return [Send(self.refusal(error, event.event_id))]
+
+    def refusal(self, error: Exception, event_id: str | None = None) -> server.ErrorEvent:
+        """The `error` event for an event that was refused, or for a frame that is none."""
+        return server.ErrorEvent(event_id=self.event_id(), error=error_details(error, event_id))
+
+    def brief(self, response_id: str) -> bool:
+        """Whether each thing of a response is told once, where it runs."""
+        live = self._live.get(response_id)
+        return live is not None and live.brief
+
+    def reply(self, response_id: str, event: ReplyEvent) -> list[server.ServerEvent]:
+        """What a running response tells, as server events."""
+        live = self._live[response_id]
+        events = live.feed(event)
+        if live.done:
+            del self._live[response_id]
+        return events
+
+    def failed(self, response_id: str, error: Exception) -> list[server.ServerEvent]:
+        """The response ended by raising: an `error` event if it had not begun, else `response.done`."""
+        live = self._live[response_id]
+        del self._live[response_id]
+        return live.fail(error) if live.started else [self.refusal(error, live.asked_by)]
+
+    def forget(self, response_id: str) -> None:
+        """The response was not started: its place is free, and nothing is told of it."""
+        self._live.pop(response_id, None)
+
+    def _receive(self, event: client.ClientEvent) -> list[Effect]:
+        match event:
+            case client.SessionUpdate(session=patch):
+                updated = patched(self._session, patch, self._initial)
+                with under("session"):  # must be possible
+                    request_of(ResponseParams(), updated, self._resolved, self._vocab_size)
+                self._history.preamble = preamble_of(updated)
+                self._session = updated
+                return [Send(server.SessionUpdated(event_id=self.event_id(), session=updated))]
+            case client.ItemCreate():
+                return self._create_item(event)
+            case client.ItemRetrieve(item_id=item_id):
+                found = frame_of(self._history.get(item_id))
+                return [Send(server.ItemRetrieved(event_id=self.event_id(), item=found))]
+            case client.ItemDelete(item_id=item_id):
+                self._delete_item(item_id)
+                return [Send(server.ItemDeleted(event_id=self.event_id(), item_id=item_id))]
+            case client.TextAppend() | client.TextReplace() | client.TextClear() | client.TextCommit():
+                return self.incoming.receive(event)
+            case client.ResponseCreate():
+                return self._create_after(event)
+            case ResponseSteer():
+                return self._steer(event)
+            case client.ResponseCancel(response_id=response_id):
+                return self._cancel(response_id)
+            case client.SessionLease() | client.SessionStage() | client.SessionSettle():
+                return [MoveKV(event)]
+            case _:
+                return []  # a session's verbs, and which session a socket is on, are served elsewhere
+
+    # --- items ---
+
+    def _create_item(self, event: client.ItemCreate) -> list[Effect]:
+        item = item_of(event.item, self._ids)
+        return [*self._insert(item, event.previous_item_id), *self.incoming.answered([item])]
+
+    def kept(self, event: KeepingEvent, outcome: Receipt | Moved) -> server.ServerEvent:
+        """The answer to an event about the session's KV."""
+        return kept_of(self.event_id(), event, outcome)
+
+    def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
+        """Put an item into the history, and tell so."""
+        writer = self._writer()
+        if writer is not None and item.id in writer.item_ids:
+            raise ItemExists(f"An item with id {item.id!r} is being said", param="item.id")
+        if isinstance(item, FunctionCallOutput):
+            self._check_call(item.call_id, "item.call_id")
+        previous = self._last_item_id() if asked is None else asked
+        self._history.insert(item, asked)
+        if writer is not None and (asked is None or asked in self._after_reply):
+            self._after_reply.add(item.id)
+        frame, shown = frame_of(item), None if previous == ROOT else previous
+        return tuple(Send(event) for event in self._shown(frame, shown))
+
+    def _check_call(self, call_id: str, param: str) -> None:
+        """Whether this call may be answered now; a reply that is still being said may have made it."""
+        writer = self._writer()
+        saying = () if writer is None else writer.call_ids
+        self._history.calls().check(call_id, saying, param=param)
+
+    def _shown(self, frame: AnyItem, previous: str | None) -> list[server.ServerEvent]:
+        return [
+            server.ItemAdded(event_id=self.event_id(), item=frame, previous_item_id=previous),
+            server.ItemDone(event_id=self.event_id(), item=frame, previous_item_id=previous),
+        ]
+
+    def _delete_item(self, item_id: str) -> None:
+        writer = self._writer()
+        if writer is not None and item_id in writer.item_ids:
+            raise ItemUnknown(f"The item {item_id!r} is still being said", param="item_id")
+        self._history.delete(item_id)
+        self._after_reply.discard(item_id)
+
+    def _last_item_id(self) -> str | None:
+        """The end of the conversation as the client sees it, a running reply's items included."""
+        last, writer = next(self._history.backwards(), None), self._writer()
+        if writer is None or (last is not None and last.id in self._after_reply):
+            return None if last is None else last.id
+        return writer.item_ids[-1] if writer.item_ids else self._before_reply()
+
+    def _before_reply(self) -> str | None:
+        """The last item that stands before the running reply."""
+        before = (item.id for item in self._history.backwards() if item.id not in self._after_reply)
+        return next(before, None)
+
+    # --- responses ---
+
+    def _create_after(self, event: client.ResponseCreate) -> list[Effect]:
+        """A response, and before it the items that come with it; neither where one of them is refused."""
+        if not event.items:
+            return [self._create_response(event)]
+        params = event.response or ResponseParams()
+        if params.conversation == "none":
+            raise FieldInvalid("A response out of band has no items but `input`", "items", event.event_id)
+        if self._writer() is not None:
+            raise ConversationBusy(_BUSY)
+        return self._begin_with([item_of(item, self._ids) for item in event.items], event)
+
+    def _begin_with(self, items: Sequence[Item], event: client.ResponseCreate) -> list[Effect]:
+        """Items at the conversation's end and the response to them: where one is refused, none of them stay."""
+        added, inserted = list[Send](), 0
+        try:
+            for item in items:
+                added += self._insert(item, None)
+                inserted += 1
+            start = self._create_response(event)
+        except BaseException:
+            for item in reversed(items[:inserted]):
+                self._history.delete(item.id)
+            raise
+        over = self.incoming.answered(items)
+        return [*over, start] if _brief(event.response) else [*added, *over, start]
+
+    def _create_response(self, event: client.ResponseCreate) -> StartResponse:
+        params = event.response or ResponseParams()
+        writes = params.conversation != "none"
+        if writes and self._writer() is not None:
+            raise ConversationBusy(_BUSY)
+        if len(self._live) >= self._parallel_responses:
+            raise TooManyResponses(f"At most {self._parallel_responses} responses run at once")
+        self._admit()
+        response_id = self._ids("resp")
+        seed = seed_of(response_id)
+        with under("response"):
+            request = self._requests.of(params, self._session, self._resolved, seed)
+        live = LiveResponse(
+            response_id,
+            self.event_id,
+            conversation_id=self.conversation_id if writes else None,
+            predecessor=self._before_reply,
+            max_output_tokens=request.max_output_tokens or "inf",
+            metadata=params.metadata if isinstance(params.metadata, dict) else None,
+            asked_by=event.event_id,
+            brief=_brief(params),
+        )
+        if writes:
+            self._after_reply.clear()
+        self._live[live.id] = live
+        return StartResponse(live.id, request)
+
+    def ending(self, event: client.ClientEvent) -> str | None:
+        """The response that was cancelled, where it has to end before this is served: another one."""
+        writer = self._writer()
+        if not isinstance(event, client.ResponseCreate) or writer is None or not writer.cancelling:
+            return None
+        return None if event.response and event.response.conversation == "none" else writer.id
+
+    def check_steer(self, event: ResponseSteer) -> str | None:
+        """The response that has to end before this is served; None where none runs. Raises if it cannot."""
+        writer = self._writer()
+        self._check_items([item_of(item, new_id) for item in event.input])
+        params = event.response or ResponseParams()
+        if params.conversation == "none":
+            raise FieldInvalid(
+                "A response out of band steers nothing", "response.conversation", event.event_id
+            )
+        with under("response"):
+            request_of(params, self._session, self._resolved, self._vocab_size)
+        return None if writer is None else writer.id
+
+    def accept_steer(self, response_id: str | None) -> SteerAccepted:
+        """What is told before that response ends."""
+        return SteerAccepted(event_id=self.event_id(), response_id=response_id)
+
+    def _steer(self, event: ResponseSteer) -> list[Effect]:
+        if self._writer() is not None:
+            raise ConversationBusy("The conversation has another active response: wait for it or cancel it")
+        items = [item_of(item, self._ids) for item in event.input]
+        return self._begin_with(
+            items, client.ResponseCreate(event_id=event.event_id, response=event.response)
+        )
+
+    def _check_items(self, items: Sequence[Item]) -> None:
+        """Whether these may stand at the end, one after the other, a running reply before them."""
+        writer, calls = self._writer(), self._history.calls().copy()
+        taken = {ROOT, *(() if writer is None else writer.item_ids)}
+        for item in items:
+            checked_item(item)
+            if item.id in self._history or item.id in taken:
+                raise ItemExists(f"An item with id {item.id!r} is already there", param="input")
+            taken.add(item.id)
+            if isinstance(item, FunctionCallOutput):
+                calls.check(item.call_id, () if writer is None else writer.call_ids)
+            calls.add(item)
+
+    # --- a conversation opened again ---
+
+    def note(self, response_id: str) -> bytes:
+        """What must be kept of a response that was asked for, to tell of it again."""
+        live = self._live[response_id]
+        return msgspec.msgpack.encode(Note(live.asked_by, live.metadata, self._before_reply(), live.brief))
+
+    def revive(
+        self, response_id: str, request: TurnRequest | None, note: bytes, after_reply: Iterable[str] = ()
+    ) -> None:
+        """A response is there again, nothing told yet. Without a `request` it is one out of band.
+
+        `after_reply`: ids of the items that were appended while it ran.
+        """
+        kept = msgspec.msgpack.decode(note, type=Note)
+        writes = request is not None
+        self._live[response_id] = LiveResponse(
+            response_id,
+            self.event_id,
+            conversation_id=self.conversation_id if writes else None,
+            predecessor=lambda: kept.before,
+            max_output_tokens=(request.max_output_tokens if request else None) or "inf",
+            metadata=kept.metadata,
+            asked_by=kept.asked_by,
+            brief=kept.brief,
+        )
+        if writes:
+            self._after_reply = set(after_reply)
+
+    def answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
+        """The answer to an event that was served before, once more; it changes nothing."""
+        try:
+            return self._answered(event)
+        except (SessionError, FrameError, GatewayError) as error:
+            return [self.refusal(error, event.event_id)]
+
+    def _answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
+        match event:
+            case client.SessionUpdate():
+                return [server.SessionUpdated(event_id=self.event_id(), session=self._session)]
+            case client.ItemCreate():
+                return self._shown_again(item_of(event.item, self._ids).id)
+            case client.ResponseCreate(items=items, response=params):
+                ids = [item_of(item, self._ids).id for item in items]
+                return (
+                    []
+                    if _brief(params)
+                    else [event for item_id in ids for event in self._shown_again(item_id)]
+                )
+            case client.ItemDelete(item_id=item_id):
+                return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
+            case client.ItemRetrieve(item_id=item_id):
+                found = frame_of(self._history.get(item_id))
+                return [server.ItemRetrieved(event_id=self.event_id(), item=found)]
+            case client.TextClear():
+                return [server.TextCleared(event_id=self.event_id())]
+            case client.TextCommit():
+                return self._committed_before(self._ids("item"))
+        return []
+
+    def _committed_before(self, item_id: str) -> list[server.ServerEvent]:
+        told = self.incoming.committed_before(self._history.get(item_id))
+        return [told, *self._shown_again(item_id)]
+
+    def _shown_again(self, item_id: str) -> list[server.ServerEvent]:
+        item = frame_of(self._history.get(item_id))
+        order = [known.id for known in self._history.items()]
+        at = order.index(item_id)
+        return self._shown(item, order[at - 1] if at else None)
+
+    def _cancel(self, response_id: str | None) -> list[Effect]:
+        live = self._writer() if response_id is None else self._live.get(response_id)
+        if live is None:
+            raise NothingToCancel("Cancellation failed: no such response is active")
+        if live.cancelling:
+            return []
+        live.cancelling = True
+        return [CancelResponse(live.id)]
+
+    def _resolved(self, item: InputItem) -> Item:
+        if isinstance(item, ItemReference):
+            return self._history.get(item.id)
+        return item_of(item, self._ids)
+
+    def _writer(self) -> LiveResponse | None:
+        """The response that writes the default conversation."""
+        return next((live for live in self._live.values() if live.conversation_id is not None), None)
+
+    def event_id(self) -> str:
+        """A name for the next event; whoever sends it gives it a place."""
+        return f"event_{next(self._numbers)}"
+
+
+def _brief(params: ResponseParams | None) -> bool:
+    """Whether each thing is to be told once."""
+    return params is not None and params.events == "brief"

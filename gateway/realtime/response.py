@@ -1,0 +1,283 @@
+"""One response on the wire: reply events of a session in, server events out, in the order of the standard.
+
+    response.created
+      response.reasoning_text.delta*                                                  (ours; of no item)
+      output_item.added, conversation.item.added
+        content_part.added, output_text.delta*, output_text.done, content_part.done      (a message)
+        function_call_arguments.delta*, function_call_arguments.done                     (a call)
+      output_item.done, conversation.item.done
+    response.done
+
+Out of band there are no `conversation.*` events. In brief there are `response.created`, text and reasoning as
+they come, `output_item.done` and `response.done`. Pure; knows nothing of other responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET
+
+from ...sdk.frames import server
+from ...sdk.frames.items import AnyItem, ItemStatus
+from ...sdk.frames.response import Reason, Response, ResponseStatus, StatusDetails, StatusError
+from ...sdk.frames.sampling import MaxOutputTokens, TokenLogprob
+from ...sessions.errors import TurnFailed
+from ...sessions.items import FunctionCall, Item, Message
+from ...sessions.turn.events import (
+    ArgumentsDelta,
+    CallDone,
+    CallStarted,
+    EndReason,
+    ReasoningDelta,
+    ReplyDone,
+    ReplyEvent,
+    ReplyStarted,
+    ReplyStatus,
+    TextDelta,
+    TurnUsage,
+)
+from ..errors import Draining, error_details
+from .translate import frame_of, logprobs_of, receipt_of, usage_of
+
+EventIds: TypeAlias = Callable[[], str]
+
+_REASONS: dict[EndReason, Reason] = {
+    EndReason.CLIENT_CANCELLED: "client_cancelled",
+    EndReason.MAX_OUTPUT_TOKENS: "max_output_tokens",
+    EndReason.STEERED: "steered",
+}
+
+
+@dataclass(slots=True)
+class _Open:
+    """The output item being said: its place, and its pieces so far."""
+
+    index: int
+    item: Message | FunctionCall
+    previous_item_id: str | None
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def final(self, complete: bool) -> Message | FunctionCall:
+        said = "".join(self.pieces)
+        if isinstance(self.item, Message):
+            return msgspec.structs.replace(self.item, text=said, complete=complete)
+        return msgspec.structs.replace(self.item, arguments=said, complete=complete)
+
+
+class LiveResponse:
+    """A response from `response.create` to `response.done`.
+
+    `conversation_id` is None out of band. `predecessor` tells the item before the reply's first one when that
+    begins. `item_ids` are those of the items it has begun, `call_ids` those of its calls.
+    """
+
+    def __init__(
+        self,
+        response_id: str,
+        event_ids: EventIds,
+        *,
+        conversation_id: str | None,
+        predecessor: Callable[[], str | None] = lambda: None,
+        max_output_tokens: MaxOutputTokens = "inf",
+        metadata: dict[str, str] | None = None,
+        asked_by: str | None = None,
+        brief: bool = False,
+    ) -> None:
+        self.id = response_id
+        self.conversation_id = conversation_id
+        self.asked_by = asked_by
+        self.cancelling = False
+        self.item_ids: list[str] = []
+        self.call_ids: set[str] = set()
+        self.started = False
+        self.done = False
+        self._event_ids = event_ids
+        self._predecessor = predecessor
+        self._max_output_tokens = max_output_tokens
+        self.metadata = metadata
+        self.brief = brief
+        self._open: _Open | None = None
+        self._output: list[AnyItem] = []
+
+    def feed(self, event: ReplyEvent) -> list[server.ServerEvent]:
+        """The server events that a reply event becomes."""
+        assert not self.done, "nothing comes after the end of a reply"
+        return list(self._events(event))
+
+    def fail(self, error: Exception) -> list[server.ServerEvent]:
+        """The end of a response that has started and broke."""
+        assert self.started and not self.done
+        return list(self._failed(error))
+
+    def _events(self, event: ReplyEvent) -> Iterator[server.ServerEvent]:
+        if not self.started:
+            self.started = True
+            yield server.ResponseCreated(event_id=self._event_ids(), response=self._response("in_progress"))
+        match event:
+            case ReplyStarted():
+                return
+            case ReasoningDelta(text=text):
+                yield server.ReasoningDelta(event_id=self._event_ids(), response_id=self.id, delta=text)
+            case TextDelta(item_id=item_id, text=text, scores=scores):
+                if self._open is None or self._open.item.id != item_id:
+                    yield from self._begin(Message(id=item_id, role="assistant", text=""))
+                yield self._text(text, logprobs_of(scores))
+            case CallStarted(item_id=item_id, call_id=call_id, name=name):
+                yield from self._begin(FunctionCall(id=item_id, call_id=call_id, name=name, arguments=""))
+            case ArgumentsDelta(delta=delta):
+                if not self.brief:
+                    yield self._arguments(delta)
+            case CallDone(arguments=arguments, complete=complete):
+                assert self._open is not None, "a call ends after it has begun"
+                self._open.pieces = [arguments]
+                yield from self._close(complete)
+            case ReplyDone():
+                yield from self._end(event)
+
+    # --- one item ---
+
+    def _begin(self, item: Message | FunctionCall) -> Iterator[server.ServerEvent]:
+        yield from self._close(complete=True)
+        before = self.item_ids[-1] if self.item_ids else None if self.brief else self._predecessor()
+        opened = self._open = _Open(len(self._output), item, before)
+        self.item_ids.append(item.id)
+        if isinstance(item, FunctionCall):
+            self.call_ids.add(item.call_id)
+        if self.brief:
+            return
+        yield from self._shown(server.OutputItemAdded, server.ItemAdded, opened, item, "in_progress")
+        if isinstance(item, Message):
+            yield server.ContentPartAdded(**self._part(opened), part=server.ContentPart(text=""))
+
+    def _text(self, text: str, logprobs: list[TokenLogprob]) -> server.ServerEvent:
+        assert self._open is not None
+        self._open.pieces.append(text)
+        self._open.logprobs += logprobs
+        return server.TextDelta(**self._part(self._open), delta=text, logprobs=logprobs or UNSET)
+
+    def _arguments(self, delta: str) -> server.ServerEvent:
+        assert self._open is not None and isinstance(self._open.item, FunctionCall), "arguments are a call's"
+        self._open.pieces.append(delta)
+        return server.ArgumentsDelta(**self._call(self._open, self._open.item), delta=delta)
+
+    def _close(self, complete: bool) -> Iterator[server.ServerEvent]:
+        """End the open item, if there is one."""
+        if self._open is None:
+            return
+        opened, self._open = self._open, None
+        item = opened.final(complete)
+        if self.brief:
+            frame = frame_of(item)
+            yield server.OutputItemDone(
+                event_id=self._event_ids(), response_id=self.id, output_index=opened.index, item=frame
+            )
+            self._output.append(frame)
+            return
+        if isinstance(item, Message):
+            place = self._part(opened)
+            yield server.TextDone(**place, text=item.text, logprobs=opened.logprobs or UNSET)
+            yield server.ContentPartDone(
+                **{**place, "event_id": self._event_ids()}, part=server.ContentPart(text=item.text)
+            )
+        else:
+            yield server.ArgumentsDone(**self._call(opened, item), name=item.name, arguments=item.arguments)
+        yield from self._shown(server.OutputItemDone, server.ItemDone, opened, item)
+        self._output.append(frame_of(item))
+
+    def _shown(
+        self,
+        output: type[server.OutputItemAdded | server.OutputItemDone],
+        conversation: type[server.ItemAdded | server.ItemDone],
+        opened: _Open,
+        item: Item,
+        status: ItemStatus | None = None,
+    ) -> Iterator[server.ServerEvent]:
+        """The pair of events that shows an item as the response's and as the conversation's."""
+        frame = frame_of(item, status)
+        yield output(event_id=self._event_ids(), response_id=self.id, output_index=opened.index, item=frame)
+        if self.conversation_id is not None:
+            yield conversation(
+                event_id=self._event_ids(), item=frame, previous_item_id=opened.previous_item_id
+            )
+
+    def _part(self, opened: _Open) -> dict[str, Any]:
+        return {**self._place(opened), "content_index": 0}
+
+    def _call(self, opened: _Open, call: FunctionCall) -> dict[str, Any]:
+        return {**self._place(opened), "call_id": call.call_id}
+
+    def _place(self, opened: _Open) -> dict[str, Any]:
+        return {
+            "event_id": self._event_ids(),
+            "response_id": self.id,
+            "output_index": opened.index,
+            "item_id": opened.item.id,
+        }
+
+    # --- the end ---
+
+    def _end(self, event: ReplyDone) -> Iterator[server.ServerEvent]:
+        complete = {item.id for item in event.items if getattr(item, "complete", True)}
+        yield from self._close(self._open is not None and self._open.item.id in complete)
+        if event.status is ReplyStatus.FAILED:
+            yield from self._taken_back()
+        yield self._ended(event.status.value, _details(event), event.usage)
+
+    def _failed(self, error: Exception) -> Iterator[server.ServerEvent]:
+        yield from self._close(complete=False)
+        yield from self._taken_back()
+        yield self._ended("failed", _failure(error))
+
+    def _taken_back(self) -> Iterator[server.ServerEvent]:
+        """A failed turn is rolled back: its items do not stand in the history after all."""
+        if self.conversation_id is not None:
+            for item in self._output:
+                yield server.ItemDeleted(event_id=self._event_ids(), item_id=item.id or "")
+
+    def _ended(
+        self, status: ResponseStatus, details: StatusDetails | None, usage: TurnUsage | None = None
+    ) -> server.ResponseDone:
+        self.done = True
+        ended = self._response(status, details)
+        if usage is not None:
+            ended = msgspec.structs.replace(ended, usage=usage_of(usage), kv=receipt_of(usage))
+        return server.ResponseDone(event_id=self._event_ids(), response=ended)
+
+    def _response(self, status: ResponseStatus, details: StatusDetails | None = None) -> Response:
+        return Response(
+            id=self.id,
+            status=status,
+            status_details=details,
+            conversation_id=self.conversation_id,
+            max_output_tokens=self._max_output_tokens,
+            metadata=self.metadata,
+            output=[] if self.brief else list(self._output),
+        )
+
+
+def _details(event: ReplyDone) -> StatusDetails | None:
+    match event.status:
+        case ReplyStatus.COMPLETED:
+            return None
+        case ReplyStatus.FAILED:
+            return _failure(event.error or TurnFailed("The turn failed"))
+        case ReplyStatus.CANCELLED:
+            return StatusDetails(type="cancelled", reason=_REASONS.get(event.reason))
+        case ReplyStatus.INCOMPLETE if event.reason is EndReason.SERVER_LEAVING:
+            return StatusDetails(type="incomplete", error=_error(Draining("The server is going away")))
+        case ReplyStatus.INCOMPLETE:
+            return StatusDetails(type="incomplete", reason=_REASONS.get(event.reason))
+
+
+def _failure(error: Exception) -> StatusDetails:
+    return StatusDetails(type="failed", error=_error(error))
+
+
+def _error(error: Exception) -> StatusError:
+    told = error_details(error)
+    return StatusError(type=told.type, code=told.code, message=told.message)

@@ -1,0 +1,114 @@
+"""Text that is on its way into a conversation: `input_text_buffer.*` in, effects out. Pure.
+
+A user's, or a tool's while it runs: then the call that it answers is checked as that of a whole output is.
+Knows nothing of responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+from msgspec import UNSET
+
+from ...sdk.frames import client, server
+from ...sessions.errors import CallAnswered, CallUnknown, PromptTooLong
+from ...sessions.items import FunctionCallOutput, Item, Role, checked_item
+from ...sessions.text.eager_prefill import Arrival
+from ...sessions.text.text_buffer import TextBuffer
+from .effects import CountArrival, Effect, Expect, Send
+
+BufferEvent: TypeAlias = client.TextAppend | client.TextReplace | client.TextClear | client.TextCommit
+
+
+class IncomingText:
+    """One conversation's.
+
+    `event_id` names the next event, `ids` what an event makes. `check` raises where a call may not be answered,
+    naming the parameter it is given; `insert` puts an item at the end, or raises. The model's context holds no
+    text of more than `most_characters`.
+    """
+
+    def __init__(
+        self,
+        event_id: Callable[[], str],
+        ids: Callable[[str], str],
+        check: Callable[[str, str], None],
+        insert: Callable[[Item], tuple[Send, ...]],
+        most_characters: int | None = None,
+    ) -> None:
+        self.buffer = TextBuffer()
+        """What has come since the last commit."""
+        self._event_id = event_id
+        self._ids = ids
+        self._check = check
+        self._insert = insert
+        self._most = most_characters
+
+    def receive(self, event: BufferEvent) -> list[Effect]:
+        """Take one event in. Raises a `SessionError` where it may not come; then nothing has changed."""
+        match event:
+            case client.TextAppend(text=text, role=role, call_id=call_id):
+                self._check_owner(role, call_id)
+                self._check_length(len(self.buffer.text) + len(text))
+                self.buffer.append(text, role, call_id)
+            case client.TextReplace(start=start, text=text):
+                self._check_length(start + len(text))
+                self.buffer.replace(start, text)
+            case client.TextClear():
+                self.buffer.clear()
+                return [Expect(None), Send(server.TextCleared(event_id=self._event_id()))]
+            case client.TextCommit(call_id=call_id):
+                self._check_owner(None, call_id)
+                return self._commit()
+        return [Expect(self.buffer.item())]
+
+    def answered(self, items: Sequence[Item]) -> list[Effect]:
+        """These were put in otherwise: where one is the whole output that is on its way, that is over."""
+        call_id = self.buffer.call_id
+        if call_id is None or not any(
+            isinstance(item, FunctionCallOutput) and item.call_id == call_id for item in items
+        ):
+            return []
+        self.buffer.clear()
+        return [Expect(None)]
+
+    def committed(self, arrival: Arrival, count: CountArrival) -> list[server.ServerEvent]:
+        """What a client is told of its committed text."""
+        return [self._told(count.item, arrival), *(send.event for send in count.added)]
+
+    def committed_before(self, item: Item) -> server.ServerEvent:
+        """The same of one of which nobody knows any more how much was prefilled."""
+        return self._told(item, Arrival(0, 0))
+
+    def _told(self, item: Item, arrival: Arrival) -> server.ServerEvent:
+        return server.TextCommitted(
+            event_id=self._event_id(),
+            item_id=item.id,
+            prefilled_tokens=arrival.prefilled,
+            left_tokens=arrival.left,
+            call_id=item.call_id if isinstance(item, FunctionCallOutput) else UNSET,
+        )
+
+    def _check_length(self, characters: int) -> None:
+        if self._most is not None and characters > self._most:
+            message = f"The model's context holds no text of more than {self._most} characters"
+            raise PromptTooLong(message, param="text")
+
+    def _check_owner(self, role: Role | None, call_id: str | None) -> None:
+        self.buffer.check(role, call_id)
+        if call_id is not None and not self.buffer.begun:
+            self._check(call_id, "call_id")
+
+    def _commit(self) -> list[Effect]:
+        """The text becomes an item; one that may not stays in the buffer."""
+        item = self.buffer.whole()
+        checked_item(item)
+        item = msgspec.structs.replace(item, id=self._ids("item"))
+        try:
+            added = self._insert(item)
+        except (CallUnknown, CallAnswered) as refused:
+            raise type(refused)(refused.message, param="call_id") from None
+        self.buffer.clear()
+        return [Expect(None), CountArrival(added, item)]

@@ -1,0 +1,56 @@
+"""Which exceptions of torch mean that the device is lost, so that nothing will ever run on it again.
+
+After an illegal access, a failed assertion or a hardware error every later call of the process fails: CUDA
+calls such errors sticky, and only a new process has a device again. Refusals of a single call (out of memory,
+a launch out of bounds) leave the device as it was. Numbers: ``cudaError_t`` of the CUDA runtime API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ..errors import EngineDied
+
+REFUSALS = frozenset({1, 2, 9, 98, 200, 209, 701, 712, 713, 801})
+"""Invalid value, memory, launch configuration or function; no image or kernel for it; out of resources; host
+memory that is registered already, or is not; an operation that is not supported here."""
+
+REFUSED = (
+    "out of memory",
+    "invalid argument",
+    "invalid configuration",
+    "out of resource",
+    "ALLOC_FAILED",
+    "already mapped",
+    "does not correspond to a registered memory region",
+    "operation not supported",
+)
+SICK = ("CUDA error", "Triton Error [CUDA]", "HIP error")
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether the device is gone for this process."""
+    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    if not isinstance(error, torch.AcceleratorError) and not any(sign in text for sign in SICK):
+        return False
+    code = getattr(error, "error_code", None)
+    if code is not None:
+        return code not in REFUSALS
+    first = text.split("\n", 1)[0]
+    return not any(refusal in first for refusal in REFUSED)
+
+
+@contextmanager
+def device_watched() -> Iterator[None]:
+    """Raises ``EngineDied`` where what is raised inside means that the device is lost."""
+    try:
+        yield
+    except Exception as error:
+        if is_lost(error):
+            raise EngineDied("the device is lost: " + str(error).split("\n", 1)[0][:200]) from error
+        raise

@@ -1,0 +1,145 @@
+"""The torch runner: computes a plan on a device and has its rows drawn (`sampler`).
+
+On a device that works beside the host ``launch`` only enqueues: inputs go up from pinned memory, sampled ids
+stay on the device to feed the next step, and every step, one of moves alone too, is over when its event is.
+Holds no policy, no sequence; asks the scheduler nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...kernels.batch import PagedBatch, upload
+from ...kernels.device import Device, device_of
+from ...kvstore.arena import DeviceArena
+from ...kvstore.block_mover import BlockMover, Saving
+from ..model.decoder import Decoder
+from ..plan import Outcome, Plan, PlanRow
+from .device import device_watched
+from .sampler import draw, outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """Token ids of one step on the device, int64 ``[rows]``, as its plan's rows; 0 where none was drawn."""
+
+    step: int
+    ids: Tensor
+
+
+class TorchRunner:
+    """`plan.Runner` over a decoder and its KV groups' arenas; a block id names a block in each of them.
+
+    ``mover``: what copies blocks to the tier below and back; without one no plan may ask for it.
+    ``device``: what the decoder computes on, by default as torch has it.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *arenas: DeviceArena,
+        mover: BlockMover | None = None,
+        device: Device | None = None,
+    ) -> None:
+        self._device = device or device_of(decoder.device)
+        self._decoder = decoder
+        self._mover = mover
+        self._block_tokens = arenas[0].group.block_tokens
+        self._arenas = tuple(arena.kv for arena in arenas)
+        nothing = torch.zeros(0, dtype=torch.int64, device=decoder.device)
+        # The step launched last, and the one before it that feeds it; so too when it is launched again.
+        self._last = self._before = _Sampled(-1, nothing)
+
+    def launch(self, plan: Plan) -> TorchHandle:
+        """Start a step. Plans with the same step number (parts of one, run again) read the same earlier step.
+
+        Raises whatever torch does: then no row of this plan has an outcome. ``EngineDied``: the device is lost.
+        """
+        with device_watched(), self._device.active(), torch.inference_mode():
+            kernels = self._decoder.kernels
+            saving = self._move(plan)
+            for arena in self._arenas if plan.copies else ():
+                kernels.copy_blocks(arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
+            if not plan.rows:
+                return TorchHandle(self._device, plan.rows, None, saving)
+            if plan.step != self._last.step:
+                self._before = self._last
+            batch = kernels.lay_out(
+                self._arenas[0],
+                [row.first for row in plan.rows],
+                [row.count for row in plan.rows],
+                [row.table for row in plan.rows],
+            )
+            tokens = self._input_ids(plan)
+            hidden = self._decoder.hidden(tokens, batch, self._arenas)
+            drawn = self._draw(plan, hidden, batch, tokens)
+            self._last = _Sampled(plan.step, drawn[:, 0])
+            return TorchHandle(self._device, plan.rows, drawn, saving)
+
+    def _move(self, plan: Plan) -> Saving | None:
+        if self._mover is None:
+            assert not plan.saves and not plan.loads, "moves, but nothing to move them with"
+            return None
+        saves = [(save.block, save.slot, save.tokens) for save in plan.saves]
+        loads = [(load.slot, load.block) for load in plan.loads]
+        return self._mover.move(saves, loads, plan.written(self._block_tokens) if saves else ())
+
+    def _input_ids(self, plan: Plan) -> Tensor:
+        """The step's token ids, int64 ``[tokens]``: the plan's own, and those the step before samples."""
+        waiting = np.zeros(1, dtype=np.int64)
+        own = np.concatenate([waiting if row.fed_by is not None else row.tokens for row in plan.rows])
+        starts = np.cumsum([0, *(row.count for row in plan.rows)])
+        fed = [(starts[at], row.fed_by) for at, row in enumerate(plan.rows) if row.fed_by is not None]
+        if not fed:
+            return upload([own], self._decoder.device)[0]
+        places, sources = np.array(fed, dtype=np.int64).T
+        ids, to, by = upload([own, places, sources], self._decoder.device)
+        return ids.index_copy_(0, to, self._before.ids[by])
+
+    def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:
+        """What each row draws, as `drawing.draw` has it: int64 ``[rows, 2 or more]``; 0 where none is asked."""
+        drawn = np.array([at for at, row in enumerate(plan.rows) if row.sampling is not None], dtype=np.int64)
+        if not drawn.size:
+            return torch.zeros((len(plan.rows), 2), dtype=torch.int64, device=hidden.device)
+        rows = upload([drawn], hidden.device)[0]
+        last = batch.row_starts[rows + 1] - 1
+        logits = self._decoder.logits(hidden[last])
+        lines = draw([plan.rows[at] for at in drawn], logits, tokens[last], self._decoder.kernels)
+        if drawn.size == len(plan.rows):
+            return lines
+        whole = torch.zeros((len(plan.rows), lines.shape[1]), dtype=torch.int64, device=hidden.device)
+        return whole.index_copy_(0, rows, lines)
+
+
+class TorchHandle:
+    """A step in flight. Made while its device is active, when all of it is enqueued.
+
+    The event is recorded for every step: who frees a slot that was loaded, or times a step of copies, waits
+    for the copies.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        rows: tuple[PlanRow, ...],
+        outcomes: Tensor | None,
+        saving: Saving | None = None,
+    ) -> None:
+        self._rows = rows
+        self._outcomes = None if outcomes is None else device.fetch(outcomes)
+        self._saving = saving
+        self._done = device.current().record()
+
+    def tokens(self) -> list[Outcome]:
+        """Wait for the step; outcomes aligned with the plan's rows."""
+        with device_watched():
+            self._done.wait()
+            if self._saving is not None:
+                self._saving.wait()
+        if self._outcomes is None:
+            return []
+        return [outcome(row, line) for row, line in zip(self._rows, self._outcomes.tolist(), strict=True)]

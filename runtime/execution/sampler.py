@@ -1,0 +1,275 @@
+"""From the logits of a step's rows to what they draw: packs what each row asks for and calls the kernels.
+
+Whatever was said reaches the device as the plan has it, so a row draws the same after a preemption or a
+restart; only each row's last token is taken from the device, where a step in flight may have left it. Rows
+that ask for nothing cost an argmax. Knows no sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...kernels.batch import upload
+from ...kernels.interface import Kernels
+from ...kernels.reference import backend, penalties
+from ...kernels.reference.penalties import NO_TOKEN, NOTHING, Said
+from ...kernels.reference.sampling import Typical
+from ..errors import GrammarInvalid, GrammarStuck
+from ..link.messages import Sampling, TokenLogprob
+from ..plan import Outcome, PlanRow, RowFault, Scored
+
+_WORD64 = 2**64 - 1
+_SOUND, _INFINITE, _FORBIDDEN = 1, 0, 2
+_FAULTS = {_INFINITE: "logits are not finite", _FORBIDDEN: "every token is forbidden"}
+
+Ints = NDArray[np.int64]
+_Asked = list[tuple[PlanRow, Sampling]]
+
+
+def draw(rows: Sequence[PlanRow], logits: Tensor, last: Tensor, kernels: Kernels = backend) -> Tensor:
+    """One token for each row: int64 ``[rows, 2 + scores]``, to be read by `outcome`. May overwrite ``logits``.
+
+    ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``kernels``: the
+    backend that computes. Columns: the id; a verdict; where a row asks for log probabilities, its own
+    and those of the n likeliest (as the bits of fp64), with the ids of these between.
+    """
+    asked = [(row, row.sampling) for row in rows if row.sampling is not None]
+    # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
+    verdict = logits.sum(-1).isfinite().long()
+    scored = [at for at, (_, one) in enumerate(asked) if one.logprobs is not None]
+    places = upload([np.array(scored, dtype=np.int64)], logits.device)[0] if scored else None
+    model = logits[places] if places is not None else None
+    if _edit(asked, logits, last, kernels):
+        left = logits.amax(-1) > float("-inf")
+        verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
+    ids = _choose(asked, logits, kernels)
+    drawn = torch.stack((ids, verdict), dim=-1)
+    if places is None or model is None:
+        return drawn
+    most = min(max(one.logprobs or 0 for _, one in asked), logits.shape[-1])
+    scores = _scores(model, ids[places], most, kernels)
+    padded = torch.zeros((len(asked), scores.shape[1]), dtype=torch.int64, device=logits.device)
+    return torch.cat((drawn, padded.index_copy_(0, places, scores)), dim=-1)
+
+
+def outcome(row: PlanRow, drawn: Sequence[int]) -> Outcome:
+    """What came of a row, from its line of `draw`; None where it was to draw nothing."""
+    if row.sampling is None:
+        return None
+    token, verdict, *scores = drawn
+    if verdict != _SOUND:
+        return _fault(row, verdict)
+    if row.sampling.logprobs is None:
+        return token
+    most = len(scores) // 2
+    values = np.array(scores, dtype=np.int64).view(np.float64)[[0, *range(most + 1, 2 * most + 1)]].tolist()
+    top = list(zip(scores[1 : most + 1], values[1:], strict=True))[: row.sampling.logprobs]
+    return Scored(token, TokenLogprob(values[0], top))
+
+
+def _fault(row: PlanRow, verdict: int) -> RowFault:
+    if row.matcher is None or verdict != _FORBIDDEN:
+        return RowFault(f"sequence {row.seq}: {_FAULTS[verdict]}")
+    if row.matcher.fault:
+        return RowFault(f"grammar: {row.matcher.fault}", GrammarInvalid.code)
+    return RowFault("every token that the grammar allows is forbidden otherwise", GrammarStuck.code)
+
+
+def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
+    """Log probability of ``ids``, then ids and log probabilities of the ``most`` likeliest: int64."""
+    chosen, names, values = kernels.log_probabilities(model, ids, most)
+    return torch.cat((chosen.view(torch.int64)[:, None], names, values.view(torch.int64)), dim=-1)
+
+
+# --- before temperature: bias, penalties, what may not come -----------------------------------------------
+
+
+def _edit(asked: _Asked, logits: Tensor, last: Tensor, kernels: Kernels) -> bool:
+    """Do to the logits, in place, what rows ask for; whether any asks."""
+    if not any(one.logit_bias or one.reads_past or row.forbidden or row.matcher for row, one in asked):
+        return False
+    makers = (_bias, _penalties, _bad_words, _forbidden, partial(_grammars, logits.shape[-1]))
+    edits = [edit for make in makers if (edit := make(asked, kernels))]
+    sizes = [len(arrays) for arrays, _ in edits]
+    tensors = iter(upload([array for arrays, _ in edits for array in arrays], logits.device))
+    for size, (_, act) in zip(sizes, edits, strict=True):
+        act([next(tensors) for _ in range(size)], logits, last)
+    return True
+
+
+_Act = Callable[[list[Tensor], Tensor, Tensor], None]
+_Edit = tuple[list[Ints], _Act]
+"""What goes up to the device, and what is done with it there: (uploaded, logits, last tokens)."""
+
+
+def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
+    cells = [(at, token, bias) for at, (_, one) in enumerate(asked) for token, bias in one.logit_bias]
+    if not cells:
+        return None
+    rows, tokens, values = zip(*cells, strict=True)
+
+    def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
+        penalties.add(logits, up[0], up[1], up[2].view(torch.float64))
+
+    return [_ints(rows), _ints(tokens), _bits(values)], act
+
+
+def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
+    some = [(at, row, one) for at, (row, one) in enumerate(asked) if one.penalizes]
+    if not some:
+        return None
+    heard = [_heard(row, one) for _, row, one in some]
+    owners = np.repeat(np.arange(len(some)), [len(tokens) for tokens, _ in heard])
+    strengths = [
+        _bits([one.repetition_penalty for _, _, one in some]),
+        _bits([one.frequency_penalty for _, _, one in some]),
+        _bits([one.presence_penalty for _, _, one in some]),
+    ]
+    # What a row was given last is on the device, and stands in the output unless the prompt just ended.
+    last_output = [row.first + row.count > row.output_from for _, row, _ in some]
+
+    def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
+        rows, tokens, whose, output, own, *bits = up
+        at = torch.arange(len(some), device=logits.device)
+        said = Said(rows, torch.cat((tokens, last[rows])), torch.cat((whose, at)), torch.cat((output, own)))
+        repetition, frequency, presence = (one.view(torch.float64) for one in bits)
+        kernels.penalize(logits, said, repetition, frequency, presence)
+
+    tokens = np.concatenate([tokens for tokens, _ in heard], dtype=np.int64)
+    output = np.concatenate([output for _, output in heard])
+    return [
+        _ints([at for at, _, _ in some]),
+        tokens,
+        owners,
+        output,
+        _ints(last_output),
+        *strengths,
+    ], act
+
+
+def _heard(row: PlanRow, one: Sampling) -> tuple[NDArray[np.int32], Ints]:
+    """The tokens that penalties regard, but for the last one, and whether each is output.
+
+    The prompt is of no account to presence and frequency.
+    """
+    past = _past(row)
+    output = (np.arange(len(past)) >= row.output_from).astype(np.int64)
+    start = min(row.output_from, len(past)) if one.repetition_penalty == 1.0 else 0
+    return past[start:], output[start:]
+
+
+def _bad_words(asked: _Asked, kernels: Kernels) -> _Edit | None:
+    words = [(at, word) for at, (_, one) in enumerate(asked) for word in one.bad_words]
+    if not words:
+        return None
+    width = max(len(word) for _, word in words)
+    beginnings = np.full((len(words), width), NO_TOKEN, dtype=np.int64)
+    for number, (_, word) in enumerate(words):
+        beginnings[number, width - len(word) + 1 :] = word[:-1]
+    # [rows, width]: what each row said last; the last column is filled in on the device.
+    ends = np.full((len(asked), width), NOTHING, dtype=np.int64)
+    for at in {at for at, _ in words}:
+        past = _past(asked[at][0])[-(width - 1) :] if width > 1 else _past(asked[at][0])[:0]
+        ends[at, width - 1 - len(past) : width - 1] = past
+
+    def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
+        rows, finals, begun, said = up
+        said[:, -1] = last
+        penalties.forbid(logits, rows, finals, penalties.completes(begun, said[rows]))
+
+    return [_ints([at for at, _ in words]), _ints([word[-1] for _, word in words]), beginnings, ends], act
+
+
+def _forbidden(asked: _Asked, kernels: Kernels) -> _Edit | None:
+    cells = [(at, token) for at, (row, _) in enumerate(asked) for token in row.forbidden]
+    if not cells:
+        return None
+
+    def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
+        penalties.forbid(logits, *up)
+
+    rows, tokens = zip(*cells, strict=True)
+    return [_ints(rows), _ints(tokens)], act
+
+
+def _grammars(vocab: int, asked: _Asked, kernels: Kernels) -> _Edit | None:
+    some = [(at, row.matcher) for at, (row, _) in enumerate(asked) if row.matcher is not None]
+    if not some:
+        return None
+    masks = np.zeros((len(some), -(-vocab // 64)), dtype=np.int64)
+    for mask, (_, matcher) in zip(masks, some, strict=True):
+        matcher.fill(mask)
+
+    def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
+        kernels.allow(logits, *up)
+
+    return [_ints([at for at, _ in some]), masks], act
+
+
+def _past(row: PlanRow) -> NDArray[np.int32]:
+    assert row.past is not None, "a row whose sampling reads the past comes with it"
+    return row.past
+
+
+# --- temperature, limits, the draw ------------------------------------------------------------------------
+
+
+def _choose(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
+    """The next token of each row, int64 ``[rows]``: greedy rows without the machinery."""
+    warm = [at for at, (_, one) in enumerate(asked) if one.temperature > 0]
+    if not warm:
+        return logits.argmax(-1)
+    if len(warm) == len(asked):
+        return _sample(asked, logits, kernels)
+    places = upload([_ints(warm)], logits.device)[0]
+    return logits.argmax(-1).index_copy_(
+        0, places, _sample([asked[at] for at in warm], logits[places], kernels)
+    )
+
+
+def _sample(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
+    vocab = logits.shape[-1]
+    ones = [one for _, one in asked]
+    cut = [one.top_k or vocab for one in ones if one.top_k or one.top_p < 1]
+    typical = [at for at, one in enumerate(ones) if one.typical_p < 1]
+    # One array for each argument, none a row of a larger one: so that each is aligned (see `upload`).
+    top_k, positions, seeds, rows, *reals = upload(
+        [
+            _ints([min(one.top_k, vocab) for one in ones]),
+            _ints([row.first + row.count for row, _ in asked]),
+            np.array([one.seed & _WORD64 for one in ones], dtype=np.uint64).view(np.int64),
+            _ints(typical),
+            _bits([one.temperature for one in ones]),
+            _bits([one.top_p for one in ones]),
+            _bits([one.min_p for one in ones]),
+            _bits([ones[at].typical_p for at in typical]),
+        ],
+        logits.device,
+    )
+    temperature, top_p, min_p, mass = (one.view(torch.float64) for one in reals)
+    return kernels.sample(
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        seeds,
+        positions,
+        min_p=min_p if any(one.min_p for one in ones) else None,
+        typical=Typical(rows, mass) if typical else None,
+        candidates=max(cut, default=0),
+    )
+
+
+def _ints(values: object) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _bits(values: object) -> Ints:
+    """Float64 numbers as the integers of the same bits, to go up with the others."""
+    return np.array(values, dtype=np.float64).view(np.int64)

@@ -1,0 +1,108 @@
+"""Steps before anybody waits for one: what is compiled or touched first is, and the pace is known.
+
+Without them nothing tells a slow first step from a hung one for two minutes, and on a GPU each kernel would be
+compiled in the middle of the first step that needs it. Knows plans; what is computed is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import EngineDied
+from ..link.messages import Sampling
+from ..plan import NOBODY, BlockCopy, Plan, PlanRow, Runner
+
+FIRST_STEP = -1000
+"""Steps are numbered from here on: below those of any scheduler."""
+
+GREEDY = Sampling()
+DRAWN = (
+    Sampling(temperature=1.0),
+    Sampling(temperature=1.0, top_p=0.9),
+    Sampling(temperature=1.0, top_k=50, top_p=0.9),
+    Sampling(temperature=1.0, top_k=200),
+    Sampling(temperature=1.0, min_p=0.1),
+    Sampling(temperature=1.0, top_k=50, min_p=0.1),
+    Sampling(temperature=1.0, top_k=200, min_p=0.1),
+    Sampling(temperature=1.0, top_k=1000, min_p=0.1),
+    Sampling(temperature=1.0, typical_p=0.9),
+    Sampling(repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1),
+    Sampling(logit_bias=((0, 1.0),), bad_words=((0, 1),), logprobs=0),
+    Sampling(logprobs=20),
+    Sampling(logprobs=100),
+)
+"""Ways to draw that together need every kernel of every draw."""
+
+
+class _Anything:
+    """A grammar that allows every token, always."""
+
+    complete = False
+    fault = ""
+
+    def take(self, token: int) -> None:
+        pass
+
+    def go_on(self, most: int) -> list[int]:
+        return []
+
+    def fill(self, mask: NDArray[np.int64]) -> None:
+        mask.fill(-1)
+
+
+def rehearse(runner: Runner, block_tokens: int, max_context: int, *, kernels: bool = False) -> None:
+    """A prompt within one block and a token behind it, in block 0, which holds nothing yet.
+
+    ``kernels``: and steps that compile every kernel that any later step needs; they read block 0 and write no
+    other but block 1, if ``max_context`` reaches there. A step that fails here fails again with a sequence that
+    can be told so. Raises ``EngineDied``.
+    """
+    plans = _steps(block_tokens, max_context)
+    more = _kernels(block_tokens, max_context) if kernels else ()
+    for step, (rows, copies) in enumerate(chain(plans, more), FIRST_STEP):
+        try:
+            runner.launch(Plan(step, rows, copies)).tokens()
+        except EngineDied:
+            raise
+        except Exception:
+            if not kernels:
+                return
+
+
+Step = tuple[tuple[PlanRow, ...], tuple[BlockCopy, ...]]
+
+
+def _steps(block_tokens: int, max_context: int) -> Iterator[Step]:
+    prompt = max(1, min(block_tokens, max_context) - 1)
+    yield (_row(0, prompt, block_tokens),), ()
+    if prompt < min(block_tokens, max_context):
+        yield (_row(prompt, 1, block_tokens),), ()
+
+
+def _kernels(block_tokens: int, max_context: int) -> Iterator[Step]:
+    """Single tokens at every order of context length, rows together, a chunk among them, every draw, a copy."""
+    first = 1
+    while first < max_context - 1:
+        yield (_row(first, 1, block_tokens),), ()
+        first *= 2
+    yield (_row(max_context - 1, 1, block_tokens),), ()
+    short = min(block_tokens, max_context) - 1
+    yield (_row(short, 1, block_tokens), _row(0, 1, block_tokens), _row(0, short or 1, block_tokens)), ()
+    for sampling in DRAWN:
+        yield (_row(short, 1, block_tokens, sampling), _row(0, 1, block_tokens, sampling)), ()
+    yield (_row(short, 1, block_tokens, matcher=_Anything()),), ()
+    if max_context > block_tokens:  # then there are two blocks
+        yield (), (BlockCopy(0, 1),)
+
+
+def _row(
+    first: int, count: int, block_tokens: int, sampling: Sampling = GREEDY, matcher: _Anything | None = None
+) -> PlanRow:
+    tokens = np.zeros(count, dtype=np.int64)
+    table = np.zeros(-(-(first + count) // block_tokens), dtype=np.int32)
+    past = np.zeros(first + count - 1, dtype=np.int32)
+    return PlanRow(NOBODY, 0, first, count, tokens, table, sampling, past=past, matcher=matcher)

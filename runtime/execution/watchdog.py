@@ -1,0 +1,88 @@
+"""A runner that says how long its steps may take and whom they compute, so that a heartbeat can tell a slow
+step from a hung one, and a dead engine's parent whom to suspect.
+
+Wraps any runner; learns from the steps it sees. Knows token counts and the clock, not what is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..link.heartbeat import FIRST_STEP, Pace, Pulse
+from ..link.messages import Phase
+from ..plan import NOBODY, Handle, Outcome, Plan, Runner
+
+
+@dataclass(frozen=True, slots=True)
+class _PacedHandle:
+    handle: Handle
+    runner: PacedRunner
+    tokens_planned: int
+    began: float
+    sequences: frozenset[int]
+
+    def tokens(self) -> list[Outcome]:
+        self.runner.expect(self.tokens_planned)
+        try:
+            outcomes = self.handle.tokens()
+        finally:
+            self.runner.landed(self.sequences)
+        self.runner.observe(self.tokens_planned, self.began)
+        return outcomes
+
+
+class PacedRunner:
+    """Enters the pulse's phase before each launch and each wait, and while a kernel is compiled in them."""
+
+    def __init__(self, runner: Runner, pulse: Pulse, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runner = runner
+        self._pulse = pulse
+        self._clock = clock
+        self._pace = Pace()
+        self._expected = self._pace.expect(0)
+        self._compiling = 0.0  # since when
+        self._compiled = 0.0  # seconds in all
+        self._flying: list[frozenset[int]] = []  # of each step in flight, its sequences
+
+    def launch(self, plan: Plan) -> Handle:
+        """As the wrapped runner's."""
+        began = self._worked()
+        self.expect(plan.tokens)
+        sequences = frozenset([row.seq for row in plan.rows if row.seq != NOBODY])
+        self._flying.append(sequences)
+        try:
+            self._pulse.engage(sequences if len(self._flying) == 1 else frozenset().union(*self._flying))
+            handle = self._runner.launch(plan)
+        except BaseException:
+            self.landed(sequences)
+            raise
+        return _PacedHandle(handle, self, plan.tokens, began, sequences)
+
+    def landed(self, sequences: frozenset[int]) -> None:
+        """A step of these is over."""
+        self._flying.remove(sequences)
+
+    def expect(self, tokens: int) -> None:
+        """The device thread is about to wait for a step of ``tokens`` tokens."""
+        self._expected = self._pace.expect(tokens)
+        self._pulse.enter(*self._expected)
+
+    def observe(self, tokens: int, began: float) -> None:
+        """A step of ``tokens`` tokens, launched at ``began``, has ended."""
+        self._pace.observe(tokens, self._worked() - began)
+
+    def compiling(self, kernel: str) -> None:
+        """A step waits until ``kernel`` is compiled, which its limit is not made for."""
+        self._compiling = self._clock()
+        self._pulse.enter(Phase.COMPILING, FIRST_STEP, kernel)
+
+    def compiled(self) -> None:
+        """It is; the step goes on."""
+        self._compiled += self._clock() - self._compiling
+        self._pulse.enter(*self._expected)
+
+    def _worked(self) -> float:
+        """The clock, which stood while kernels were compiled."""
+        return self._clock() - self._compiled

@@ -1,0 +1,108 @@
+"""What a grammar may ask for: bounds that are looked up in its text, before anything compiles it.
+
+A short text may stand for an automaton of millions of states, and a compiler that is at it cannot be stopped.
+So what makes it large is counted here: depth, properties, values and multiples of a schema, places of a regular
+expression with its counted repeats written out. Knows no library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from ..errors import GrammarInvalid
+from ..link.messages import Grammar, GrammarKind
+
+MAX_DEPTH = 64
+MAX_PROPERTIES = 1000
+MAX_VALUES = 5000
+MAX_MULTIPLE = 5000
+MAX_PLACES = 5000
+"""Of a regular expression."""
+
+_PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
+
+
+def check(grammar: Grammar) -> None:
+    """Raises ``GrammarInvalid`` for what would take long to compile, as far as its text shows."""
+    passed = None
+    if grammar.kind is GrammarKind.JSON:
+        passed = excess(_parsed(grammar.text))
+    elif grammar.kind is GrammarKind.REGEX and places(grammar.text) > MAX_PLACES:
+        passed = f"at most {MAX_PLACES} places, its repeats written out"
+    if passed is not None:
+        raise GrammarInvalid(f"it is to have {passed}")
+
+
+def excess(schema: Any) -> str | None:
+    """The bound of a schema, parsed, that it passes; None: it keeps them all."""
+    level, depth, properties, values, multiple = [schema], 0, 0, 0, 1
+    while level:
+        depth += 1
+        for node in level:
+            if isinstance(node, dict):
+                properties += _size(node.get("properties"))
+                values += _size(node.get("enum"))
+                multiple = math.lcm(multiple, _digits(node.get("multipleOf")))
+        bounds = {
+            f"at most {MAX_DEPTH} levels": depth > MAX_DEPTH,
+            f"at most {MAX_PROPERTIES} properties": properties > MAX_PROPERTIES,
+            f"at most {MAX_VALUES} values in its enums": values > MAX_VALUES,
+            f"multipleOf up to {MAX_MULTIPLE}, together": multiple > MAX_MULTIPLE,
+        }
+        for bound, passed in bounds.items():
+            if passed:
+                return bound
+        level = [child for node in level for child in _children(node)]
+    return None
+
+
+def places(regex: str) -> int:
+    """How many characters and classes a regular expression has, a counted repeat as often as it may stand."""
+    sizes, last = [0], 0  # of the groups that are open, and of what a repeat would repeat
+    for piece in _PIECE.finditer(regex):
+        text, least, most = piece[0], piece[1], piece[2]
+        if text == "(":
+            sizes.append(0)
+            last = 0
+        elif text == ")" and len(sizes) > 1:
+            last = sizes.pop()
+            sizes[-1] += last
+        elif least is not None:
+            repeated = last * max(1, int((most or least)[:9]))
+            sizes[-1] += repeated - last
+            last = repeated
+        elif text not in "?*+|":
+            last = 1
+            sizes[-1] += 1
+    return sum(sizes)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarInvalid(f"its schema is no JSON that can be read: {error}") from None
+
+
+def _children(node: Any) -> Iterator[Any]:
+    if isinstance(node, dict):
+        yield from node.values()
+    elif isinstance(node, list):
+        yield from node
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, dict | list) else 0
+
+
+def _digits(value: Any) -> int:
+    """A multiple without its decimal point: so many states it takes."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or not value:
+        return 1
+    digits = Decimal(str(value)).normalize().as_tuple().digits
+    return int("".join(map(str, digits[:12])))

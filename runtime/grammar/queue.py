@@ -1,0 +1,176 @@
+"""Turns with a grammar, until it is compiled: they hold no step, and the others go on.
+
+One grammar of each tenant is compiled at a time, and the tenants take turns, so a flood of grammars delays only
+the tenant that it is from. A grammar that is not compiled in time ends its turn with an error. Knows turns and
+the clock it is told; nothing of what a grammar says.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import GrammarFault, GrammarInvalid, GrammarUnavailable
+from ..kv_placement.offload import Shelving
+from ..kv_placement.restore import FETCH_POLL_SECONDS
+from ..link.messages import Grammar, Row
+from ..plan import RowFault
+from ..scheduler.commit import Committer
+from ..scheduler.queues import Roster
+from ..sequence import Sequence, Turn
+from .matcher import Compiler, Matcher
+
+COMPILE_SECONDS = 0.75
+"""A grammar may take to be compiled, its time in the queue included."""
+
+MOST_GRAMMAR_BYTES = 256 << 10
+MOST_WAITING = 64
+"""Of one tenant."""
+
+
+@dataclass(slots=True)
+class _Awaited:
+    sequence: Sequence
+    turn: Turn
+    grammar: Grammar
+    said: NDArray[np.int32]
+    since: float
+    job: Future[Matcher] | None = None
+
+
+class Constraints:
+    """Gives turns their matchers. Without a ``compiler`` a grammar is refused."""
+
+    def __init__(
+        self, compiler: Compiler | None, roster: Roster, committer: Committer, shelving: Shelving
+    ) -> None:
+        self._compiler = compiler
+        self._roster = roster
+        self._committer = committer
+        self._shelving = shelving
+        self._awaited: list[_Awaited] = []
+        self._running: dict[int, Future[Matcher]] = {}  # by tenant; the first began last longest ago
+        self._told: list[Row] = []
+
+    def check(self, grammar: Grammar) -> None:
+        """Raises ``GrammarUnavailable``."""
+        if self._compiler is None:
+            raise GrammarUnavailable("grammars need llguidance: pip install 'holdfast[engine]'")
+
+    def begin(self, sequence: Sequence, grammar: Grammar) -> None:
+        """A turn began that follows ``grammar``, as `check` let it: it runs as soon as that is compiled."""
+        turn, compiler = sequence.turn, self._compiler
+        assert turn is not None and compiler is not None
+        self._roster.taken(sequence)
+        self._roster.compiling[sequence.id] = sequence
+        size = len(grammar.text.encode())
+        if size > MOST_GRAMMAR_BYTES:
+            self._fail(sequence, GrammarInvalid(f"it has {size} bytes; at most {MOST_GRAMMAR_BYTES}"))
+        elif sum(one.sequence.tenant == sequence.tenant for one in self._awaited) >= MOST_WAITING:
+            self._fail(sequence, GrammarInvalid(f"{MOST_WAITING} others are being compiled; try again"))
+        else:
+            said = sequence.tokens.view(turn.prompt)[turn.output_from :].copy()
+            self._awaited.append(_Awaited(sequence, turn, grammar, said, self._shelving.now))
+            self.tick(self._shelving.now)
+
+    def tick(self, now: float) -> None:
+        """Let those run whose matchers are there; end those that waited too long."""
+        if not self._awaited:
+            return
+        assert self._compiler is not None, "`check` let them wait"
+        self._awaited = [awaited for awaited in self._awaited if self._wanted(awaited)]
+        self._start(self._compiler)
+        warm = self._compiler.warm
+        waiting = []
+        for awaited in self._awaited:
+            awaited.since = awaited.since if warm else now
+            if not self._settled(awaited, now):
+                waiting.append(awaited)
+        self._awaited = waiting
+
+    def _start(self, compiler: Compiler) -> None:
+        """Begin what may be compiled now: what is compiled already, and the next of each tenant that has none
+        running. A job that was given up runs to its end, and holds its tenant's place until then.
+        """
+        waiting = [one for one in self._awaited if one.job is None]
+        for awaited in waiting:
+            if compiler.knows(awaited.grammar):
+                self._begin(awaited, compiler)
+        queues: dict[int, _Awaited] = {}
+        for awaited in waiting:
+            if awaited.job is None:
+                queues.setdefault(awaited.sequence.tenant, awaited)
+        running = sum(not job.done() for job in self._running.values())
+        order = list(self._running)  # tenants that had none for long, or never, go first
+        for tenant in sorted(queues, key=lambda tenant: order.index(tenant) if tenant in order else -1):
+            job = self._running.get(tenant)
+            if running < compiler.threads and (job is None or job.done()):
+                self._running.pop(tenant, None)
+                self._running[tenant] = self._begin(queues[tenant], compiler)
+                running += 1
+        for tenant in [one for one, job in self._running.items() if job.done() and one not in queues]:
+            del self._running[tenant]
+
+    def _begin(self, awaited: _Awaited, compiler: Compiler) -> Future[Matcher]:
+        job = compiler.compile(awaited.grammar, awaited.turn.limits.stop_ids, awaited.said)
+        awaited.job = job
+        return job
+
+    def _wanted(self, awaited: _Awaited) -> bool:
+        """Whether its turn is not over yet; else its job is given up. It may have begun another turn."""
+        sequence = awaited.sequence
+        if sequence.turn is awaited.turn and self._roster.compiling.get(sequence.id) is sequence:
+            return True
+        if awaited.job is not None:
+            awaited.job.cancel()
+        return False
+
+    def rows(self) -> list[Row]:
+        """Of turns that begin with what must come, or will have no grammar, since this was asked last."""
+        told, self._told = self._told, []
+        return told
+
+    def due(self) -> float | None:
+        """Seconds until `tick` may have something to do; None: never."""
+        return FETCH_POLL_SECONDS if self._awaited or self._told else None
+
+    def statistics(self) -> dict[str, float]:
+        """Turns that wait for a grammar, and the compiler's own."""
+        compiler = {} if self._compiler is None else self._compiler.statistics()
+        return {"compiling": len(self._awaited), **compiler}
+
+    def _settled(self, awaited: _Awaited, now: float) -> bool:
+        sequence, job, turn = awaited.sequence, awaited.job, awaited.turn
+        if job is None or not job.done():
+            if now - awaited.since <= COMPILE_SECONDS:
+                return False
+            if job is not None:
+                job.cancel()
+            self._fail(sequence, GrammarInvalid(f"it is not compiled within {COMPILE_SECONDS} s"))
+            return True
+        try:
+            turn.matcher = job.result()
+        except GrammarFault as fault:
+            self._fail(sequence, fault)
+        except (Exception, CancelledError) as error:
+            self._fail(sequence, GrammarInvalid(f"{type(error).__name__}: {error}"))
+        else:
+            self._open(sequence)
+        return True
+
+    def _open(self, sequence: Sequence) -> None:
+        """Its grammar is there: what it has to begin with is said at once, the rest when its turn has come."""
+        row = self._committer.open(sequence)
+        if row is not None:
+            self._told.append(row)
+        if sequence.turn is not None:
+            del self._roster.compiling[sequence.id]
+            self._shelving.fetching.line_up(sequence)
+
+    def _fail(self, sequence: Sequence, fault: GrammarFault) -> None:
+        row = self._committer.fail(sequence, RowFault(f"grammar: {fault.message}", fault.code))
+        if row is not None:
+            self._told.append(row)

@@ -1,0 +1,199 @@
+"""Leases: promises about KV within a budget, with a receipt; never a lock.
+
+A lease covers the beginning of a sequence, as much of it as the budget has room for, and grows with it at the
+end of each turn. What it covers goes last when blocks or slots are short (`preemption`, ``kvstore.host``) and
+is brought up shortly before the sequence is expected back. It ends with its time or with the sequence. When a
+sequence is expected back counts without a lease too, granted or not: that is no promise, only foresight
+(`idle_eviction`). Decides nothing about steps; the clock is the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from ...kvstore.quotas import tenant_of
+from ..link.messages import Grant, Lease, Receipt
+from ..scheduler.queues import Roster
+from ..sequence import Promise, Sequence
+from ..settings import SchedulerSettings
+from .block_manager import Paging
+from .offload import Shelving
+
+MOST_SECONDS = 86_400.0
+USUAL_SECONDS = 300.0
+MOST_PRIORITY = 8
+LEAD_SECONDS = 0.5  # before the expected return KV is brought up
+SPARE = 64  # returns that are over, and may be kept until their time comes
+
+
+class Leases:
+    """All leases of one engine. Their budget: a share of the pool, and the same share of the host tier.
+
+    A tenant with a cap (`SchedulerSettings.lease_caps`) has no more of it than that.
+    """
+
+    def __init__(
+        self, settings: SchedulerSettings, roster: Roster, paging: Paging, shelving: Shelving
+    ) -> None:
+        self._settings = settings
+        self._roster = roster
+        self._paging = paging
+        self._shelving = shelving
+        self._held: dict[int, Sequence] = {}
+        self._ends = math.inf  # none ends before
+        self._expected: list[tuple[float, int, Sequence]] = []  # a heap of returns, some of them over
+        self._said = count()
+        self._blocks = self._records = 0
+        roots = {paging.lookup.root(salt): most for salt, most in settings.lease_caps.items()}
+        self._caps = {tenant_of(root): most for root, most in roots.items()}
+        self._blocks_of: Counter[int] = Counter()
+        self._records_of: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def grant(self, sequence: Sequence, wish: Lease, now: float) -> Receipt:
+        """Give the sequence the lease that is wished for, in place of the one it has."""
+        self.end(sequence)
+        asked = USUAL_SECONDS if wish.ttl is None else wish.ttl
+        ttl = _within(asked, 0.0, MOST_SECONDS)
+        back = ttl if wish.returns_in is None else wish.returns_in
+        returns_in = _within(back, 0.0, ttl or MOST_SECONDS)
+        priority = int(_within(wish.priority or 0, -MOST_PRIORITY, MOST_PRIORITY))
+        if not ttl or self._room(sequence) < 1:
+            self._expect(sequence, None if wish.returns_in is None else now + returns_in, now)
+            if ttl:
+                return Receipt(Grant.DENIED, 0, 0.0, 0.0 if wish.returns_in is None else returns_in, 0, 0)
+            grant = Grant.GRANTED if (asked, back) == (0.0, returns_in) else Grant.CLIPPED
+            return Receipt(grant, 0, 0.0, returns_in, 0, 0)
+        sequence.promise = Promise(priority, now + ttl, now + returns_in, 0, 0)
+        self._held[sequence.id] = sequence
+        self._ends = min(self._ends, now + ttl)
+        self._expect(sequence, now + returns_in, now)
+        self.cover(sequence)
+        tokens, below = self._covered(sequence)
+        whole = (asked, back, wish.priority or 0, len(sequence.tokens)) == (ttl, returns_in, priority, tokens)
+        grant = Grant.GRANTED if whole else Grant.CLIPPED
+        return Receipt(grant, priority, ttl, returns_in, tokens, below)
+
+    def cover(self, sequence: Sequence) -> None:
+        """The lease, if there is one, covers what the sequence is now, as far as the budget goes."""
+        promise = sequence.promise
+        if promise is None:
+            return
+        self._count(sequence, -promise.blocks, -promise.records)
+        names = sequence.names()
+        blocks = min(self._paging.blocks_for(len(sequence.tokens)), self._room(sequence))
+        records = min(len(names), self._slots(sequence))
+        self._count(sequence, blocks, records)
+        sequence.promise = replace(promise, blocks=blocks, records=records)
+        self._paging.moves.promise(sequence.id, names[:records], promise.returns)
+
+    def end(self, sequence: Sequence) -> None:
+        """The lease, if there is one, is over."""
+        sequence.returns = None
+        if sequence.promise is not None:
+            del self._held[sequence.id]
+            self._count(sequence, -sequence.promise.blocks, -sequence.promise.records)
+            sequence.promise = None
+            self._paging.moves.promise(sequence.id, [], 0.0)
+            self._rank(sequence)
+
+    def tick(self, now: float) -> None:
+        """End what is over, bring up what is expected."""
+        if now >= self._ends:
+            for sequence in list(self._held.values()):
+                if sequence.promise is not None and sequence.promise.until <= now:
+                    self.end(sequence)
+            ends = (held.promise.until for held in self._held.values() if held.promise is not None)
+            self._ends = min(ends, default=math.inf)
+        while self._next_return() <= now + LEAD_SECONDS:
+            self._recall(heappop(self._expected)[2])
+
+    def due(self, now: float) -> float | None:
+        """Seconds until `tick` has something to do; None: never."""
+        next_one = min(self._ends, self._next_return() - LEAD_SECONDS)
+        return None if next_one == math.inf else max(0.0, next_one - now)
+
+    def statistics(self) -> dict[str, float]:
+        """Leases, and what they cover."""
+        return {"leases": len(self._held), "leased_blocks": self._blocks, "leased_records": self._records}
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
+        """It comes back then; None: nobody knows. Who may be back any moment is not brought up for that: what
+        it holds it keeps, and what it was made to give, or gave by itself, it asks for when it is here."""
+        sequence.returns = returns
+        if returns is not None and (sequence.promise is not None or returns > now + LEAD_SECONDS):
+            heappush(self._expected, (returns, next(self._said), sequence))
+            if len(self._expected) > 2 * len(self._roster.sequences) + SPARE:
+                self._expected = [one for one in self._expected if self._is_expected(*one)]
+                heapify(self._expected)
+        self._rank(sequence)
+
+    def _next_return(self) -> float:
+        while self._expected and not self._is_expected(*self._expected[0]):
+            heappop(self._expected)
+        return self._expected[0][0] if self._expected else math.inf
+
+    def _is_expected(self, returns: float, _: int, sequence: Sequence) -> bool:
+        """Whether it is still away, and nothing else was said since."""
+        return sequence.returns == returns and self._roster.sequences.get(sequence.id) is sequence
+
+    def _recall(self, sequence: Sequence) -> None:
+        """It comes back soon: it has its KV by then. What is nowhere is computed ahead for a lease alone: who
+        only said when it comes may be late, and lose that again."""
+        fetching = self._shelving.fetching
+        if sequence.turn is None and (sequence.promise is not None or fetching.finds(sequence)):
+            sequence.unmatched = True
+            self._roster.touch(sequence)
+            fetching.stage(sequence)
+
+    def _rank(self, sequence: Sequence) -> None:
+        if sequence.id in self._roster.holders or sequence.id in self._roster.leased:
+            self._roster.rank(sequence)
+
+    def _count(self, sequence: Sequence, blocks: int, records: int) -> None:
+        tenant = tenant_of(sequence.root)
+        self._blocks += blocks
+        self._records += records
+        self._blocks_of[tenant] += blocks
+        self._records_of[tenant] += records
+
+    def _room(self, sequence: Sequence) -> int:
+        """Blocks that the budget has left, and the tenant."""
+        left = int(self._settings.lease_share * self._settings.blocks) - self._blocks
+        return self._within_cap(sequence, left, self._blocks_of)
+
+    def _slots(self, sequence: Sequence) -> int:
+        """Slots that they have left."""
+        tier = self._paging.moves.tier
+        if tier is None:
+            return 0
+        left = int(self._settings.lease_share * tier.memory.slots) - self._records
+        return self._within_cap(sequence, left, self._records_of)
+
+    def _within_cap(self, sequence: Sequence, left: int, used: Mapping[int, int]) -> int:
+        tenant = tenant_of(sequence.root)
+        most = self._caps.get(tenant)
+        return left if most is None else min(left, most - used[tenant])
+
+    def _covered(self, sequence: Sequence) -> tuple[int, int]:
+        """Tokens that the lease covers on the device, and in the host tier."""
+        promise = sequence.promise
+        assert promise is not None
+        size, length = self._settings.block_tokens, len(sequence.tokens)
+        below = min(promise.records, len(sequence.keys)) * size
+        if sequence.tail is not None and promise.records > len(sequence.keys):
+            below = max(below, sequence.tail[1])
+        return min(length, promise.blocks * size), min(length, below)
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return least if math.isnan(value) else min(max(value, least), most)

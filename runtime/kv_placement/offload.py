@@ -1,0 +1,173 @@
+"""When KV goes to disk: policy between sequences and the disk tier. How it comes back is in `restore`.
+
+A few records at a time: those of a turn that ended `IDLE_SECONDS` ago while the disk has room, of a sequence
+that is closed, and those the host tier would give up next once it is nearly full, but for what the device has
+as well: so that full tiers do not hold the same. Without a disk every verb does nothing. The clock is the
+caller's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import islice
+
+from ...kvstore.disk.client import DiskTier
+from ...kvstore.host.tier import HostTier
+from ..sequence import Sequence
+from .block_manager import Paging
+from .restore import FETCH_POLL_SECONDS, Fetching
+
+IDLE_SECONDS = 2.0
+POLL_SECONDS = 0.002
+ABSENT_SECONDS = 0.1  # between two looks for a new shelf
+PRESSED = 8  # the host tier is nearly full with less than one part in so many free
+LEAVING_SHARE = 4  # of the host tier's records so many are on disk before their turn to go comes
+MOST_LEAVING = 1024
+
+
+class Shelving:
+    """Moves records between ``paging``'s host tier and ``disk``, from which ``fetching`` brings them up."""
+
+    def __init__(self, paging: Paging, disk: DiskTier | None, fetching: Fetching) -> None:
+        self.disk = disk
+        self.fetching = fetching
+        self._paging = paging
+        self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
+        self._queue: OrderedDict[bytes, None] = OrderedDict()
+        self._next: dict[bytes, None] = {}  # what the host tier gives up next, when last looked
+        self._looked = -1  # how often the host tier had been used then, and nothing was to be stored
+        if disk is not None and paging.moves.tier is not None:
+            paging.moves.tier.gives_up = self._left
+
+    @property
+    def now(self) -> float:
+        """The caller's time, as last told."""
+        return self.fetching.now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self.fetching.now = now
+
+    # --- down -------------------------------------------------------------------------------------------
+
+    def rest(self, sequence: Sequence) -> None:
+        """A turn is over: in a while it goes to disk."""
+        if self.disk is not None:
+            self._idle[sequence.id] = sequence, self.now
+            self._idle.move_to_end(sequence.id)
+
+    def retire(self, sequence: Sequence) -> None:
+        """Nobody holds the sequence any more: to disk while there is room; it is the first to give way."""
+        if self.disk is None or not self.disk.full:
+            self.leave(sequence)
+        self._idle.pop(sequence.id, None)
+        self._paging.retire(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """It is wanted on disk: it goes there now."""
+        self._idle.pop(sequence.id, None)
+        if self.disk is not None:
+            self._enqueue(sequence.names())
+
+    def send(self, keys: Iterable[bytes]) -> None:
+        """These go to disk now, those that wait already in their order."""
+        self._enqueue(keys)
+
+    def flush(self) -> None:
+        """All that the host tier has goes to disk, the longest unused last."""
+        tier = self._paging.moves.tier
+        if self.disk is not None and tier is not None:
+            self._enqueue(reversed(tier.oldest(len(tier))))
+
+    def close(self) -> None:
+        """Let the disk go, and keep what was learned of it."""
+        self.fetching.costs.save()
+        if self.disk is not None:
+            self.disk.close()
+
+    # --- time -------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Take the disk's answers, let go on who waited for them, send down what is due."""
+        self.now = now
+        if self.disk is None:
+            return
+        self.disk.poll(now)
+        self.fetching.tick()
+        while self._idle:
+            sequence, since = next(iter(self._idle.values()))
+            if now < since + IDLE_SECONDS:
+                break
+            del self._idle[sequence.id]
+            if sequence.turn is None and not self.disk.full:
+                self._enqueue(sequence.names())
+        self._send_down(self.disk)
+
+    def due(self) -> float | None:
+        """Seconds until `tick` has something to do if nothing else happens; None: never."""
+        if self.disk is None:
+            return None
+        if not self.disk.ready:
+            return ABSENT_SECONDS
+        if self.fetching:
+            return FETCH_POLL_SECONDS
+        if self.disk.waiting or self._queue:
+            return POLL_SECONDS
+        if self._idle:
+            _, since = next(iter(self._idle.values()))
+            return max(POLL_SECONDS, since + IDLE_SECONDS - self.now)
+        return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether records are on their way down, or wait for it."""
+        return self.disk is not None and self.disk.ready and (self.disk.waiting or bool(self._queue))
+
+    def statistics(self) -> dict[str, float]:
+        """The disk's gauges and counters, and what waits; empty without a disk."""
+        if self.disk is None:
+            return {}
+        disk = {f"disk_{name}": value for name, value in asdict(self.disk.statistics()).items()}
+        return {**disk, "disk_queue": len(self._queue), "fetching": len(self.fetching)}
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _enqueue(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if self.disk is not None and not self.disk.stored(key):
+                self._queue[key] = None
+
+    def _leaving(self, tier: HostTier, disk: DiskTier) -> list[bytes]:
+        """What the host tier would give up next and nobody else has: a share of it, ahead of the need."""
+        on_device = self._paging.pool.index.block_of
+        most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
+        alone = (key for key in tier.in_order() if on_device(key) is None and not tier.yields(key))
+        before, leaving = self._next, dict.fromkeys(islice(alone, most))
+        kept = (key for key in before if key not in leaving)
+        disk.give_way(key for key in kept if key in tier or on_device(key) is not None)
+        for key in leaving:
+            if key not in before:
+                disk.touch(key)
+        self._next = leaving
+        return [key for key in leaving if not disk.stored(key)][: disk.room]
+
+    def _left(self, key: bytes) -> None:
+        """The host tier gives it up: on disk it counts as used when that was foreseen, else now."""
+        if self.disk is not None and key not in self._next:
+            self.disk.touch(key)
+
+    def _send_down(self, disk: DiskTier) -> None:
+        tier = self._paging.moves.tier
+        if tier is not None and not self._queue and tier.free * PRESSED < tier.memory.slots:
+            if self._looked != tier.uses:
+                self._enqueue(self._leaving(tier, disk))
+            if not self._queue:
+                self._looked = tier.uses
+        unsaved: list[bytes] = []
+        while self._queue and disk.room > 0:
+            key, _ = self._queue.popitem(last=False)
+            if not disk.store(key, self.now) and self._paging.moves.saving(key):
+                unsaved.append(key)
+        self._queue.update(dict.fromkeys(unsaved))

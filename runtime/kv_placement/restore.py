@@ -1,0 +1,323 @@
+"""KV that comes back from disk: turns that wait for it, and sequences that are expected to be wanted.
+
+A turn whose KV is on disk stands in the roster as *fetching* while others run; its records come through the
+host tier piece by piece, and what has come goes to the device while the rest comes, so that a long sequence
+needs few slots there. When all have come, or will not, it waits for admission like any other. A sequence
+without a turn is fetched for the same way, at the first sign of its return. Where the device is this machine,
+what lies in its memory anyway is copied at once, and waits for nobody; and what does not comes *bare*: the disk
+only has it in memory, from where it is copied once, to the device. The clock is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from ...kvstore.disk.client import DiskTier
+from ...kvstore.host.tier import HostTier
+from ..counters import Counters
+from ..scheduler.preemption import Pressure
+from ..scheduler.queues import Roster
+from ..sequence import Sequence
+from .block_manager import Paging
+from .costs import CostBook
+from .restore_cost import Held, blocks_to_compute
+
+FETCH_SECONDS = 8.0  # a turn waits so long for the disk's next piece, then it is computed
+FETCH_POLL_SECONDS = 0.0003  # while a sequence waits for its records
+WINDOW_SHARE = 8  # of the host tier's slots one in so many may be on its way up for one sequence
+AT_ONCE_BYTES = 64 << 20  # copied to the device between two steps: some 10 ms; and bare on its way at most
+FETCHED_SHARE = 0.75  # of the slots may hold what has come for one and finds no room on the device
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """Records of a sequence on their way up, in order.
+
+    ::
+
+        [0, moved)        on the device
+        [moved, arrived)  in the host tier, or in memory
+        [arrived, asked)  on their way there
+        [asked, end)      on disk
+
+    ``since``: when it began; ``stirred``: when the last piece came. ``meets``: computed up to there meanwhile.
+    ``tokens``: the sequence's when its records were looked for.
+    """
+
+    sequence: Sequence
+    tokens: int
+    keys: list[bytes]
+    since: float
+    stirred: float
+    meets: int = 0
+    bare: bool = False
+    moved: int = 0
+    arrived: int = 0
+    asked: int = 0
+    broken: bool = False
+
+    def goes_on(self, sequence: Sequence) -> bool:
+        """Whether all that could be looked for is on its way."""
+        same = self.sequence is sequence and self.tokens == len(sequence.tokens)
+        return same and not self.broken and not self.meets
+
+    def cut(self) -> None:
+        """One of them will not come: what follows it is of no use."""
+        self.broken = True
+        del self.keys[self.asked :]
+
+
+class Fetching:
+    """Brings records from ``disk`` up for the sequences of ``roster``."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        paging: Paging,
+        pressure: Pressure,
+        counters: Counters,
+        disk: DiskTier | None,
+        costs: CostBook | None = None,
+    ) -> None:
+        self.now = 0.0
+        self._disk = disk
+        self.costs = costs or CostBook(None)
+        self._roster = roster
+        self._paging = paging
+        self._pressure = pressure
+        self._counters = counters
+        self._awaited: dict[int, _Awaited] = {}
+
+    def __len__(self) -> int:
+        return len(self._awaited)
+
+    def finds(self, sequence: Sequence) -> bool:
+        """Whether a tier below the device holds what goes on where the sequence's computed tokens end."""
+        disk, lookup = self._disk, self._paging.lookup
+        return bool(lookup.below(sequence) or (disk is not None and lookup.on_disk(sequence, disk)))
+
+    def fetch(self, sequence: Sequence, *, bare: bool = True) -> bool:
+        """Have what the disk holds of a sequence brought up; whether it has to wait for that.
+
+        A turn need not wait where it is computed instead, by measured costs, or computed from its beginning to
+        where it meets what is on its way. ``bare``: past the host tier, where the device is within reach.
+        """
+        disk, tier = self._disk, self._paging.moves.tier
+        if disk is None or tier is None or not len(disk):
+            return False
+        began = self._awaited.get(sequence.id)
+        if disk.reaches and (began is None or began.sequence is not sequence):
+            self._read_up(sequence, disk, tier)
+        meets, skipped = self._meeting(sequence, disk)
+        bare &= disk.reaches and not meets
+        if began is not None and began.goes_on(sequence) and began.bare <= bare and not skipped and not meets:
+            return True
+        keys = self._paging.lookup.on_disk(sequence, disk)[skipped:]
+        if keys:  # what comes up must not take the places of its own beginning
+            self._paging.moves.touch(sequence.keys)
+        same = began is not None and began.sequence is sequence and began.bare == bare
+        since = began.since if same and began is not None else self.now
+        awaited = _Awaited(sequence, len(sequence.tokens), keys, since, self.now, meets, bare)
+        self._ask(awaited, disk, tier)
+        if not awaited.asked:
+            return False
+        sequence.from_disk.update(keys)
+        self._awaited[sequence.id] = awaited
+        if meets:
+            sequence.meets = meets
+        return not meets
+
+    def line_up(self, sequence: Sequence) -> None:
+        """A turn takes its place among the others, or does so when its KV has come up."""
+        self._roster.taken(sequence)
+        self._roster.fetching[sequence.id] = sequence
+        if not self.fetch(sequence):
+            del self._roster.fetching[sequence.id]
+            self._roster.enqueue(sequence)
+
+    def _read_up(self, sequence: Sequence, disk: DiskTier, tier: HostTier) -> None:
+        """What lies in this machine's memory anyway goes to a device that is this machine, at once.
+
+        Nothing is sooner computed than that; what is left comes by way of the shelf.
+        """
+        self._adopt(sequence)
+        keys = self._paging.lookup.at_hand(sequence, disk)
+        before = disk.reading_seconds
+        self._copy_up(sequence, keys, disk, tier)
+        sequence.restore_seconds += disk.reading_seconds - before
+
+    def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
+        """Up to which position a turn is computed meanwhile, 0 for none; and records on disk before it."""
+        costs, tier = self.costs.costs(), self._paging.moves.tier
+        if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
+            return 0, 0
+        first, on_disk = self._paging.lookup.to_restore(sequence, disk)
+        size = self._paging.block_tokens
+        held = Held(first * size, tuple(on_disk), size, tier.memory.block_bytes)
+        count = blocks_to_compute(held, costs)
+        sequence.chosen = count * size
+        if any(on_disk[:count]) and not (costs.beside and any(on_disk[count:])):
+            self.costs.passed_over()
+        if count == len(
+            on_disk
+        ):  # all of it is computed; or nothing full is there, and a tail is not worth it
+            return 0, len(sequence.keys) + 1 if count else 0
+        return (first + count) * size if count else 0, sum(on_disk[:count])
+
+    def stage(self, sequence: Sequence) -> None:
+        """An idle sequence will be wanted: bring it up, or as far as the host tier first."""
+        if self.fetch(sequence):
+            self._roster.prefill.pop(sequence.id, None)
+            self._roster.staged[sequence.id] = sequence
+
+    def tick(self) -> None:
+        """See what has come, and let go on who waited for it."""
+        if self._disk is not None:
+            for awaited in list(self._awaited.values()):
+                self._advance(awaited, self._disk)
+
+    def awaits(self, sequence: Sequence) -> bool:
+        """Whether anything is on its way up for it."""
+        awaited = self._awaited.get(sequence.id)
+        return awaited is not None and awaited.sequence is sequence
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    def _copy_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier, tier: HostTier) -> list[bytes]:
+        """To the device with these, which go on where the tokens end, but for those without blocks; which went.
+
+        So much at a time as nobody else notices.
+        """
+        del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
+        if len(keys) > self._paging.pool.available:
+            self._pressure.relieve(len(keys), sequence)
+        sequence.from_disk.update(key for key in keys if key not in tier)
+        own = sequence.computed // self._paging.block_tokens
+        restored = self._paging.read_up(sequence, keys, disk) if keys else 0
+        self._counters.restored += restored
+        return keys[: len(sequence.table) - own] if restored else []
+
+    def _adopt(self, sequence: Sequence) -> None:
+        adopted = self._paging.adopt(sequence)
+        self._counters.adopted += adopted
+        sequence.found(adopted)
+
+    def _ask(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> None:
+        """Ask for the next records: as many as may give up their slots for these, or for a while to copy."""
+        window = awaited.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
+        most = awaited.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
+        if awaited.bare:
+            window = most = awaited.moved + max(1, AT_ONCE_BYTES // tier.memory.block_bytes)
+        tenant = awaited.sequence.tenant
+        for key in awaited.keys[awaited.asked : min(window, most)]:
+            above = self._is_above(key, tier)
+            if not above and not disk.fetch(key, self.now, tenant, bare=awaited.bare):
+                if key not in disk:
+                    awaited.cut()
+                return
+            awaited.asked += 1
+
+    def _advance(self, awaited: _Awaited, disk: DiskTier) -> None:
+        """See what has come; have it taken to the device, and ask for more, or be done."""
+        tier = self._paging.moves.tier
+        assert tier is not None
+        before = awaited.arrived
+        self._count(awaited, disk, tier)
+        if awaited.arrived > before:
+            awaited.stirred = self.now
+        if not self._wanted(awaited.sequence):
+            awaited.cut()
+            awaited.sequence.meets = None
+        elif awaited.bare and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier):
+            return self._turn_to_slots(awaited)
+        if not awaited.broken and self.now <= awaited.stirred + FETCH_SECONDS:
+            self._ask(awaited, disk, tier)
+        met = self._met(awaited)
+        if met and awaited.arrived > awaited.moved:
+            awaited.sequence.unmatched = True
+        over = awaited.arrived == len(awaited.keys) and met
+        if over or self.now > awaited.stirred + FETCH_SECONDS:
+            self._arrived(awaited, tier)
+        return None
+
+    def _take(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> bool:
+        """To the device with what has come bare; whether all of it went.
+
+        It does not where blocks are short, where it has left the memory again, or is not what was stored.
+        """
+        sequence, came = awaited.sequence, set(awaited.keys[awaited.moved : awaited.arrived])
+        went: set[bytes] = set()
+        while came - went:
+            self._adopt(sequence)
+            keys = self._paging.lookup.going_on(sequence, disk, came.__contains__)
+            copied = self._copy_up(sequence, keys, disk, tier)
+            if not copied:
+                break
+            went.update(copied)
+        if sequence.turn is None:
+            self._roster.rank(sequence)
+        self._pass_moved(awaited, went)
+        return awaited.moved == awaited.arrived
+
+    def _turn_to_slots(self, began: _Awaited) -> None:
+        """What is not on the device yet comes by way of the host tier, if it is to come at all."""
+        sequence = began.sequence
+        sequence.restore_seconds += self.now - began.since
+        if not self.fetch(sequence, bare=False):
+            if self._awaited[sequence.id] is began:
+                del self._awaited[sequence.id]
+            self._let_go(sequence)
+
+    def _count(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> None:
+        keys = awaited.keys
+        while awaited.arrived < awaited.asked and not disk.fetching(keys[awaited.arrived]):
+            key = keys[awaited.arrived]
+            if not awaited.broken and not awaited.bare and not self._is_above(key, tier):
+                awaited.cut()
+            awaited.arrived += 1
+        self._pass_moved(awaited)
+
+    def _pass_moved(self, awaited: _Awaited, went: Container[bytes] = ()) -> None:
+        """Count those on the device; ``went``: there, if no longer."""
+        on_device, keys = self._paging.pool.index.block_of, awaited.keys
+        while awaited.moved < awaited.arrived:
+            key = keys[awaited.moved]
+            if key not in went and on_device(key) is None:
+                break
+            awaited.moved += 1
+
+    def _is_above(self, key: bytes, tier: HostTier) -> bool:
+        return key in tier or self._paging.pool.index.block_of(key) is not None
+
+    def _wanted(self, sequence: Sequence) -> bool:
+        """Whether it still waits: it was not stopped, closed, or taken for another."""
+        roster = self._roster
+        waits = roster.fetching.get(sequence.id) is sequence or roster.staged.get(sequence.id) is sequence
+        meets = sequence.meets is not None and roster.sequences.get(sequence.id) is sequence
+        return waits or meets
+
+    def _met(self, awaited: _Awaited) -> bool:
+        """Whether the turn has been computed up to what was fetched, or never will be."""
+        sequence = awaited.sequence
+        return sequence.meets is None or sequence.computed >= sequence.meets
+
+    def _arrived(self, awaited: _Awaited, tier: HostTier) -> None:
+        sequence = awaited.sequence
+        del self._awaited[sequence.id]
+        sequence.meets = None
+        whole = awaited.arrived == len(awaited.keys) and not awaited.broken
+        if whole and (self.costs.beside or not awaited.meets):
+            self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, awaited.stirred - awaited.since)
+        if self._roster.sequences.get(sequence.id) is sequence:
+            sequence.restore_seconds += self.now - awaited.since
+            self._let_go(sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """It waits for the disk no longer."""
+        sequence.unmatched = True
+        if self._roster.fetching.pop(sequence.id, None) is not None:
+            self._roster.enqueue(sequence)
+        elif sequence.turn is None:
+            self._roster.staged.pop(sequence.id, None)
+            self._roster.touch(sequence)

@@ -1,0 +1,114 @@
+"""How many KV blocks the device gets: what was asked for, or a share of what is free.
+
+Pure arithmetic in bytes; the numbers are given. Knows no torch and allocates nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...kvstore.system_limits import NAMED, errno_of, explained
+from ..errors import SettingsInvalid
+from ..settings import EngineSettings
+
+CUDA_SHARE = 0.85  # of what is free once the weights are there; activations need the rest
+HOST_SHARE = 0.125  # of all memory
+HOST_MOST_BYTES = 1 << 30
+MOST_TOKENS = 1 << 21  # unless more is asked for: bookkeeping has a price per block
+PROCESS_BYTES = 280 << 20  # as measured: the interpreter, torch, and the compiled kernels with their compiler
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def machine_bytes() -> int:
+    """Memory of this machine, or of the container if that is less."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for name in LIMITS:
+        try:
+            limits.append(int(Path(name).read_text()))
+        except (OSError, ValueError):  # not limited, or not so
+            continue
+    return min(limits)
+
+
+def host_kv_bytes() -> int:
+    """What KV may take of this machine's memory by default."""
+    return min(HOST_MOST_BYTES, int(HOST_SHARE * machine_bytes()))
+
+
+def cuda_kv_bytes(free_bytes: int) -> int:
+    """What KV may take of the device memory that is free after loading."""
+    return int(CUDA_SHARE * free_bytes)
+
+
+def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) -> int:
+    """Blocks for the pool; ``allowed_bytes`` counts where the settings name no number. May be 0.
+
+    Raises ``SettingsInvalid`` where ``kv_bytes`` are not enough for one.
+    """
+    if settings.blocks is not None:
+        return settings.blocks
+    if settings.kv_bytes is not None:
+        if settings.kv_bytes < block_bytes:
+            raise SettingsInvalid(
+                f"--kv-bytes {settings.kv_bytes} holds no block: one of {settings.block_tokens} tokens takes"
+                f" {block_bytes} bytes"
+            )
+        return settings.kv_bytes // block_bytes
+    return min(allowed_bytes // block_bytes, MOST_TOKENS // settings.block_tokens)
+
+
+def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int:
+    """Tokens one sequence may hold: the model's limit, or the pool's if that is less and nothing was asked.
+
+    A context that was asked for is not cut to the pool: where it does not fit the operator shall know.
+    """
+    if settings.max_context is not None:
+        return model_context
+    return min(model_context, blocks * settings.block_tokens)
+
+
+def check_budget(name: str, asked: int, there: int, of: str) -> None:
+    """Raises ``SettingsInvalid``, with the sum, where more bytes are asked for than there are."""
+    if asked > there:
+        raise SettingsInvalid(
+            f"{name} = {shown(asked)} is {shown(asked - there)} more than {of}, {shown(there)}"
+        )
+
+
+def shown(count: float) -> str:
+    """A number of bytes for people: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def rule_of(settings: EngineSettings, on_host: bool) -> str:
+    """Where the pool's size comes from, in words."""
+    if settings.blocks is not None:
+        return f"blocks = {settings.blocks:,}, as asked"
+    if settings.kv_bytes is not None:
+        return f"kv_bytes = {shown(settings.kv_bytes)}, as asked"
+    tokens = f"and at most {MOST_TOKENS:,} tokens"
+    if on_host:
+        share = f"min({HOST_SHARE:g} × {shown(machine_bytes())}, {shown(HOST_MOST_BYTES)})"
+        return f"{share} = {shown(host_kv_bytes())}, {tokens}"
+    return f"{CUDA_SHARE:g} of the memory free once the weights are there, {tokens}"
+
+
+def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) -> str:
+    """What a loaded model takes, as a sum. ``weights`` in bytes."""
+    pool = blocks * block_bytes
+    total = weights + pool + PROCESS_BYTES
+    return (
+        f"weights {shown(weights)} + KV {shown(pool)} ({blocks:,} blocks × {block_bytes:,} B ="
+        f" {blocks * block_tokens:,} tokens) + process {shown(PROCESS_BYTES)} = {shown(total)}"
+        " without host memory"
+    )
+
+
+def refusal(error: BaseException, what: str) -> str | None:
+    """One sentence naming ``what`` and the limit of process or machine behind ``error``, if there is one."""
+    return explained(error, what) if errno_of(error) in NAMED else None

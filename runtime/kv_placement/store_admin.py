@@ -1,0 +1,43 @@
+"""Looking after the KV that lies in a store, for the command line; loads no model and starts no process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...kvstore.disk import admin
+from ...kvstore.errors import KVStoreError
+from ..errors import SettingsInvalid
+
+
+def tend(act: str, store: Path) -> Iterator[str]:
+    """Do ``act`` (stat, verify, gc or clear) to the KV below ``store``; a line for each kind of records.
+
+    Raises:
+        SettingsInvalid: it is no store, a server holds it, or it cannot be read.
+    """
+    kv = store.expanduser() / "kv"
+    if not kv.is_dir():
+        raise SettingsInvalid(
+            f"{store}: " + ("no store" if store.expanduser().is_dir() else "no such folder")
+        )
+    try:
+        if act == "clear":
+            yield f"{admin.remove(kv)} kinds of records removed"
+            return
+        found = False
+        for account in {"stat": admin.stat, "verify": admin.verify, "gc": admin.gc}[act](kv):
+            found = True
+            checked = "" if act == "stat" else f", {account.damaged} damaged and dropped"
+            strange = f", {account.ignored} strange and dropped" if account.ignored else ""
+            yield (
+                f"{account.name}: {account.records} records, {account.bytes} bytes"
+                f" in a file of {account.file_bytes}{checked}{strange}"
+            )
+            for tenant, records in sorted(account.tenants.items(), key=lambda held: -held[1]):
+                share = records * account.bytes // max(1, account.records)
+                yield f"  tenant {tenant:016x}: {records} records, {share} bytes"
+        if not found:
+            yield f"{kv}: no records"
+    except (KVStoreError, OSError, ValueError) as error:
+        raise SettingsInvalid(str(error)) from error

@@ -1,0 +1,246 @@
+"""The tiers below the device: how large they are, who makes them, and the engine's hold of them.
+
+Whoever outlives the engine makes the memory and hands it to each that comes, so that the next adopts what the
+last one kept; it keeps the shelf's process, too. Reads the machine's limits; knows no torch and no device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ...kvstore import system_limits
+from ...kvstore.disk import admin
+from ...kvstore.disk.client import DiskTier
+from ...kvstore.disk.lock import clear
+from ...kvstore.disk.messages import Begin
+from ...kvstore.errors import KVStoreError
+from ...kvstore.host.slots import SlotMemory, make_memory
+from ...kvstore.host.tier import HostTier
+from ...kvstore.keys import BlockHasher
+from ...kvstore.quotas import tenant_of
+from ...kvstore.system_limits import explained
+from ..errors import SettingsInvalid
+from ..settings import SECRET_BYTES, EngineSettings
+from .sizing import check_budget, machine_bytes, shown
+
+SHARE = 0.125  # of all memory; pages are taken a little before KV comes
+MOST_BYTES = 64 << 30
+DISK_SHARE = 0.25  # of what is free; the journal and others need the rest
+MOST_DISK_BYTES = 64 << 30
+MARGIN_SHARE = (
+    4  # of the journal's reserve KV leaves one part in so many more: others may fill the disk quickly
+)
+
+log = logging.getLogger(__name__)
+
+
+def host_bytes(settings: EngineSettings) -> int:
+    """Bytes for the host tier: what was asked for, or a share of the machine's; 0 is none.
+
+    Raises:
+        SettingsInvalid: more was asked for than there is.
+    """
+    if settings.host_bytes is not None:
+        check_budget("--host-bytes", settings.host_bytes, machine_bytes(), "this machine's memory")
+        return settings.host_bytes
+    return min(MOST_BYTES, int(SHARE * machine_bytes()), system_limits.file_bytes() or MOST_BYTES)
+
+
+def host_memory(settings: EngineSettings) -> int | None:
+    """A new memory for the settings' host tier, as a file descriptor; None where they want none.
+
+    Raises:
+        SettingsInvalid: a limit of this process does not allow it.
+    """
+    size = host_bytes(settings)
+    try:
+        return make_memory(size) if size else None
+    except OSError as error:
+        raise SettingsInvalid(explained(error, f"the host tier's memory of {size} bytes")) from error
+
+
+def host_tier(
+    fd: int, hasher: BlockHasher, namespace: bytes, block_bytes: int, *, debug: bool = False
+) -> HostTier | None:
+    """The tier in memory ``fd``, with what another engine left there under the same names.
+
+    None where the memory holds not one block. ``debug``: every byte is checked whenever it is read.
+    """
+    memory = SlotMemory(fd, hasher.space(namespace), block_bytes)
+    return HostTier(memory, owner=os.getpid(), recheck=debug) if memory.slots else None
+
+
+def kv_folder(settings: EngineSettings) -> Path | None:
+    """Where KV lies on disk; None where none shall."""
+    return None if settings.store is None else Path(settings.store).expanduser() / "kv"
+
+
+def disk_floor(settings: EngineSettings, folder: Path) -> int:
+    """Bytes of the disk of ``folder`` that KV leaves free: the journal's reserve, if there, and a margin."""
+    margin = settings.disk_reserve // MARGIN_SHARE
+    shared = folder.stat().st_dev == folder.parent.stat().st_dev
+    return settings.disk_reserve + margin if shared else margin
+
+
+def disk_room(settings: EngineSettings, folder: Path) -> int:
+    """Bytes that KV could take under ``folder`` now: what is free beyond the floor, and what it has already."""
+    free = shutil.disk_usage(folder).free + admin.file_bytes(folder)
+    return max(0, free - disk_floor(settings, folder))
+
+
+def clipped(settings: EngineSettings) -> str | None:
+    """A line for the operator where the disk has less room for KV than it was given; else None."""
+    folder = kv_folder(settings)
+    if folder is None or not folder.is_dir():
+        return None
+    asked, room = disk_bytes(settings, folder), disk_room(settings, folder)
+    if asked <= room:
+        return None
+    return (
+        f"KV on disk is clipped to {shown(room)} of the {shown(asked)} of --disk-bytes:"
+        f" the disk of {folder} has {shown(shutil.disk_usage(folder).free)} free,"
+        f" of which KV leaves {shown(disk_floor(settings, folder))}; it grows when there is room"
+    )
+
+
+def file_bytes(store: Path) -> int:
+    """Bytes of the store's disk that KV has and gives back when needed; 0 where it has another disk."""
+    kv = store / "kv"
+    try:
+        return admin.file_bytes(kv) if kv.stat().st_dev == store.stat().st_dev else 0
+    except OSError:
+        return 0
+
+
+def make_room(settings: EngineSettings) -> None:
+    """Where KV of an earlier start left the journal no room, have it give way before the journal is opened."""
+    folder = kv_folder(settings)
+    if folder is not None and folder.is_dir():
+        floor = disk_floor(settings, folder)
+        if shutil.disk_usage(folder).free < min(floor, settings.disk_reserve):
+            admin.give_back(folder, floor)
+
+
+def disk_bytes(settings: EngineSettings, folder: Path) -> int:
+    """Bytes that records may take under ``folder``, which exists, while the disk has room (`disk_room`).
+
+    Raises:
+        SettingsInvalid: more was asked for than the disk has.
+    """
+    if settings.disk_bytes is not None:
+        check_budget("--disk-bytes", settings.disk_bytes, shutil.disk_usage(folder).total, "the store's disk")
+        return settings.disk_bytes
+    return min(MOST_DISK_BYTES, int(DISK_SHARE * disk_room(settings, folder)))
+
+
+def with_secret(settings: EngineSettings) -> EngineSettings:
+    """Settings under which every engine from now on names its blocks alike, after a restart of all too if they
+    have a store.
+
+    Raises:
+        SettingsInvalid: the store cannot be written.
+    """
+    if settings.secret:
+        return settings
+    folder = kv_folder(settings)
+    secret = secrets.token_bytes(SECRET_BYTES) if folder is None else _kept_secret(folder)
+    return msgspec.structs.replace(settings, secret=secret)
+
+
+def disk_tier(
+    control: int,
+    host: HostTier,
+    settings: EngineSettings,
+    hasher: BlockHasher,
+    namespace: bytes,
+    blocks: Callable[[int], Sequence[memoryview]] | None = None,
+) -> DiskTier | None:
+    """The tier on disk below ``host``, by way of a keeper at the other end of ``control``.
+
+    ``blocks``: the bytes of a device block, where they lie in this machine's memory.
+    """
+    folder = kv_folder(settings)
+    sock = socket.socket(fileno=control)
+    sock.set_inheritable(False)
+    if folder is None:
+        sock.close()
+        return None
+    space = hasher.space(namespace)
+    budget = disk_bytes(settings, folder)
+    caps = {
+        tenant_of(hasher.root(namespace, one.salt)): one.disk_bytes
+        for one in settings.tenants
+        if one.disk_bytes is not None
+    }
+    floor = disk_floor(settings, folder)
+    begin = Begin(str(folder / space.hex()), space, host.memory.block_bytes, budget, caps, floor)
+    return DiskTier(host, sock, begin, blocks)
+
+
+def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) -> Path | None:
+    """Where measured costs of this model and layout are kept; None without a store."""
+    folder = kv_folder(settings)
+    return None if folder is None else folder / hasher.space(namespace).hex() / "costs.json"
+
+
+def _kept_secret(folder: Path) -> bytes:
+    """That of the store. One that is damaged or cannot be read is replaced: all that it named is a cache."""
+    path = folder / "secret"
+    try:
+        if not os.path.lexists(path):
+            return _new_secret(path)
+    except OSError as error:
+        raise SettingsInvalid(explained(error, f"the KV secret {path}")) from error
+    try:
+        found = path.read_bytes()
+        if len(found) == SECRET_BYTES:
+            return found
+        cause = f"{path} holds {len(found)} bytes, not {SECRET_BYTES}"
+    except OSError as error:
+        cause = explained(error, f"the KV secret {path}")
+    return _another_secret(path, cause)
+
+
+def _another_secret(path: Path, cause: str) -> bytes:
+    """Begin anew without any KV; with a secret that lasts until the next start where none can be kept."""
+    for beside in path.parent.iterdir():
+        with contextlib.suppress(OSError, KVStoreError):
+            if beside.is_dir():
+                clear(beside)  # nothing finds these records any more
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        secret = _new_secret(path)
+    except OSError as error:
+        log.warning("%s: KV begins anew at each start, as %s", cause, explained(error, "another secret"))
+        return secrets.token_bytes(SECRET_BYTES)
+    log.warning("%s: KV begins anew, sessions are not touched", cause)
+    return secret
+
+
+def _new_secret(path: Path) -> bytes:
+    """Whole or not there at all, whoever dies meanwhile; that of another start, where it was first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"secret.{os.getpid()}")
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return path.read_bytes()

@@ -1,0 +1,49 @@
+"""How a model's K and V are stored: as its numbers are, or in 8 bits with static scales.
+
+A scale is a power of two, and is put into the weights when they are loaded (`model/folding.py`): what is stored
+is K and V divided by it, exactly, and neither a kernel nor a step multiplies anything more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import frexp
+
+from ...kvstore.groups import DTYPE_BYTES as GROUP_BYTES
+from ..errors import SettingsInvalid
+
+KV_DTYPES = ("auto", "float8_e4m3fn")
+"""``auto``: the model's own."""
+
+KV_BYTES = GROUP_BYTES
+"""Bytes of a stored number, by its type's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """``dtype``: of `KV_DTYPES`. ``key_scale``, ``value_scale``: stored numbers times these are K and V.
+
+    Raises:
+        SettingsInvalid: another type, or a scale that is no power of two.
+    """
+
+    dtype: str = "auto"
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in KV_DTYPES:
+            raise SettingsInvalid(f"kv_dtype is {self.dtype!r}, not one of {', '.join(KV_DTYPES)}")
+        for name, scale in (("key", self.key_scale), ("value", self.value_scale)):
+            if not 2**-16 <= scale <= 2**16 or frexp(scale)[0] != 0.5:
+                raise SettingsInvalid(
+                    f"the scale of {name}s is {scale}, not a power of two from 2^-16 to 2^16"
+                )
+
+    def stored_as(self, dtype: str) -> str:
+        """The type's name for a model of ``dtype``."""
+        return dtype if self.dtype == "auto" else self.dtype
+
+
+AS_COMPUTED = KVFormat()
+"""K and V in the model's own type."""

@@ -1,0 +1,1 @@
+"""The scheduler: queues, policy, the next plan, and what a finished step changes."""

@@ -1,0 +1,163 @@
+"""What a finished step changes: KV that counts now, sampled tokens, turns that end, rows nobody wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from ..counters import Counters
+from ..kv_placement.block_manager import Paging
+from ..kv_placement.leases import Leases
+from ..kv_placement.offload import Shelving
+from ..link.messages import Finish, Row, TokenLogprob, Work
+from ..plan import Outcome, Plan, RowFault, Scored
+from ..sequence import Flight, Sequence, Turn
+from .queues import Roster
+
+
+class Committer:
+    """Settles plans, in the order in which they were made."""
+
+    def __init__(
+        self, roster: Roster, paging: Paging, shelving: Shelving, leases: Leases, counters: Counters
+    ) -> None:
+        self._shelving = shelving
+        self._leases = leases
+        self._roster = roster
+        self._paging = paging
+        self._counters = counters
+
+    def commit(self, plan: Plan, outcomes: Items[Outcome], *, moved: bool = True) -> list[Row]:
+        """Take over what ``plan`` computed; returns a row for each turn that has tokens to tell or ended.
+
+        Not ``moved``: it failed as a whole, so that its moves may not have been made.
+        """
+        self._paging.pool.finished(plan.step)
+        flights = [self._flight(row.seq, plan.step) for row in plan.rows]
+        if moved:
+            self._paging.moves.finish(plan)
+        else:
+            self._distrust(plan)
+        rows: list[Row] = []
+        for landed, outcome in zip(flights, outcomes, strict=True):
+            row = None if landed is None else self._land(*landed, outcome)
+            if row is not None:
+                rows.append(row)
+        return rows
+
+    def revoke(self, plan: Plan) -> list[Sequence]:
+        """``plan`` failed as a whole: nothing of it counts; returns the sequences that were to go on by it.
+
+        Its moves may not have been made, so blocks that were their targets are not trusted either.
+        """
+        self._paging.pool.finished(plan.step)
+        suspects = []
+        for planned in plan.rows:
+            sequence = self._roster.sequences.get(planned.seq)
+            if sequence is not None and plan.step in sequence.in_flight:
+                sequence.recall()
+                self._paging.trim(sequence)
+                suspects.append(sequence)
+                if sequence.turn is None:
+                    self._roster.touch(sequence)
+        self._distrust(plan)
+        return suspects
+
+    def end(self, sequence: Sequence) -> Work | None:
+        """End a turn, for whatever reason; the sequence keeps what is computed and is idle."""
+        read = sequence.turn is not None and sequence.computed >= sequence.turn.prompt
+        work = sequence.end()
+        self._paging.trim(sequence)
+        self._paging.settle(sequence)
+        self._leases.cover(sequence)
+        self._roster.rest(sequence)
+        if read:
+            self._roster.defer(sequence)
+        self._shelving.rest(sequence)
+        self._counters.turns += 1
+        return work
+
+    def open(self, sequence: Sequence) -> Row | None:
+        """What a turn's grammar has it begin with, before any step; None where it leaves a choice at once."""
+        ids = self._go_on(sequence)
+        return self._said(sequence, ids) if ids else None
+
+    def fail(self, sequence: Sequence, fault: RowFault) -> Row | None:
+        """A turn ends with the error; an idle sequence waits for its turn to meet it again."""
+        self._counters.faults += 1
+        if sequence.turn is None:
+            sequence.recall()
+            self._paging.trim(sequence)
+            self._roster.prefill.pop(sequence.id, None)
+            return None
+        work = self.end(sequence)
+        self._roster.prefill.pop(sequence.id, None)
+        length = len(sequence.tokens)
+        return Row(
+            sequence.id, sequence.epoch, [], length, Finish.ERROR, work, fault.message, code=fault.code
+        )
+
+    def _distrust(self, plan: Plan) -> None:
+        """Whoever holds a block that ``plan`` was to fill by a copy or a load drops it, and all behind it."""
+        self._paging.moves.revoke(plan)
+        targets = [copy.target for copy in plan.copies] + [load.block for load in plan.loads]
+        if not targets:
+            return
+        for sequence in self._roster.sequences.values():
+            if self._paging.distrust(sequence, targets) and sequence.turn is None:
+                self._roster.touch(sequence)
+        self._paging.pool.distrust(targets)
+
+    def _flight(self, seq: int, step: int) -> tuple[Sequence, Flight] | None:
+        """What step ``step`` did for a sequence; None if it was stopped, cut, preempted or closed since."""
+        sequence = self._roster.sequences.get(seq)
+        flight = sequence.in_flight.pop(step, None) if sequence is not None else None
+        if sequence is None or flight is None:
+            self._counters.discarded += 1
+            return None
+        return sequence, flight
+
+    def _land(self, sequence: Sequence, flight: Flight, outcome: Outcome) -> Row | None:
+        if isinstance(outcome, RowFault):
+            return self.fail(sequence, outcome)
+        prefilled, recomputed = sequence.land(flight)
+        self._counters.computed += flight.end - flight.first
+        self._counters.prefilled += prefilled
+        self._counters.recomputed += recomputed
+        self._paging.seal(sequence)
+        if not flight.samples:
+            return None
+        assert outcome is not None, "a row that samples came back without a token"
+        token = outcome.token if isinstance(outcome, Scored) else outcome
+        sequence.keep(token)
+        self._counters.sampled += 1
+        logprobs = [outcome.logprob] if isinstance(outcome, Scored) else []
+        assert sequence.turn is not None
+        ended = token in sequence.turn.limits.stop_ids
+        return self._said(sequence, [token, *([] if ended else self._go_on(sequence))], logprobs)
+
+    def _go_on(self, sequence: Sequence) -> list[int]:
+        forced = sequence.go_on()
+        self._counters.forced += len(forced)
+        return forced
+
+    def _said(self, sequence: Sequence, tokens: list[int], logprobs: Items[TokenLogprob] = ()) -> Row | None:
+        """The row of these tokens and those that waited for them; None where they wait, too."""
+        turn = sequence.turn
+        assert turn is not None
+        turn.untold += tokens
+        turn.scores += logprobs
+        finish = _finish(turn, tokens[-1])
+        if finish is None and len(turn.untold) < turn.limits.gather:
+            return None
+        told, scores, turn.untold, turn.scores = turn.untold, turn.scores, [], []
+        work = self.end(sequence) if finish is not None else None
+        length = len(sequence.tokens)
+        return Row(sequence.id, sequence.epoch, told, length, finish, work, logprobs=scores or None)
+
+
+def _finish(turn: Turn, token: int) -> Finish | None:
+    if token in turn.limits.stop_ids or (turn.matcher is not None and turn.matcher.complete):
+        return Finish.STOP
+    if turn.sampled < turn.allowed:
+        return None
+    return turn.exhausted

@@ -1,0 +1,243 @@
+"""What the next step computes: rows in order of age within the budgets of tokens and blocks.
+
+Every running turn that decodes keeps its one token of the budget; what is left goes to prompts in chunks, the
+oldest turn first; what is left then goes to idle sequences, but only while no turn waits, and beside turns no
+more than `prefill_budget` allows, unless a turn on them is due.
+A turn may find no block because those taken for it still lie behind the step fence: it stands still for one
+step, and in the next, where it comes before all younger ones, they are there.
+A turn that is suspected of killing engines comes before all others and shares no step until it has sampled a
+token: if the engine dies again, it was the only one there. No tensors, no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from ..counters import Counters
+from ..kv_placement.block_manager import Paging
+from ..plan import BlockCopy, Plan, PlanRow
+from ..sequence import Flight, Sequence
+from ..settings import SchedulerSettings
+from .preemption import Pressure
+from .prefill_budget import Courtesy
+from .queues import Roster
+
+PARTS = 8
+"""Through a full host tier one part in so many of its slots comes up in a step."""
+
+_NO_TOKENS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making. ``chunk``: tokens left for prompts."""
+
+    step: int
+    chunk: int
+    rows: list[PlanRow] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+
+
+class Planner:
+    """Makes plans, and notes in each sequence what is in flight for it."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        roster: Roster,
+        paging: Paging,
+        pressure: Pressure,
+        courtesy: Courtesy,
+        counters: Counters,
+    ) -> None:
+        self._settings = settings
+        self._roster = roster
+        self._paging = paging
+        self._pool = paging.pool
+        self._pressure = pressure
+        self._courtesy = courtesy
+        self._counters = counters
+
+    def plan(self) -> Plan | None:
+        """The next step; None if nothing can be computed before a commit or a verb."""
+        roster = self._roster
+        self._bring_up()
+        self._pressure.admit()
+        suspect = next((sequence for sequence in roster.running.values() if sequence.alone), None)
+        if suspect is not None:
+            if any(other.in_flight for other in roster.sequences.values() if other is not suspect):
+                return None  # what is in flight lands first: its step is to hold nobody else
+            plan = self.plan_alone(suspect)
+            if plan is not None or suspect.in_flight:
+                return plan
+        running = [sequence for sequence in roster.running.values() if not sequence.alone]
+        ready = {sequence.id for sequence in running if self._adopt(sequence)}
+        to_do = [sequence.to_do for sequence in running]
+        draft = self._draft(self._settings.max_step_tokens - to_do.count(1))
+        for sequence, tokens in zip(running, to_do, strict=True):
+            # Else it was preempted for an older one, or waits for blocks to bring KV up into.
+            if sequence.id in roster.running and sequence.id in ready:
+                self._add(draft, sequence, tokens, reserved=tokens == 1)
+        # What a turn waits for would go to those that nobody waits for, a little in each step.
+        if not roster.waiting and len(ready) == len(running):
+            self._add_idle(draft)
+        return self._emit(draft)
+
+    def plan_alone(self, sequence: Sequence) -> Plan | None:
+        """A step for one sequence; None if it has nothing to do or finds no blocks."""
+        draft = self._draft(self._settings.max_step_tokens)
+        if self._adopt(sequence):
+            self._add(draft, sequence, sequence.to_do, reserved=False)
+        return self._emit(draft)
+
+    def _draft(self, chunk: int) -> _Draft:
+        return _Draft(self._counters.steps + 1, chunk)
+
+    def _emit(self, draft: _Draft) -> Plan | None:
+        if not draft.rows and not self._paging.moves.waiting:
+            return None
+        self._paging.launched(draft.step)
+        moves = self._paging.moves.emit(draft.rows)
+        plan = Plan(draft.step, tuple(draft.rows), tuple(draft.copies), *moves)
+        self._counters.steps = draft.step
+        self._counters.rows += len(plan.rows)
+        self._counters.copies += len(plan.copies)
+        return plan
+
+    def _adopt(self, sequence: Sequence) -> bool:
+        """Take over what the prefix cache and the host tier hold of a sequence, if not asked since it changed.
+
+        False: the blocks to bring KV up into lie behind the step fence; the sequence stands still meanwhile.
+        """
+        if not sequence.unmatched or sequence.planned != sequence.computed:
+            return True
+        sequence.unmatched = False
+        adopted = self._paging.adopt(sequence)
+        self._counters.adopted += adopted
+        sequence.found(adopted)
+        keys = self._paging.lookup.below(sequence)
+        if not keys:
+            return True
+        if len(keys) > self._pool.available:
+            self._pressure.relieve(len(keys), sequence)
+        room, coming = self._pool.available, self._pool.statistics().fenced
+        if room < len(keys):
+            sequence.unmatched = True  # the rest another time
+            if coming and room + coming >= len(keys):
+                self._counters.stalls += 1
+                return False
+        most = self._at_once(len(keys))
+        self._counters.restored += self._paging.restore(sequence, keys[: min(room, most)])
+        sequence.unmatched |= most < len(keys)
+        # The rest comes in the next step, if this one carries anything: of damaged records it does not.
+        return most >= min(room, len(keys)) or not self._paging.moves.waiting
+
+    def _at_once(self, blocks: int) -> int:
+        """Blocks to bring up in this step, of so many.
+
+        Where the host tier is full, what they push off the device takes the slots that those of the step before
+        have left; else it would push out what is not on disk yet. Never fewer than would be computed.
+        """
+        tier = self._paging.moves.tier
+        if tier is None or tier.free >= blocks:
+            return blocks
+        least = self._settings.blocks_for(self._settings.least_chunk)
+        return max(least, tier.memory.slots // PARTS)
+
+    def _bring_up(self) -> None:
+        """What has come from disk for sequences that do not run goes to the device, while the rest comes."""
+        for sequence in (*self._roster.fetching.values(), *self._roster.staged.values()):
+            if sequence.unmatched:
+                self._adopt(sequence)
+                if sequence.turn is None:
+                    self._roster.rank(sequence)
+
+    def _add_idle(self, draft: _Draft) -> None:
+        waiting = list(islice(self._roster.prefill.values(), self._settings.max_sequences))
+        self._add_all(draft, [sequence for sequence in waiting if sequence.due])
+        others = [sequence for sequence in waiting if not sequence.due]
+        if others:
+            tokens = sum(sequence.to_do for sequence in others)
+            more = len(self._roster.sequences) > len(waiting)
+            draft.chunk = self._courtesy.limit(draft.chunk, draft.rows, tokens, others=more)
+            self._add_all(draft, others)
+
+    def _add_all(self, draft: _Draft, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if draft.chunk <= 0 or len(draft.rows) >= self._settings.max_sequences:
+                return
+            # else its KV was taken for one used after it; a suspect is not computed before its turn
+            if sequence.id in self._roster.prefill and not sequence.alone:
+                if not self._adopt(sequence):
+                    continue
+                self._add(draft, sequence, sequence.to_do, reserved=False)
+                if not sequence.to_do:
+                    del self._roster.prefill[sequence.id]
+
+    def _add(self, draft: _Draft, sequence: Sequence, to_do: int, *, reserved: bool) -> None:
+        """Give the sequence a row, as far as budgets allow; ``reserved``: one token was put aside for it."""
+        most = min(to_do, max(draft.chunk, reserved))
+        if most <= 0:
+            return
+        end = self._secure(sequence, most)
+        count = end - sequence.planned
+        if count <= 0:
+            self._counters.stalls += 1
+            return
+        draft.chunk -= count - reserved
+        draft.copies += self._paging.lease(sequence, end)
+        draft.rows.append(self._row(draft, sequence, end))
+
+    def _secure(self, sequence: Sequence, most: int) -> int:
+        """Position, at most ``most`` ahead, up to which blocks are there or can be leased now."""
+        end = self._find_room(sequence, most)
+        if end > sequence.planned or not sequence.shared_tail or self._pool.statistics().fenced:
+            return end
+        # No block for the copy and none to come: the last few tokens are computed again in its stead.
+        self._paging.drop_tail(sequence)
+        return self._find_room(sequence, most)
+
+    def _find_room(self, sequence: Sequence, most: int) -> int:
+        end = sequence.planned + most
+        short = self._paging.shortfall(sequence, end)
+        if not short:
+            return end
+        if short > self._pool.available:
+            self._pressure.relieve(short, sequence)
+            least = self._paging.shortfall(sequence, sequence.planned + 1)
+            if sequence.turn is not None and least > self._pool.available:
+                self._pressure.preempt(least, sequence)
+        return min(end, self._paging.reach(sequence, self._pool.available))
+
+    def _row(self, draft: _Draft, sequence: Sequence, end: int) -> PlanRow:
+        first, turn = sequence.planned, sequence.turn
+        samples = turn is not None and end == sequence.total
+        fed_by = None
+        tokens = _NO_TOKENS
+        if end > len(sequence.tokens):
+            last = next(reversed(sequence.in_flight.values()))
+            assert last.step == draft.step - 1 and last.samples and end - first == 1
+            fed_by = last.row
+        else:
+            tokens = sequence.tokens.span(first, end)
+        sampling = turn.sampling if turn is not None and samples else None
+        past = sequence.tokens.view(end - 1) if sampling is not None and sampling.reads_past else None
+        forbidden = turn.forbidden(sequence.promised) if turn is not None and samples else ()
+        sequence.advance(Flight(draft.step, len(draft.rows), first, end, samples))
+        return PlanRow(
+            seq=sequence.id,
+            epoch=sequence.epoch,
+            first=first,
+            count=end - first,
+            tokens=tokens,
+            table=sequence.table.view[: self._paging.blocks_for(end)],
+            sampling=sampling,
+            fed_by=fed_by,
+            past=past,
+            output_from=turn.output_from if turn is not None else 0,
+            forbidden=forbidden,
+            matcher=turn.matcher if turn is not None and samples else None,
+        )

@@ -1,0 +1,1 @@
+"""Python callables as tools of a model."""

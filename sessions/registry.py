@@ -1,0 +1,468 @@
+"""The book of sessions: who is open, how many may be, and the way back to one by its handle.
+
+Sessions are in memory while somebody uses them; with a journal they are opened again from there. Knows
+nothing of sockets or of what a client has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ..runtime.link.client import EngineLink
+from .engine_copy import LiveSequence
+from .errors import HandleUnknown, SessionLimit, SessionUnknown, StorageUnavailable
+from .fork_tree import FamilyTree, Member, Page, check_pruned, checked_name, child_of, root_of
+from .handles import SessionHandles, digest_of
+from .history import History
+from .items import new_id
+from .journal.changes import Drop
+from .journal.journal import Journal
+from .journal.log import EphemeralLog, JournaledLog, SessionLog
+from .journal.records import AnyOperation, SessionRecord
+from .journal.replay import Replayed, condensed, replay
+from .journal.store import Stored
+from .session import Session
+from .settings import SessionSettings, TenantLimits
+from .tenants import Tenants
+from .text.language import Language
+from .waits import Waits
+from .workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """A session from the journal: what it is now, and what it was at birth."""
+
+    session: Session
+    record: SessionRecord
+    replayed: Replayed
+
+
+class SessionBook:
+    """All sessions of one engine. Without a ``journal`` they end with the process."""
+
+    def __init__(
+        self,
+        link: EngineLink,
+        language: Language,
+        settings: SessionSettings | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.language = language
+        self.settings = settings or SessionSettings()
+        self.journal = journal
+        self._link = link
+        self._sessions: dict[str, Session] = {}
+        self._records: dict[str, SessionRecord] = {}
+        self._by_handle: dict[bytes, Session] = {}
+        self._leaving: dict[bytes, asyncio.Event] = {}  # by handle: sessions that are being put away
+        self._closing: dict[str, asyncio.Event] = {}  # the same, by id
+        self._pruned: set[str] = set()  # sessions that are being forgotten
+        self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner
+        self._opened = self._reopened = 0
+        self._workers = Workers()
+        self._tenants = Tenants(self.settings.tenants, self.settings.max_sessions, self._workers)
+        self._trees: dict[str, FamilyTree] = {}  # by root, of sessions that are open
+        self._loading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by root: the journal is asked once
+        self._numbers = itertools.count(1)  # of sessions without a journal
+        self.waits = Waits()
+        if journal is not None:
+            journal.condense = partial(
+                condensed, max_items=self.settings.max_items, max_events=journal.settings.max_events
+            )
+
+    def create(
+        self, *, salt: bytes = b"", now: datetime | None = None, owner: bytes = b"", config: bytes = b""
+    ) -> Session:
+        """A new session. ``owner`` is whose key made it; ``config`` is kept with it. Raises ``SessionLimit``,
+        ``StorageUnavailable``."""
+        self._check_room(salt)
+        clock = (now or datetime.now().astimezone()).isoformat()
+        record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=clock, config=config)
+        if self.journal is not None and (fault := self.journal.fault_of(salt)) is not None:
+            raise fault
+        with self._birth(record) as log:
+            session = self._made(record, log, SessionHandles(owner, log))
+        self._opened += 1
+        return session
+
+    async def fork(self, session_id: str, configs: Sequence[bytes], at: str | None = None) -> list[Session]:
+        """Sessions that go on from where this one is, or was at the item ``at``; one for each config.
+
+        They share its past, in the journal and in the engine, where one verb makes them all. Raises
+        ``SessionUnknown``, ``SessionLimit``, ``StorageUnavailable``, ``ItemUnknown`` or ``CutInvalid``.
+        """
+        session = self.get(session_id)
+        self.check_fork(session_id, len(configs))
+        self._check_room(self._records[session_id].salt, len(configs))
+        if session.log.fault is not None:
+            raise session.log.fault
+        history, operations = session.branch(at)
+        children: list[tuple[Session, LiveSequence]] = []
+        try:
+            children.extend(self._child(session, history.branch(), operations, config) for config in configs)
+            await session.lend([sequence for _, sequence in children], history.tree.head)
+        except BaseException:  # all of them or none: nobody has a handle of those that were made
+            for child, _ in children:
+                await self.discard(child.id)
+            raise
+        return [child for child, _ in children]
+
+    def check_fork(self, session_id: str, children: int) -> None:
+        """Raises ``SessionUnknown``, or ``SessionLimit``: its tree has too many forks that nobody opened."""
+        self.get(session_id)
+        there = len(self._tree_of(session_id).unopened)
+        if there + children > self.settings.max_unopened:
+            raise SessionLimit(
+                f"This tree has {there} forks that nobody has opened; it may have {self.settings.max_unopened}:"
+                " open or prune some first"
+            )
+
+    def unopened(self, session_id: str) -> bool:
+        """Whether this is an open session that was forked off, and that nobody has come for."""
+        return session_id in self._sessions and session_id in self._tree_of(session_id).unopened
+
+    async def discard(self, session_id: str) -> None:
+        """Close a session that nobody was told of, and forget it."""
+        log = self.get(session_id).log
+        number = log.number if isinstance(log, JournaledLog) else None
+        tree = self._tree_of(session_id)
+        await self.close(session_id)
+        tree.drop(session_id)
+        if number is not None and self.journal is not None:
+            self.journal.put([Drop(number)])
+
+    async def family(self, session_id: str) -> list[Member]:
+        """The session, all it was forked from and all that were forked from these, parents before children.
+
+        Raises ``SessionUnknown``, ``RecordDamaged``, ``StorageUnavailable``.
+        """
+        return (await self.family_page(session_id, None)).members
+
+    async def family_page(self, session_id: str, limit: int | None, after: str | None = None) -> Page:
+        """At most ``limit`` of its family: those that come after the session ``after``, or the first ones.
+
+        Raises ``MemberUnknown``, and what `fork_tree` does.
+        """
+        tree = await self._whole_tree(session_id)
+        branches, last = tree.page(after, limit)
+        found = []
+        for branch in branches:
+            session = self._sessions.get(branch.id)
+            told = {} if session is None else session.statistics()
+            items, tokens = (int(told[name]) if told else None for name in ("items", "tokens"))
+            found.append(Member(branch.id, branch.parent, branch.name, session is not None, items, tokens))
+        return Page(found, last)
+
+    async def name(self, session_id: str, name: str) -> str:
+        """Name the branch that a session is; "" takes its name back. Returns the name as it is kept.
+
+        Raises ``NameInvalid``, and what `fork_tree` does.
+        """
+        tree = await self._whole_tree(session_id)
+        name = checked_name(name, session_id, tree)
+        session, number = self.get(session_id), tree.number(session_id)
+        assert number is not None, "it is open"
+        record = self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
+        tree.add(number, record)
+        session.log.rewrite(record)
+        return name
+
+    async def check_pruned(self, session_id: str, target: str) -> int | None:
+        """Where the journal has ``target``, for `forget`; None where it has not. Its tree has it no more: who
+        asks to prune it from now on finds none.
+
+        Raises ``MemberUnknown``, ``PruneInvalid``, and what `fork_tree` does.
+        """
+        tree = await self._whole_tree(session_id)
+        number = check_pruned(target, session_id, tree)
+        self._pruned.add(target)
+        tree.drop(target)
+        return None if self.journal is None else number
+
+    async def settled(self, owner: bytes) -> None:
+        """Wait until this owner's session that was coming back from the journal is open, or was refused."""
+        async with self._reopening[owner]:
+            return
+
+    async def forget(self, target: str, number: int | None) -> None:
+        """Forget a session that is not open, when it has closed: its handles open nothing any more.
+
+        Of what it shares with others nothing is lost to these.
+        """
+        try:
+            if (closing := self._closing.get(target)) is not None:
+                await closing.wait()  # what it still writes would stand behind its end
+            if number is not None and self.journal is not None:
+                self.journal.put([Drop(number)])
+        finally:
+            self._pruned.discard(target)
+
+    def get(self, session_id: str) -> Session:
+        """The open session with this id. Raises ``SessionUnknown``."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise SessionUnknown(f"No session {session_id!r}")
+        return session
+
+    def salt_of(self, session_id: str) -> bytes:
+        """The tenant of an open session. Raises ``SessionUnknown``."""
+        self.get(session_id)
+        return self._records[session_id].salt
+
+    def room(self, salt: bytes, more: int, idle: Mapping[bytes, Iterable[str]]) -> list[str]:
+        """Open sessions to close so that this tenant can open ``more``; see `Tenants.room`."""
+        return self._tenants.room(salt, more, idle)
+
+    async def resume(
+        self, handle: str, owner: bytes, make_room: Callable[[bytes], None] | None = None
+    ) -> Session | Reopened:
+        """The session that ``handle`` opens; it has a new handle from now on.
+
+        ``make_room`` is called before a session comes from the journal, with the salt of its tenant.
+
+        Raises ``HandleUnknown``, the same for every reason; ``RecordDamaged``, ``SessionLimit``,
+        ``StorageUnavailable``.
+        """
+        digest = digest_of(handle)
+        if (leaving := self._leaving.get(digest)) is not None:
+            await leaving.wait()
+        async with self._reopening[owner]:
+            found: Session | Reopened | None = self._by_handle.get(digest)
+            if found is None and self.journal is not None:
+                found = await self._reopen(self.journal, digest, owner, make_room or self._check_room)
+        session = found.session if isinstance(found, Reopened) else found
+        if found is None or session is None or not session.handles.opens(digest, owner):
+            raise _unknown()
+        self._tree_of(session.id).unopened.discard(session.id)
+        self._forget_handles(session)
+        session.handles.use(digest)
+        self._know_handles(session)
+        return found
+
+    def close(
+        self,
+        session_id: str,
+        *,
+        settle: Callable[[], Awaitable[None]] | None = None,
+        interrupt: bool = False,
+    ) -> Coroutine[Any, Any, None]:
+        """End a session and forget it; the journal, if there is one, does not. Raises ``SessionUnknown``.
+
+        Its place is free at once; await the rest. ``settle`` is awaited first: who reads its responses leaves
+        them. ``interrupt``: in the journal they have not ended, and go on when the session is opened again.
+        """
+        session = self.get(session_id)
+        self._leave_tree(session)
+        self._forget_handles(session)
+        self._tenants.leave(self._records[session_id].salt)
+        del self._sessions[session_id], self._records[session_id]
+        left = asyncio.Event()
+        leaving = dict.fromkeys(session.handles.digests(), left)
+        self._leaving.update(leaving)
+        self._closing[session_id] = left
+        if interrupt:
+            session.log.close()
+        return self._closed(session, left, leaving, settle)
+
+    async def _closed(
+        self,
+        session: Session,
+        left: asyncio.Event,
+        leaving: Iterable[bytes],
+        settle: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        try:
+            if settle is not None:
+                await settle()
+            await session.aclose()
+        finally:
+            left.set()
+            del self._closing[session.id]
+            for digest in leaving:
+                del self._leaving[digest]
+
+    def change_limits(self, limits: Mapping[bytes, TenantLimits]) -> None:
+        """Hold tenants to these from now on; nothing that is open or runs is ended."""
+        self._tenants.change(limits)
+
+    async def statistics_of(self, salt: bytes) -> dict[str, float]:
+        """What one tenant has: of the journal only while that can be read."""
+        tenant = self._tenants[salt]
+        kept: dict[str, float] = {}
+        if self.journal is not None and self.journal.fault is None:
+            with suppress(StorageUnavailable):
+                kept = await self.journal.statistics_of(salt)
+        return {"sessions": float(tenant.sessions), "turns": float(tenant.turns), **kept}
+
+    def statistics(self) -> dict[str, float]:
+        """Sums over the open sessions."""
+        totals = {
+            "sessions": float(len(self._sessions)),
+            "sessions_opened": float(self._opened),
+            "sessions_reopened": float(self._reopened),
+            **self.waits.statistics(),
+        }
+        for session in self._sessions.values():
+            for name, value in session.statistics().items():
+                totals[f"session_{name}"] = totals.get(f"session_{name}", 0.0) + value
+        return totals
+
+    async def aclose(self) -> None:
+        """End all sessions; in the journal what runs is interrupted, not ended."""
+        for session_id in list(self._sessions):
+            await self.close(session_id, interrupt=True)
+        await self._workers.aclose()
+
+    async def _whole_tree(self, session_id: str) -> FamilyTree:
+        """Its tree, with what the journal has of it. Raises what `fork_tree` does."""
+        log, tree = self.get(session_id).log, self._tree_of(session_id)
+        if self.journal is None or not isinstance(log, JournaledLog):
+            return tree
+        root = root_of(self._records[session_id])
+        async with self._loading[root]:
+            if tree.stale(time.monotonic()):
+                tree.begin_load()
+                log.sync()
+                number = log.number
+                kept = await self.journal.read(lambda store: store.family(number))
+                tree.load(kept, time.monotonic(), open_=self._sessions, pruned=self._pruned)
+        self.get(session_id)
+        return tree if tree is self._tree_of(session_id) else await self._whole_tree(session_id)
+
+    def _tree_of(self, session_id: str) -> FamilyTree:
+        """What is known of the tree of an open session."""
+        return self._trees[root_of(self._records[session_id])]
+
+    async def _reopen(
+        self, journal: Journal, digest: bytes, owner: bytes, make_room: Callable[[bytes], None]
+    ) -> Reopened | None:
+        known = await journal.read(lambda store: store.handle(digest))
+        if known is None or known.owner != owner or known.session in journal.live:
+            return None
+        journal.live.add(known.session)  # from now on retention leaves it alone
+        try:
+            if await journal.read(lambda store: store.handle(digest)) is None:
+                raise _unknown()
+            stored = await journal.read(lambda store: store.session(known.session))
+            if digest not in stored.keyring.digests() or stored.record.id in self._pruned:
+                raise _unknown()
+            make_room(stored.record.salt)
+            return await self._again(journal, stored)
+        except BaseException:
+            journal.live.discard(known.session)
+            raise
+
+    async def _again(self, journal: Journal, stored: Stored) -> Reopened:
+        work = partial(
+            replay,
+            stored.operations,
+            max_items=self.settings.max_items,
+            max_events=journal.settings.max_events,
+        )
+        salt = stored.record.salt
+        self._tenants.enter(salt)  # others may come meanwhile: the place is held
+        try:
+            replayed = await asyncio.to_thread(work)
+        finally:
+            self._tenants.leave(salt)
+        log = JournaledLog(journal, stored.number, stored.written, stored.record.salt)
+        handles = SessionHandles(stored.record.owner, log, stored.keyring)
+        session = self._made(stored.record, log, handles, replayed.history)
+        self._reopened += 1
+        return Reopened(session, stored.record, replayed)
+
+    def _child(
+        self, parent: Session, history: History, operations: Iterable[AnyOperation], config: bytes
+    ) -> tuple[Session, LiveSequence]:
+        record = child_of(self._records[parent.id], new_id("sess"), config)
+        record = msgspec.structs.replace(record, origin=parent.log.position())
+        sequence = parent.heir()
+        with self._birth(record) as log:
+            for operation in operations:
+                log.append(operation)
+            session = self._made(record, log, SessionHandles(record.owner, log), history, sequence)
+        self._opened += 1
+        self._tree_of(session.id).unopened.add(session.id)
+        return session, sequence
+
+    @contextmanager
+    def _birth(self, record: SessionRecord) -> Iterator[SessionLog]:
+        """The log of a session that is made in the block: where that raises the journal forgets it again."""
+        if self.journal is None:
+            yield EphemeralLog()
+            return
+        log = JournaledLog.begin(self.journal, record)
+        try:
+            yield log
+        except BaseException:
+            log.close()
+            self.journal.put([Drop(log.number)])
+            raise
+
+    def _made(
+        self,
+        record: SessionRecord,
+        log: SessionLog,
+        handles: SessionHandles,
+        history: History | None = None,
+        sequence: LiveSequence | None = None,
+    ) -> Session:
+        session = Session(
+            record.id,
+            self._link,
+            self.language,
+            history=history,
+            salt=record.salt,
+            now=datetime.fromisoformat(record.clock),
+            settings=self.settings,
+            log=log,
+            handles=handles,
+            reopened=history is not None and sequence is None,
+            sequence=sequence,
+            waits=self.waits,
+            tenant=self._tenants[record.salt],
+        )
+        self._tenants.enter(record.salt)
+        self._records[session.id] = record
+        self._sessions[session.id] = session
+        tree = self._trees.setdefault(root_of(record), FamilyTree())
+        tree.add(log.number if isinstance(log, JournaledLog) else next(self._numbers), record)
+        tree.opened += 1
+        self._know_handles(session)
+        return session
+
+    def _check_room(self, salt: bytes, more: int = 1) -> None:
+        self._tenants.check(salt, more)
+
+    def _leave_tree(self, session: Session) -> None:
+        root, tree = root_of(self._records[session.id]), self._tree_of(session.id)
+        tree.unopened.discard(session.id)
+        if not session.log.durable:
+            tree.drop(session.id)
+        tree.opened -= 1
+        if not tree.opened:
+            del self._trees[root]
+            self._loading.pop(root, None)
+
+    def _know_handles(self, session: Session) -> None:
+        self._by_handle.update((digest, session) for digest in session.handles.digests())
+
+    def _forget_handles(self, session: Session) -> None:
+        for digest in session.handles.digests():
+            self._by_handle.pop(digest, None)
+
+
+def _unknown() -> HandleUnknown:
+    return HandleUnknown("No session can be resumed with this handle", param="handle")

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, chat template, renderer, detokenizer, and what is known before text ends."""

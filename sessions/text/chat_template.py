@@ -1,0 +1,289 @@
+"""Renders the model's chat template as transformers does, replies as opaque sentinels, the clock frozen.
+
+A sentinel stands where the model's own words stand: the text around it is the template's, the ids in its
+place are those the model sampled. Knows nothing of ids.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from ..errors import TemplateFailed
+from ..history import Segment
+from ..items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
+from ..tree import Reply
+from .template_sandbox import compiled
+from .tokenizer import ChatTokenizer
+
+MAX_DEPTH = 64
+"""Levels of a call's arguments that are given as an object."""
+_NONCE = secrets.token_hex(8)
+"""Makes sentinels that nobody outside this process can write."""
+_SENTINEL = re.compile(f"\U000f0002{_NONCE}\\.([0-9]+)\U000f0003")
+
+
+JOINT = "\n\n"
+"""Between two messages that are given to a template as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRules:
+    """Which orders of roles a template takes. Mistral's and Gemma's refuse two users in a row, for one.
+
+    ``users``, ``assistants``: two of them in a row. ``assistant_first``: a reply before anything was said to
+    the model. ``system``: instructions; ``system_later``: a system message behind others. ``tools``: what a
+    tool answered, and whatever may follow on that.
+    """
+
+    users: bool = True
+    assistants: bool = True
+    assistant_first: bool = True
+    system: bool = True
+    system_later: bool = True
+    tools: bool = True
+
+
+class _Talk:
+    """Messages in an order that a template takes. Neighbours that it would refuse become one message; where a
+    user has to have spoken an empty message says so. Nobody changes a message that is in here: it is replaced.
+    """
+
+    def __init__(self, rules: RoleRules, messages: Sequence[dict[str, Any]]) -> None:
+        self._rules = rules
+        self._messages = list(messages)
+        self._joined: list[str] = []  # what the last message's content is joined of, where it is
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All of them."""
+        if self._joined:
+            self._replace_last(content=JOINT.join(filter(None, self._joined)))
+            self._joined = []
+        return self._messages
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Something that was said, called or answered, behind all that is there."""
+        message = self._taken(message)
+        if self._is_joined(message):
+            self._joined = self._joined or [self._last["content"]]
+            self._joined.append(message["content"])
+        else:
+            self._append(message)
+
+    def _append(self, message: dict[str, Any]) -> None:
+        if message["role"] == "assistant":
+            self.open_reply()
+        self.messages.append(message)
+
+    def _taken(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message in a role that the template knows."""
+        rules, role = self._rules, message["role"]
+        system = rules.system_later if self._messages else rules.system
+        if (role == "tool" and not rules.tools) or (role == "system" and not system):
+            return {"role": "user", "content": message["content"]}
+        if "tool_calls" in message and not rules.tools:
+            calls = [json.dumps(call["function"], ensure_ascii=False) for call in message["tool_calls"]]
+            return {"role": role, "content": JOINT.join(filter(None, [message["content"], *calls]))}
+        return message
+
+    def add_call(self, call: dict[str, Any]) -> None:
+        """A call that stands for itself: it belongs to what the assistant has just said in words."""
+        last = self._last
+        words = last.get("role") == "assistant" and not str(last["content"]).startswith("\U000f0002")
+        if words and self._rules.tools:
+            self._replace_last(tool_calls=[*last.get("tool_calls", ()), call])
+        else:
+            self.add({"role": "assistant", "content": "", "tool_calls": [call]})
+
+    def open_reply(self) -> None:
+        """The assistant speaks next."""
+        if not self._may_reply():
+            self.messages.append({"role": "user", "content": ""})
+
+    @property
+    def _last(self) -> dict[str, Any]:
+        return self._messages[-1] if self._messages else {}
+
+    def _is_joined(self, message: dict[str, Any]) -> bool:
+        """Whether it becomes part of the last message. What the model said itself does not: it came after what
+        stood there, which a reply opens anew."""
+        last, role = self._last, message["role"]
+        if last.get("role") != role:
+            return False
+        if role == "user":
+            return not self._rules.users or (len(self._messages) == 1 and not self._rules.system)
+        words = not ("tool_calls" in message or "tool_calls" in last)
+        own = str(message["content"]).startswith("\U000f0002")
+        return role == "assistant" and not self._rules.assistants and words and not own
+
+    def _may_reply(self) -> bool:
+        last = self._last
+        if last.get("role", "system") == "system":
+            return self._rules.assistant_first
+        return last["role"] != "assistant" or self._rules.assistants or "tool_calls" in last
+
+    def _replace_last(self, **changes: Any) -> None:
+        self._messages[-1] = {**self._messages[-1], **changes}
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """What a template is given of a preamble and of segments; ``names``: those of the tools, by call.
+
+    Nobody changes a message that is in here.
+    """
+
+    preamble: Preamble
+    tools: Any
+    segments: tuple[Segment, ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+    replies: int = 0
+
+
+class ChatTemplate:
+    """One model's chat template. ``now`` is what it takes for the present, for as long as this lives;
+    ``rules``: what it was found to take.
+
+    Most scripts are the one before and a few segments more: what was made of that is kept.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, now: datetime, rules: RoleRules | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._now = now
+        self._rules = rules or RoleRules()
+        self._kept = _Messages(Preamble(), None)
+        try:
+            self._template = compiled(tokenizer.template)
+        except (TemplateError, RecursionError, MemoryError) as fault:
+            raise TemplateFailed(f"The chat template does not compile: {fault}") from None
+
+    def pieces(
+        self, preamble: Preamble, segments: Sequence[Segment], *, open_reply: bool = True
+    ) -> list[str]:
+        """The rendered text before, between and after the replies: one piece more than there are replies.
+
+        Control tokens in what came from outside are marked (``ChatTokenizer.mark``). ``open_reply``: end
+        with what stands before the next reply. Raises ``TemplateFailed``.
+        """
+        try:
+            said = self._messages(preamble, tuple(segments))
+            text = self._render(said, open_reply)
+        except Exception as fault:  # a template is code from outside: whatever it raises is its refusal
+            raise TemplateFailed(f"The chat template refused the conversation: {fault}") from fault
+        # [text, number, text, number, ..., text]
+        parts = _SENTINEL.split(text)
+        if parts[1::2] != [str(number) for number in range(said.replies)]:
+            raise TemplateFailed("The chat template lost, doubled or moved a reply")
+        return parts[0::2]
+
+    def _render(self, said: _Messages, open_reply: bool) -> str:
+        talk = _Talk(self._rules, said.messages)
+        if open_reply:
+            talk.open_reply()
+        return self._template.render(
+            talk.messages,
+            tools=said.tools,
+            documents=None,
+            add_generation_prompt=open_reply,
+            strftime_now=self._now.strftime,
+            **self._tokenizer.named,
+        )
+
+    def _messages(self, preamble: Preamble, segments: tuple[Segment, ...]) -> _Messages:
+        """All of it; what comes before the last segment is kept, since that one may still grow."""
+        known = self._kept
+        if known.preamble != preamble or known.segments != segments[: len(known.segments)]:
+            known = self._opened(preamble)
+        before = max(len(known.segments), len(segments) - 1)
+        self._kept = known = self._and(known, segments[len(known.segments) : before])
+        return self._and(known, segments[before:])
+
+    def _opened(self, preamble: Preamble) -> _Messages:
+        mark = self._tokenizer.mark
+        tools = mark([_tool_form(tool) for tool in preamble.tools]) or None
+        talk = _Talk(self._rules, ())
+        if preamble.instructions:
+            talk.add({"role": "system", "content": mark(preamble.instructions)})
+        return _Messages(preamble, tools, messages=tuple(talk.messages))
+
+    def _and(self, known: _Messages, segments: tuple[Segment, ...]) -> _Messages:
+        """What is known, and ``segments`` after it."""
+        if not segments:
+            return known
+        mark = self._tokenizer.mark
+        talk, names, replies = _Talk(self._rules, known.messages), dict(known.names), known.replies
+        for segment in segments:
+            names.update(
+                (item.call_id, item.name) for item in _items(segment) if isinstance(item, FunctionCall)
+            )
+            match segment:
+                case Reply():
+                    talk.add({"role": "assistant", "content": _sentinel(replies)})
+                    replies += 1
+                case FunctionCall():
+                    talk.add_call(mark(_call_form(segment)))
+                case _:
+                    talk.add(mark(_message_form(segment, names)))
+        together = known.segments + segments
+        return _Messages(known.preamble, known.tools, together, tuple(talk.messages), names, replies)
+
+
+def _sentinel(number: int) -> str:
+    return f"\U000f0002{_NONCE}.{number}\U000f0003"
+
+
+def _items(segment: Segment) -> tuple[Item, ...]:
+    return segment.items if isinstance(segment, Reply) else (segment,)
+
+
+def _message_form(item: Message | FunctionCallOutput, names: dict[str, str]) -> dict[str, Any]:
+    match item:
+        case Message():
+            return {"role": item.role, "content": item.text}
+        case FunctionCallOutput():
+            name = {"name": names[item.call_id]} if item.call_id in names else {}
+            return {"role": "tool", "content": item.output, "tool_call_id": item.call_id} | name
+
+
+def _call_form(call: FunctionCall) -> dict[str, Any]:
+    """A call as templates take it: arguments as an object where they are one that can be written."""
+    try:
+        arguments = json.loads(call.arguments)
+        json.dumps(arguments, ensure_ascii=False).encode()  # no character is a lone surrogate
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    if not isinstance(arguments, dict) or _too_deep(arguments):
+        arguments = call.arguments
+    return {"type": "function", "id": call.call_id, "function": {"name": call.name, "arguments": arguments}}
+
+
+def _too_deep(value: Any) -> bool:
+    """Whether it nests deeper than a template, which writes it by calling itself, may be trusted to go."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [
+            node.values() if isinstance(node, dict) else node
+            for node in level
+            if isinstance(node, dict | list)
+        ]
+        level = [child for children in inner for child in children]
+        if not level:
+            return False
+    return True
+
+
+def _tool_form(tool: Tool) -> dict[str, Any]:
+    described = {"description": tool.description} if tool.description else {}
+    return {
+        "type": "function",
+        "function": {"name": tool.name, **described, "parameters": tool.parameters},
+    }

@@ -1,0 +1,135 @@
+"""What kind of chat template a model has, found out by trying it once at load.
+
+Knows nothing of sessions; ``doctor`` shows the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+
+from ..errors import TemplateFailed
+from ..history import Segment
+from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
+from ..token_ids import ids_of
+from ..tree import Reply
+from .chat_template import ChatTemplate, RoleRules
+from .tokenizer import ChatTokenizer
+
+_NOON = datetime(2025, 1, 1, 12)
+_THOUGHT = "zqthoughtqz"
+
+
+class TemplateClass(StrEnum):
+    """What a template does to turns it has written before, once another is added."""
+
+    APPEND_ONLY = "append-only"
+    REWRITES_REASONING = "rewrites reasoning"
+    """Only the reasoning of earlier replies goes, or the empty one that a generation prompt opens."""
+    REWRITES_MORE = "rewrites more"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReport:
+    """What trying a template showed.
+
+    ``tools``: it renders a call of a tool and its output. ``closing``: the special token that ends an
+    assistant's turn, if one does: an end of generation, whatever the model's configuration says. ``opening``:
+    what it writes before a reply.
+    """
+
+    kind: TemplateClass
+    tools: bool
+    closing: int | None
+    opening: str = ""
+    rules: RoleRules = RoleRules()
+
+
+def probe(tokenizer: ChatTokenizer) -> TemplateReport:
+    """Tries the template. Raises ``TemplateFailed`` if it cannot render two plain turns."""
+    rules = _rules(tokenizer)
+    template = ChatTemplate(tokenizer, _NOON, rules)
+    plain = Preamble(instructions="zq")
+    talk: list[Segment] = [_user(1), _reply(1), _user(2), _reply(2), _user(3)]
+    kinds = [_kind(template, plain, talk), _reasoning(template)]
+    if rules.tools:
+        kinds.append(_kind(template, _tooled(), _tool_talk()))
+    order = list(TemplateClass)
+    closing, opening = _closing(tokenizer, template, plain, talk), template.pieces(plain, talk)[-1]
+    return TemplateReport(max(kinds, key=order.index), rules.tools, closing, opening, rules)
+
+
+def _rules(tokenizer: ChatTokenizer) -> RoleRules:
+    """Tries the orders of roles that a conversation may come to: after failed turns and replies that were cut
+    before their first word, items put in and taken out. Whatever is refused is put otherwise from then on."""
+    none, one, two, reply = Preamble(), _user(1), _user(2), _reply(1)
+    told = Message(id="told", role="assistant", text="zq")
+    system = Message(id="system", role="system", text="zq")
+
+    def takes(*talks: list[Segment], preamble: Preamble = none, rules: RoleRules | None = None) -> bool:
+        try:
+            for talk in talks:
+                ChatTemplate(tokenizer, _NOON, rules).pieces(preamble, talk)
+        except TemplateFailed:
+            return False
+        return True
+
+    rules = RoleRules(
+        users=takes([one, two], [one, reply, one, two]),
+        assistants=takes([one, reply, told, two], [one, reply, reply, two], [one, told, told, two]),
+        assistant_first=takes([reply, one], [told, one]),
+        system=takes([one], preamble=Preamble(instructions="zq")),
+        system_later=takes([one, reply, system, two], [one, system, reply, two], [one, reply, system]),
+    )
+    *called, answered, _ = _tool_talk()
+    talks = [*called], [*called, one], [*called, answered, one, _reply(2), two]
+    return replace(rules, tools=takes(*talks, preamble=_tooled(), rules=rules))
+
+
+def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> TemplateClass:
+    """Compares the rendering of each beginning of the talk with that of the whole."""
+    whole = template.pieces(preamble, talk)
+    kind = TemplateClass.APPEND_ONLY
+    turns = [at for at, segment in enumerate(talk) if isinstance(segment, Reply)]
+    for number, at in enumerate(turns):
+        if template.pieces(preamble, talk[:at]) == whole[: number + 1]:
+            continue
+        unopened = template.pieces(preamble, talk[:at], open_reply=False)
+        if unopened[:-1] != whole[:number] or not whole[number].startswith(unopened[-1]):
+            return TemplateClass.REWRITES_MORE
+        kind = TemplateClass.REWRITES_REASONING
+    return kind
+
+
+def _reasoning(template: ChatTemplate) -> TemplateClass:
+    """Whether a reply given with its reasoning keeps it once a later turn has come."""
+    said = Message(id="said", role="assistant", text=f"<think>\n{_THOUGHT}\n</think>\n\nzq")
+    text = "".join(template.pieces(Preamble(), [_user(1), said, _user(2)]))
+    return TemplateClass.APPEND_ONLY if _THOUGHT in text else TemplateClass.REWRITES_REASONING
+
+
+def _closing(
+    tokenizer: ChatTokenizer, template: ChatTemplate, preamble: Preamble, talk: list[Segment]
+) -> int | None:
+    ids = tokenizer.encode(template.pieces(preamble, talk)[-1], leads=False)
+    return ids[0] if ids and ids[0] in tokenizer.specials else None
+
+
+def _user(number: int) -> Message:
+    return Message(id=f"user_{number}", role="user", text=f"zq{number}")
+
+
+def _reply(number: int) -> Reply:
+    return Reply((Message(id=f"reply_{number}", role="assistant", text="zq"),), ids_of([0]), ended=True)
+
+
+def _tooled() -> Preamble:
+    return Preamble(tools=(Tool(name="zq", parameters={"type": "object", "properties": {}}),))
+
+
+def _tool_talk() -> list[Segment]:
+    call_id = "call_0123456789abcdef01234567"  # as long as those are that a reply's calls get
+    call = FunctionCall(id="call", call_id=call_id, name="zq", arguments="{}")
+    output = FunctionCallOutput(id="output", call_id=call_id, output="zq")
+    return [_user(1), Reply((call,), ids_of([0]), ended=True), output, _reply(1), _user(2)]

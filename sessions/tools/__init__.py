@@ -1,0 +1,1 @@
+"""Tool calls and reasoning as models write them, and the grammars that hold a model to them."""

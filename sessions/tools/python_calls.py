@@ -1,0 +1,208 @@
+"""Tool calls as Python: ``[get_weather(city="Oslo"), add(a=1, b=2)]``, from streamed text.
+
+The form of Llama 3.2, Llama 4 and ToolACE. A call is told the moment its parenthesis closes; its arguments are
+Python literals, given by name, and become JSON. Nothing is evaluated. Knows nothing of items or ids.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import keyword
+import re
+import warnings
+from collections.abc import Iterator
+from enum import Enum, auto
+
+from ..items import MAX_NAME
+from .hermes import CallArguments, CallClosed, CallOpened, Piece, Text
+
+MAX_CALL = 65_536
+
+_OPENS = re.compile(r"\s*\[\s*[A-Za-z_][\w.]*\s*\(")
+_MAY_OPEN = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.]*\s*)?)?")
+_NAME = re.compile(r"[\s,\[]*([A-Za-z_][\w.]*)\s*\(")
+_KEYWORD = re.compile(rf"[(,]\s*(?P<name>{'|'.join(sorted(keyword.kwlist))})\s*=(?!=)")
+_OWN = "__own_word_"
+_PAIRS = {")": "(", "]": "[", "}": "{"}
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+class _State(Enum):
+    BEGINNING = auto()
+    CALLS = auto()
+    WORDS = auto()
+    OVER = auto()  # after the list
+
+
+class _CallScanner:
+    """Finds where a call ends: its parenthesis, with all brackets and strings within."""
+
+    def __init__(self) -> None:
+        self._opened: list[str] = []
+        self._quote = ""
+        self._escaped = False
+        self._begun = False
+        self.read = 0
+
+    @property
+    def between_arguments(self) -> bool:
+        """Whether what comes next is in the call itself, in no string, list or other bracket."""
+        return not self._quote and self._opened == ["("]
+
+    def feed(self, text: str) -> bool:
+        """Go on behind what was read; whether the call is over."""
+        while self.read < len(text):
+            character = text[self.read]
+            if self._escaped:
+                self._escaped = False
+            elif character in "'\"" and self._begun:
+                if (quotes := self._quotes(text)) is None:
+                    return False
+                self.read += quotes
+                continue
+            elif self._quote:
+                self._escaped = character == "\\"
+            elif self._begun or character == "(":
+                self._begun = True
+                if self._bracket(character):
+                    self.read += 1
+                    return True
+            self.read += 1
+        return False
+
+    def _quotes(self, text: str) -> int | None:
+        """How many characters open or close a string here, or stand in one; None: what follows will tell."""
+        mark, three = text[self.read], text[self.read : self.read + 3]
+        if self._quote and mark != self._quote[0]:
+            return 1
+        if len(self._quote) == 1:
+            self._quote = ""
+            return 1
+        if len(three) < 3 and three == mark * len(three):
+            return None
+        if self._quote:
+            closes = three == self._quote
+            self._quote = "" if closes else self._quote
+            return 3 if closes else 1
+        self._quote = mark * 3 if three == mark * 3 else mark
+        return len(self._quote)
+
+    def _bracket(self, character: str) -> bool:
+        if character in "([{":
+            self._opened.append(character)
+        elif character in ")]}":
+            return self._opened.pop() != _PAIRS[character] or not self._opened
+        return False
+
+
+class PythonicCalls:
+    """Splits one reply's text into words and calls."""
+
+    def __init__(self) -> None:
+        self._state = _State.BEGINNING
+        self._held = ""
+        self._told = False  # whether a call was
+        self._scanner = _CallScanner()
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        """What is certain now."""
+        self._held += text
+        if self._state is _State.BEGINNING:
+            self._begin()
+        while self._state is _State.CALLS and not self._ends() and self._scanner.feed(self._held):
+            written, self._held = self._held[: self._scanner.read], self._held[self._scanner.read :]
+            self._scanner = _CallScanner()
+            yield from self._call(written)
+        if self._state is _State.CALLS and len(self._held) > MAX_CALL:
+            self._state = _State.OVER if self._told else _State.WORDS
+        if self._state is _State.WORDS:
+            yield from self._words()
+        elif self._state is _State.OVER:
+            self._held = ""
+
+    def finish(self, *, cut: bool) -> Iterator[Piece]:
+        """The rest. ``cut``: the reply did not end by itself, so a call that has only begun is left out."""
+        unknown = self._state is _State.CALLS and not self._told and not cut
+        if unknown or self._state is _State.BEGINNING:
+            yield from self._words()
+        self._state, self._held = _State.OVER, ""
+
+    def _begin(self) -> None:
+        if _OPENS.match(self._held):
+            self._state = _State.CALLS
+        elif _MAY_OPEN.fullmatch(self._held) is None:
+            self._state = _State.WORDS
+
+    def _ends(self) -> bool:
+        """Whether the list is over."""
+        if self._told and self._held.lstrip().startswith("]"):
+            self._state = _State.OVER
+        return self._state is _State.OVER
+
+    def _words(self) -> Iterator[Piece]:
+        words, self._held = self._held, ""
+        if words:
+            yield Text(words)
+
+    def _call(self, written: str) -> Iterator[Piece]:
+        name = _NAME.match(written)
+        arguments = None if name is None else _arguments(written[name.start(1) :])
+        if name is not None and arguments is not None and len(name[1]) <= MAX_NAME:
+            self._told = True
+            yield CallOpened(name[1])
+            yield CallArguments(arguments)
+            yield CallClosed(complete=True)
+        elif not self._told:
+            self._state, self._held = _State.WORDS, written + self._held
+        elif name is not None and len(name[1]) <= MAX_NAME:
+            yield CallOpened(name[1])
+            yield CallClosed(complete=False)
+
+
+def _parsed(written: str) -> ast.expr:
+    """Raises ``SyntaxError``, and whatever else the parser does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the model wrote nobody is to be warned
+        try:
+            return ast.parse(written, mode="eval").body
+        except SyntaxError:
+            return ast.parse(_renamed(written), mode="eval").body
+
+
+def _renamed(written: str) -> str:
+    """The call with arguments that have a word of Python's for a name under another one."""
+    kept, at, scanner = list[str](), 0, _CallScanner()
+    for found in _KEYWORD.finditer(written):
+        scanner.feed(written[: found.start("name")])
+        if scanner.between_arguments:
+            kept += [written[at : found.start("name")], _OWN]
+            at = found.start("name")
+    return "".join([*kept, written[at:]])
+
+
+class _JSONWords(ast.NodeTransformer):
+    """JSON's own words, which models mix in, become Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Replace the node."""
+        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
+
+
+def _arguments(written: str) -> str | None:
+    """A call's arguments as JSON text; None where they are no literals, each given by name."""
+    if len(written) > MAX_CALL:
+        return None
+    try:
+        call = _parsed(written)
+        if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
+            return None
+        given = {
+            str(one.arg).removeprefix(_OWN): ast.literal_eval(_JSONWords().visit(one.value))
+            for one in call.keywords
+        }
+        arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
+        arguments.encode()  # a lone surrogate is no character
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return arguments

@@ -1,0 +1,274 @@
+"""One reply for one turn: the prompt's ids down, events up, and how it ended; over as many engines as it takes.
+
+When the engine dies the run waits for the next one, opens its sequence there with the prompt and all that was
+said, and goes on: same sampling, same seed, the position decides the draw, so nothing is repeated or missing.
+
+Driven step by step from outside (``advance``), so that whoever drives may leave at any point and still
+settle it by ``cancel``. Knows nothing of the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from ...runtime import errors as runtime
+from ...runtime.errors import EngineGone, EngineOverloaded, RuntimeFault, fault_of
+from ...runtime.link.generation import Generation
+from ...runtime.link.messages import Finish, Limits, Row, State, TokenLogprob, Work
+from ..engine_copy import LiveSequence
+from ..errors import (
+    EngineFull,
+    EngineUnavailable,
+    GrammarRefused,
+    GrammarStuck,
+    GrammarUnavailable,
+    SequencePoisoned,
+    TurnFailed,
+)
+from ..token_ids import NONE, Ids, frozen, ids_of
+from .events import EndReason, ReplyEvent, ReplyStatus
+from .reply_reader import ReplyReader
+from .request import TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended, and what it cost as far as the engine told."""
+
+    status: ReplyStatus
+    reason: EndReason
+    work: Work
+    error: TurnFailed | None = None
+
+
+class Run:
+    """Runs one prompt on one sequence. ``ending`` is set once it is over.
+
+    ``said``: what the reply has said already, before this process or this engine, with its ``logprobs``; it is
+    told again, and the generation goes on from there. ``gather``: rows of fewer tokens than that, but for the
+    last, the engine keeps until there are more.
+    """
+
+    def __init__(
+        self,
+        sequence: LiveSequence,
+        reader: ReplyReader,
+        request: TurnRequest,
+        prompt: Ids,
+        max_context: int,
+        stop_ids: tuple[int, ...],
+        recovery_seconds: float = 0.0,
+        said: Ids = NONE,
+        logprobs: Sequence[TokenLogprob] = (),
+        gather: int = 1,
+    ) -> None:
+        room = max_context - len(prompt)
+        self.reader = reader
+        self.ending: Ending | None = None
+        self._sequence = sequence
+        self._prompt = prompt
+        self._sampling = request.sampling
+        most = min(room, request.max_output_tokens or room)
+        self._limits = Limits(most, stop_ids, min(request.min_output_tokens, most), gather)
+        self._said, self._logprobs = said, logprobs
+        self._retold = not len(said)
+        self._generation: Generation | None = None
+        self._stopping: asyncio.Future[State] | None = None
+        self._resident = 0
+        self._recovery_seconds = recovery_seconds
+        self._lost: Work | None = None  # what engines that died had done for the reply
+        self._leaving = asyncio.Event()
+        self._cut_for = EndReason.CLIENT_CANCELLED
+
+    @property
+    def recovered(self) -> bool:
+        """Whether an engine died under it."""
+        return self._lost is not None
+
+    async def advance(self) -> list[ReplyEvent]:
+        """The next events, possibly none; once ``ending`` is set there are no more."""
+        try:
+            if not self._retold:
+                return self._retell()
+            if self._generation is None and not self._cancelled:
+                await self._start()
+                return []
+            return await self._read()
+        except RuntimeFault as fault:
+            if not isinstance(fault, EngineGone) and not self._sequence.lost:
+                return await self._fail(_failure(fault))
+            return await self._outlive(fault)
+
+    async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
+        """End it as soon as possible; what was said stays. The next ``advance`` settles it."""
+        if not self._cancelled:
+            self._cut_for = reason
+        self._leaving.set()
+        if self._generation is not None and self.ending is None and self._stopping is None:
+            # nothing more is read: the engine keeps what was, in the same verb
+            self._stopping = self._generation.leave(len(self._prompt) + len(self.reader.ids))
+
+    async def give_up(self, error: TurnFailed, fault: BaseException) -> None:
+        """End it as failed where `advance` broke off: what the sequence holds is in doubt."""
+        error.__cause__ = fault
+        self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)
+        with suppress(RuntimeFault):
+            await self._sequence.close(keep_kv=False)
+
+    @property
+    def _cancelled(self) -> bool:
+        return self._leaving.is_set()
+
+    def _retell(self) -> list[ReplyEvent]:
+        """What was said already; it may have been the whole reply."""
+        self._retold = True
+        self._lost = Work(0, 0, 0, len(self._said))
+        events = self.reader.feed(self._said.tolist(), self._logprobs)
+        over = self.reader.ended or self.reader.matched or self.reader.halted
+        if over:
+            self._end(ReplyStatus.COMPLETED, EndReason.STOP, None)
+        elif len(self._said) >= self._limits.max_tokens:
+            self._end(ReplyStatus.INCOMPLETE, EndReason.MAX_OUTPUT_TOKENS, None)
+        return events if self.ending is None else events + self.reader.finish(cut=not over)
+
+    async def _start(self) -> None:
+        said, self._stopping = len(self.reader.ids), None
+        self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
+        self._resident = self._sequence.found
+
+    async def _outlive(self, fault: RuntimeFault) -> list[ReplyEvent]:
+        """The engine is gone: go on with the next one, unless none comes in time or nobody waits."""
+        self._generation = None
+        self._lost = self._work()
+        waiting = asyncio.ensure_future(self._sequence.recover())
+        leaving = asyncio.ensure_future(self._leaving.wait())
+        try:
+            await asyncio.wait(
+                {waiting, leaving}, timeout=self._recovery_seconds, return_when="FIRST_COMPLETED"
+            )
+            if waiting.done():
+                waiting.result()
+            elif not self._cancelled:
+                return await self._fail(_failure(fault))
+        except EngineGone as final:
+            return await self._fail(_failure(final))
+        except SequencePoisoned as poisoned:
+            return await self._fail(poisoned)
+        finally:
+            waiting.cancel()
+            leaving.cancel()
+        return []
+
+    async def _read(self) -> list[ReplyEvent]:
+        row = None
+        if self._generation is not None and not self._cancelled:
+            row = await anext(self._generation, None)
+        if row is None or self._cancelled:
+            return await self._cut(_STATUS[self._cut_for], self._cut_for)
+        if row.finish is Finish.ERROR:
+            why = row.error or "the engine gave up this sequence"
+            return await self._fail(_failure(fault_of(row.code, why)) if row.code else TurnFailed(why))
+        if row.tokens:
+            self._sequence.suspicion.progressed()
+        events = self.reader.feed(row.tokens, row.logprobs)
+        if self.reader.matched:
+            return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
+        if row.finish is not None:
+            events += self._finished(row, row.finish)
+        return events
+
+    def _finished(self, row: Row, finish: Finish) -> list[ReplyEvent]:
+        self._sequence.finished(self._all(), 1 if row.work is None else row.work.pending)
+        if finish is Finish.STOP:
+            self._end(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
+        else:
+            self._end(ReplyStatus.INCOMPLETE, EndReason.MAX_OUTPUT_TOKENS, row.work)
+        return self.reader.finish(cut=finish is not Finish.STOP)
+
+    async def _cut(
+        self, status: ReplyStatus, reason: EndReason, work: Work | None = None
+    ) -> list[ReplyEvent]:
+        """End the generation where the reader stands: the engine keeps what was read, no more."""
+        if self._generation is not None:
+            await self._sequence.stop(self._all(), self._stopping)
+        self._end(status, reason, work)
+        return self.reader.finish(cut=status is not ReplyStatus.COMPLETED)
+
+    async def _fail(self, error: TurnFailed) -> list[ReplyEvent]:
+        """Give the sequence up: what it holds is in doubt, and the tree's tokens can open another.
+
+        Not so where the request was the fault.
+        """
+        if isinstance(error, _REQUESTED):
+            await self._sequence.stop(self._all())
+        else:
+            await self._sequence.close(keep_kv=False)
+        self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)
+        return self.reader.finish(cut=True)
+
+    def _end(
+        self, status: ReplyStatus, reason: EndReason, work: Work | None, error: TurnFailed | None = None
+    ) -> None:
+        self.ending = Ending(status, reason, self._work(work), error)
+
+    def _work(self, work: Work | None = None) -> Work:
+        """What the reply cost on all engines; ``work`` is what the last one says, if it does.
+
+        Of one that says nothing: what was not resident was computed, if anything was sampled. Prompt tokens
+        computed on a later engine were computed again, but for the last one said, which had no KV before.
+        """
+        said, lost = len(self.reader.ids), self._lost
+        fresh = said - (lost.decoded if lost else 0)
+        if work is None:
+            length = len(self._prompt) + said - fresh
+            work = Work(length - self._resident if fresh else 0, 0, self._resident if fresh else 0, fresh)
+        if lost is None or not lost.decoded:
+            return work
+        again = work.recomputed + max(0, work.prefilled - 1)
+        return msgspec.structs.replace(
+            work,
+            prefilled=lost.prefilled,
+            recomputed=lost.recomputed + again,
+            resident=lost.resident,
+            decoded=said,
+            host=lost.host,
+            disk=lost.disk,
+            restore_seconds=lost.restore_seconds + work.restore_seconds,
+        )
+
+    def _all(self) -> Ids:
+        return frozen(np.concatenate([self._prompt, ids_of(self.reader.ids)]))
+
+
+_STATUS = {
+    EndReason.CLIENT_CANCELLED: ReplyStatus.CANCELLED,
+    EndReason.SERVER_LEAVING: ReplyStatus.INCOMPLETE,
+    EndReason.STEERED: ReplyStatus.INCOMPLETE,
+}
+
+
+_REQUESTED = (GrammarRefused, GrammarStuck, GrammarUnavailable)
+
+
+def _failure(fault: RuntimeFault) -> TurnFailed:
+    error: TurnFailed
+    if isinstance(fault, EngineOverloaded):
+        error = EngineFull(fault.message)
+    elif isinstance(fault, EngineGone):
+        error = EngineUnavailable(fault.message)
+    elif isinstance(fault, runtime.GrammarUnavailable):
+        error = GrammarUnavailable(fault.message)
+    elif isinstance(fault, runtime.GrammarStuck):
+        error = GrammarStuck(fault.message)
+    elif isinstance(fault, runtime.GrammarFault):
+        error = GrammarRefused(fault.message)
+    else:
+        error = TurnFailed(fault.message)
+    error.__cause__ = fault
+    return error

@@ -1,0 +1,414 @@
+"""One turn of a session, from the request to ``ReplyDone``, as an async iterator of events.
+
+Whoever asks reads; nothing runs ahead of the reader but the engine. Knows the history, the renderer and one
+sequence; not the link's verbs, nor frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from ...runtime.errors import EngineGone
+from ...runtime.link.client import EngineLink
+from ...runtime.link.messages import TokenLogprob
+from ..edits import end_with
+from ..engine_copy import LiveSequence
+from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
+from ..history import Draft, History, Placed, Script
+from ..items import FunctionCallOutput, Growing, new_id
+from ..journal.records import Ended, Interrupted, Said, Span
+from ..journal.replay import ended, reader_of, refused, spans_of
+from ..settings import SessionSettings
+from ..text.language import Language
+from ..text.renderer import Renderer
+from ..token_ids import NONE, Ids, bytes_of, ids_of
+from ..tree import Reply
+from ..workers import Slot, Stopped
+from .cuts import check_place
+from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
+from .generation import Ending, Run
+from .request import TurnRequest
+from .turn_grammar import Binding
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What a turn works on: a history, how to write it, what binds replies, and the engine's copy of it."""
+
+    history: History
+    renderer: Renderer
+    language: Language
+    link: EngineLink
+    sequence: LiveSequence
+    settings: SessionSettings
+    binding: Binding
+    slot: Slot
+
+    def least(self, item: Growing) -> int:
+        """So many tokens an item has at least."""
+        text = item.output if isinstance(item, FunctionCallOutput) else item.text
+        return self.language.tokenizer.least(text)
+
+    async def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
+        """The script in tokens; a long one on a thread. As `Renderer.draft`."""
+        if script.characters() < self.settings.aside_characters:
+            return self.renderer.draft(script, most, stopped)
+        return await self.slot.run(
+            lambda gone: self.renderer.draft(script, most, lambda: gone() or stopped())
+        )
+
+
+GATHERED = 64
+"""Tokens of a call that is told when it is over come up together: so many may be lost with an engine."""
+
+
+class Response:
+    """Read it to its end, or use it as ``async with``: a reader that leaves cancels it.
+
+    It owns the turn that ``placed`` began, and ends it on every path: by a commit, or by taking it back.
+    ``request`` has its grammar already. Reading may raise ``PromptTooLong``, ``TemplateFailed`` or
+    ``EngineUnavailable`` in place of the first event: then nothing has changed. After ``ReplyStarted`` whatever
+    happens ends in a ``ReplyDone``. For one reader.
+
+    One that was interrupted goes on from the ids it had ``said``, with their ``logprobs`` where
+    it tells them, and tells all again; its items' ids follow from its own, so that they stay the same.
+    ``whole_calls``: a call's arguments are told when it is over, and not while they come.
+    """
+
+    def __init__(
+        self,
+        branch: Branch,
+        request: TurnRequest,
+        placed: Placed,
+        response_id: str | None = None,
+        *,
+        ended: Callable[[], None] = lambda: None,
+        said: Ids = NONE,
+        logprobs: Sequence[TokenLogprob] = (),
+        cut: tuple[str, int] | None = None,
+        whole_calls: bool = False,
+    ) -> None:
+        self._whole_calls = whole_calls
+        self.id = response_id or new_id("resp")
+        self._branch = branch
+        self._ended = ended
+        self._turn, self._script, self._aside = placed.turn, placed.script, placed.aside
+        self._request = request
+        self._sequence = branch.sequence.child() if self._aside else branch.sequence
+        self._said, self._logprobs = said, logprobs
+        self._cut = cut  # the message that it ends with, and after how many characters
+        self._recorded = len(said)
+        self._draft: Draft | None = None
+        self._end_ids: frozenset[int] = frozenset()
+        self._run: Run | None = None
+        self._prompt_tokens = self._new_tokens = 0
+        self._restarted = False
+        self._cancelled: EndReason | None = None
+        self._events: deque[ReplyEvent] = deque()
+        self._over = False
+        self._reading = False
+        self._leaving: asyncio.Task[None] | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether its reply becomes part of the conversation."""
+        return self._turn is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether the turn is committed or rolled back; events may still wait to be read."""
+        return self._over
+
+    def withdraw(self) -> None:
+        """It never began: nobody counts it, and its turn is not its own to end."""
+        self._over = True
+
+    def refuse(self, fault: BaseException) -> None:
+        """Take the turn back where nobody will read it; harmless once it is over."""
+        self._roll_back(fault)
+
+    async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
+        """End the reply as soon as possible; what was said stays, KV and all. The reader gets the rest."""
+        self._cancelled = self._cancelled or reason
+        if self._run is not None:
+            await self._run.cancel(reason)
+
+    def says(self, item_id: str) -> bool:
+        """Whether this message of the conversation is its, and has begun."""
+        return self.writes and self._run is not None and self._run.reader.said_of(item_id) is not None
+
+    def cut(self, item_id: str, end: int) -> None:
+        """It is to end after ``end`` characters of its message: what it says beyond is taken back when it is
+        over. Whoever asks cancels it then.
+
+        Raises ``ItemUnknown`` or ``CutInvalid``.
+        """
+        said = None if self._run is None else self._run.reader.said_of(item_id)
+        if said is None:
+            raise ItemUnknown(f"The response has no message {item_id!r}", param="item_id")
+        check_place(said, end)
+        self._cut = (item_id, end)
+        self._branch.history.record(Interrupted(response=self.id, item=item_id, end=end))
+
+    def so_far(self) -> tuple[History, Ended]:
+        """A branch of the history in which it has ended here, and how the journal tells that."""
+        history, turn, language = self._branch.history.branch(), self._turn, self._branch.language
+        assert turn is not None, "it writes the conversation"
+        said = NONE if self._run is None else ids_of(self._run.reader.ids)
+        if self._recorded > len(said):  # it is told again
+            said = self._said
+        said = said[: self._recorded]
+        if self._draft is None or not len(said):
+            history.abort_turn(turn)
+            return history, refused(self.id, None)
+        reader = reader_of(self.id, self._request, language, self._end_ids)
+        reader.feed(said.tolist())
+        reader.finish(cut=not reader.ended)
+        reply = Reply(reader.items(), ids_of(reader.ids), reader.ended)
+        node = history.commit_turn(turn, self._draft, reply)
+        done = ReplyDone(ReplyStatus.CANCELLED, EndReason.CLIENT_CANCELLED, reply.items, TurnUsage())
+        return history, ended(self.id, done, spans_of(turn.script, node), reader.ended)
+
+    async def aclose(self) -> None:
+        """Leave: what runs is cancelled and concluded, what was not read is dropped.
+
+        It is done whole: a caller that is cancelled leaves it to end by itself.
+        """
+        if self._leaving is None and not self._over:
+            self._leaving = asyncio.ensure_future(self._left(drop=True))
+        if self._leaving is not None:
+            await asyncio.shield(self._leaving)
+
+    async def leave(self) -> None:
+        """End it, read or not: a reader in another task does so, and one that comes later has the rest."""
+        if self._reading:
+            await self.cancel()
+        elif not self._over and self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._left(drop=False))
+            await asyncio.shield(self._leaving)
+
+    async def _left(self, *, drop: bool) -> None:
+        run = self._run
+        if not self._over and run is None:
+            self._roll_back()
+        elif not self._over and run is not None:
+            await run.cancel()
+            while (ending := run.ending) is None:
+                await self._advanced(run)
+            await self._conclude(run, ending)
+            if drop:
+                self._events.clear()
+        elif self._aside:
+            await self._sequence.close()
+
+    def __aiter__(self) -> Response:
+        return self
+
+    async def __anext__(self) -> ReplyEvent:
+        self._reading = True
+        try:
+            while not self._events:
+                if self._leaving is not None:
+                    await asyncio.shield(self._leaving)
+                if self._over:
+                    raise StopAsyncIteration
+                await self._proceed()
+        except asyncio.CancelledError:
+            if self._leaving is None:
+                self._leaving = asyncio.ensure_future(self._left(drop=True))
+            await asyncio.shield(self._leaving)
+            raise
+        finally:
+            self._reading = False
+        return self._events.popleft()
+
+    async def __aenter__(self) -> Response:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _proceed(self) -> None:
+        if self._run is None:
+            try:
+                run = await self._begin()
+            except BaseException as fault:
+                self._roll_back(fault)
+                raise
+            if not self._over:  # nobody closed it meanwhile
+                self._run = run
+                self._events.append(ReplyStarted(self._prompt_tokens))
+        elif self._run.ending is None:
+            self._events += await self._advanced(self._run)
+            if self._cut is not None and self._reaches(self._run, *self._cut):
+                await self.cancel()
+        else:  # all deltas were read: now the reply becomes history
+            await self._conclude(self._run, self._run.ending)
+
+    async def _advanced(self, run: Run) -> list[ReplyEvent]:
+        """The run's next events. A defect, as in the reader of its text, fails this turn and no more."""
+        try:
+            events = await run.advance()
+            self._record_said(run)
+        except Exception as fault:
+            log.exception("response %s failed", self.id)
+            await run.give_up(TurnFailed("The reply broke off for an internal reason"), fault)
+            return []
+        return events
+
+    async def _begin(self) -> Run:
+        """Render, check, prepare the run; nothing is sent yet. A turn aside is drafted for the branch too."""
+        branch = self._branch
+        try:
+            hello = branch.link.hello
+        except EngineGone as fault:
+            raise EngineUnavailable(fault.message) from fault
+        try:
+            said = await branch.draft(self._script, hello.max_context, self._given_up)
+            prompt = said.tokens()
+            if len(prompt) + 1 > hello.max_context:
+                message = (
+                    f"The prompt has {len(prompt)} tokens; the model's context holds {hello.max_context}"
+                )
+                raise PromptTooLong(message, len(prompt))
+        except PromptTooLong as fault:
+            raise PromptTooLong(
+                fault.message, param=None if self._request.input is None else "input"
+            ) from None
+        self._draft = said
+        if self._turn is not None and self._aside:
+            self._draft = await branch.draft(self._turn.script, stopped=self._given_up)
+        self._prompt_tokens = len(prompt)
+        await branch.sequence.at_rest()
+        self._new_tokens = len(said.prompt) + self._pending(said)
+        self._restarted = branch.sequence.lost
+        end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)
+        whole = self._whole_calls
+        reader = reader_of(self.id, self._request, branch.language, end_ids, whole_calls=whole)
+        stop_ids = tuple(sorted(end_ids.union(self._request.stop_ids)))
+        run = Run(
+            self._sequence,
+            reader,
+            self._request,
+            prompt,
+            hello.max_context,
+            stop_ids,
+            branch.settings.recovery_seconds,
+            self._said,
+            self._logprobs,
+            gather=GATHERED if whole and self._request.one_call else 1,
+        )
+        if self._cancelled:
+            await run.cancel(self._cancelled)
+        return run
+
+    def _given_up(self) -> bool:
+        """Whether it will say nothing, so that its prompt need not be whole."""
+        return self._cancelled is not None and not len(self._said)
+
+    def _pending(self, draft: Draft) -> int:
+        """Kept tokens of the reply before without KV: the last sampled, or those that a cut spelled anew."""
+        if draft.parent is None or draft.keep < draft.parent.length:
+            return 0
+        return draft.parent.reply.respelled or self._branch.sequence.pending(draft.keep)
+
+    async def _conclude(self, run: Run, ending: Ending) -> None:
+        if self._over:
+            return
+        try:
+            reply = Reply(run.reader.items(), ids_of(run.reader.ids), run.reader.ended)
+            done, kept = self._recorded_end(run, ending, reply)
+        except BaseException as fault:
+            self._roll_back(fault)
+            raise
+        self._over = True
+        try:
+            if kept and self._cut is not None and any(item.id == self._cut[0] for item in reply.items):
+                end_with(self._branch.history, *self._cut, self._branch.language.tokenizer)
+        finally:
+            self._events.append(done)
+            self._ended()
+            if self._aside:
+                await self._sequence.close()
+
+    def _recorded_end(self, run: Run, ending: Ending, reply: Reply) -> tuple[ReplyDone, bool]:
+        """Make the turn part of the history, or take it back; and whether it was kept. The journal has it
+        first: where that refuses the record, nothing has changed."""
+        self._record_said(run)
+        history, turn, draft = self._branch.history, self._turn, self._draft
+        spans: tuple[Span, ...] = ()
+        node = None
+        if turn is not None and draft is not None and _is_kept(ending, reply):
+            node = draft.node(reply)
+            spans = spans_of(turn.script, node)
+        self._restarted |= run.recovered
+        usage = self._usage(ending, len(reply.ids))
+        done = ReplyDone(ending.status, ending.reason, reply.items, usage, ending.error)
+        history.record(ended(self.id, done, spans, run.reader.ended))
+        if turn is not None and draft is not None and node is not None:
+            history.commit_turn(turn, draft, reply, node.id)
+        elif turn is not None:
+            history.abort_turn(turn)
+        return done, node is not None
+
+    @staticmethod
+    def _reaches(run: Run, item_id: str, end: int) -> bool:
+        said = run.reader.said_of(item_id)
+        return said is not None and len(said) >= end
+
+    def _record_said(self, run: Run) -> None:
+        """The durable cursor follows the reader."""
+        new = run.reader.ids[self._recorded :]
+        if new and self._turn is not None:
+            told = run.reader.logprobs if len(run.reader.logprobs) == len(run.reader.ids) else []
+            logprobs = tuple(told[self._recorded :])
+            self._recorded += len(new)
+            said = Said(response=self.id, ids=bytes_of(ids_of(new)), logprobs=logprobs)
+            self._branch.history.record(said)
+
+    def _roll_back(self, fault: BaseException | None = None) -> None:
+        if self._over:
+            return
+        self._over = True
+        try:
+            if self._turn is not None:
+                self._branch.history.abort_turn(self._turn)
+            self._branch.history.record(refused(self.id, fault))
+        finally:
+            self._ended()
+
+    def _usage(self, ending: Ending, said: int) -> TurnUsage:
+        work = ending.work
+        missed = work.prefilled + work.recomputed > self._new_tokens
+        reason = self._script.miss or (MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED)
+        if reason is MissReason.EVICTED and self._sequence.retracted:
+            reason = MissReason.INPUT_RETRACTED
+        elif reason is MissReason.EVICTED and work.chosen:
+            reason = MissReason.CHEAPER_TO_COMPUTE
+        self._sequence.retracted = False
+        return TurnUsage(
+            input_tokens=self._prompt_tokens,
+            output_tokens=said,
+            cached_tokens=work.resident + work.host + work.disk,
+            new_tokens=self._new_tokens,
+            prefilled_tokens=work.prefilled,
+            recomputed_tokens=work.recomputed,
+            host_tokens=work.host,
+            disk_tokens=work.disk,
+            restore_ms=round(1e3 * work.restore_seconds, 3),
+            miss_reason=reason if missed else None,
+        )
+
+
+def _is_kept(ending: Ending, reply: Reply) -> bool:
+    """Whether the turn joins the history: one that failed, or said nothing, is as if it had not begun."""
+    return ending.status is not ReplyStatus.FAILED and len(reply.ids) > 0

@@ -1,0 +1,97 @@
+"""Doctor: the arithmetic it shows is that of the engine it describes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.gateway.cli import doctor
+from holdfast.runtime.link.heartbeat import Pulse
+from holdfast.runtime.link.messages import SamplingDefaults
+from holdfast.runtime.settings import EngineSettings
+
+POCKET = EngineSettings(model="pocket", device="cpu", dtype="float32", kv_bytes=8 << 20)
+
+
+def number(text: str) -> int:
+    """The result of a product that is written out."""
+    return int(re.search(r"= ([\d,]+)", text)[1].replace(",", ""))
+
+
+def test_its_arithmetic_is_the_engines() -> None:
+    from holdfast.runtime.build import load_engine
+
+    hello = load_engine(POCKET, lambda done, what: None, Pulse()).hello
+    facts = dict(doctor.model(POCKET))
+    assert number(facts["weights"]) == hello.parameters * 4
+    assert number(facts["KV per token"]) * hello.block_tokens == hello.block_bytes
+    assert f"{hello.blocks:,} blocks" in facts["KV on cpu"]
+    assert number(facts["tokens that fit"]) == hello.blocks * hello.block_tokens
+    assert f"({hello.max_context:,})" in facts["sessions that fit"]
+    assert facts["chat template"].startswith("append-only")
+    assert facts["kernels"].split()[0] == hello.kernels
+    assert facts["size of KV"] == "kv_bytes = 8 MiB, as asked"
+    assert "weights 13.51 MiB + KV 8 MiB" in facts["memory"]
+    assert facts["sampling"] == "greedy"
+    assert doctor._sampling(hello.defaults) == facts["sampling"]
+
+
+def test_the_makers_sampling_is_told() -> None:
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05)
+    assert doctor._sampling(defaults) == "drawn (temperature 0.6, top_k 20, repetition_penalty 1.05)"
+
+
+def test_a_product_is_right_and_written_out() -> None:
+    written = doctor._product((("layers", 4), ("(k, v)", 2), ("heads", 2), ("dim", 64)), "B")
+    assert written == "4 layers × 2 (k, v) × 2 heads × 64 dim = 1,024 B"
+
+
+def test_a_context_that_does_not_fit_is_said() -> None:
+    facts = dict(doctor.model(EngineSettings(model="pocket", blocks=4, max_context=2048)))
+    assert "too few blocks" in facts["sessions that fit"]
+
+
+def test_the_machine_names_its_libraries() -> None:
+    facts = dict(doctor.machine())
+    assert (
+        "torch" in facts["libraries"]
+        and "not installed" not in facts["libraries"].split("torch")[1].split(",")[0]
+    )
+    assert facts["cpu"].split()[0].isdigit()
+
+
+def test_a_folder_that_is_none_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(EngineSettings(model=str(tmp_path))) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "config.json" in line
+
+
+def test_all_of_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(POCKET) == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("cores", "KV per token", "chat template"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"dtype": "int7"}, "dtype int7: not one of auto"),
+        ({"device": "meta"}, "device meta: not one of auto, cpu"),
+        ({"device": "cuda:99"}, "device cuda:99: "),
+        ({"kernels": "triton", "device": "cpu"}, "computes on a CUDA device, not on cpu"),
+    ],
+)
+def test_what_the_engine_would_refuse_is_refused_in_one_line(
+    asked: dict[str, str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.run(EngineSettings(model="pocket", **asked)) == 2  # type: ignore[arg-type]
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1
+
+
+def test_the_kernels_it_names_are_those_that_read_such_kv() -> None:
+    narrow = EngineSettings(model="pocket", device="cpu", kv_dtype="float8_e4m3fn")
+    facts = dict(doctor.model(narrow))
+    assert facts["kernels"].startswith("reference (") and "float8_e4m3fn" in facts["KV per token"]

@@ -1,0 +1,215 @@
+"""The command line: argv and environment become settings; nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.gateway.cli import main
+from holdfast.gateway.settings import DEFAULT_PORT, GatewaySettings, Network
+from holdfast.runtime.settings import EngineSettings
+
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "tokenizers", "numpy")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What `server` would have run with."""
+    calls: list[Any] = []
+    monkeypatch.setattr("holdfast.gateway.server.run", lambda *settings: calls.append(settings) or 0)
+    monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
+    monkeypatch.delenv("HOLDFAST_PORT", raising=False)
+    return calls
+
+
+def invoke(*words: str, **environment: str) -> tuple[int, str]:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        result = CliRunner().invoke(main.app, list(words), env=environment)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["bench", "--help"]])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    program = (
+        "import sys; from typer.testing import CliRunner; from holdfast.gateway.cli.main import app\n"
+        f"code = CliRunner().invoke(app, {words!r}).exit_code\n"
+        f"print(code, [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0 []"
+
+
+def test_the_gateways_process_needs_no_torch_and_transformers_only_for_the_template() -> None:
+    """That takes a second to import, in which the engine loads already."""
+    program = (
+        "import sys, holdfast.gateway.server\n"
+        "print('transformers' in sys.modules)\n"
+        "from holdfast.runtime.model.folder import find_model\n"
+        "from holdfast.sessions.text.language import Language; Language.load(find_model('pocket'))\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_serve_without_options_takes_the_defaults(served: list[Any], tmp_path: Path) -> None:
+    assert invoke("serve", "pocket", XDG_STATE_HOME=str(tmp_path))[0] == 0
+    assert served == [
+        (
+            GatewaySettings(store=tmp_path / "holdfast" / "pocket"),
+            EngineSettings(model="pocket", store=str(tmp_path / "holdfast" / "pocket")),
+        )
+    ]
+    assert served[0][0].port == DEFAULT_PORT and served[0][0].host == "127.0.0.1"
+
+
+def test_options_become_settings(served: list[Any]) -> None:
+    words = (
+        "serve some/model --host 0.0.0.0 --port 9 --api-key k --device cpu --dtype float32 --kv-bytes 1.5GiB"
+    )
+    words += (
+        " --kernels reference --max-context 100 --max-step-tokens 64 --max-sequences 8 --store /some/where"
+    )
+    assert invoke(*words.split())[0] == 0
+    gateway, engine = served[0]
+    assert gateway == GatewaySettings(host="0.0.0.0", port=9, api_key="k", store=Path("/some/where"))
+    assert engine == EngineSettings(
+        model="some/model",
+        device="cpu",
+        dtype="float32",
+        kv_bytes=1536 << 20,
+        store="/some/where",
+        kernels="reference",
+        max_context=100,
+        max_step_tokens=64,
+        max_sequences=8,
+    )
+
+
+def test_options_of_the_network_become_settings(served: list[Any]) -> None:
+    words = (
+        "serve pocket --no-store --allowed-host a.example --allowed-host *.b.example --root-path /holdfast/"
+    )
+    words += " --trusted-proxies 10.0.0.0/8,::1 --trusted-proxies 192.0.2.1 --operator-key root"
+    words += " --ssl-certfile /some/cert --ssl-keyfile /some/key --ssl-keyfile-password hush --api-key k"
+    assert invoke(*words.split())[0] == 0
+    settings = served[0][0]
+    assert (settings.api_key, settings.operator_key) == ("k", "root")
+    assert settings.network == Network(
+        allowed_hosts=("a.example", "*.b.example"),
+        trusted_proxies=("10.0.0.0/8", "::1", "192.0.2.1"),
+        root_path="/holdfast",
+        certificate=Path("/some/cert"),
+        private_key=Path("/some/key"),
+        private_key_password="hush",
+    )
+    assert "hush" not in repr(settings) and "root'" not in repr(settings)
+
+
+def test_sessions_may_be_kept_in_memory_alone(served: list[Any]) -> None:
+    assert invoke("serve", "pocket", "--no-store")[0] == 0
+    assert served[0][0].store is None
+
+
+def test_a_home_folder_in_the_environment_is_the_users(served: list[Any], tmp_path: Path) -> None:
+    """No shell has replaced it there; journal and KV lie in one place."""
+    assert invoke("serve", "pocket", HOLDFAST_STORE="~/kept", HOME=str(tmp_path))[0] == 0
+    gateway, engine = served[0]
+    assert gateway.store == tmp_path / "kept" and engine.store == str(tmp_path / "kept")
+
+
+def test_the_environment_is_read_here(served: list[Any]) -> None:
+    assert invoke("serve", "pocket", HOLDFAST_API_KEY="from-env", HOLDFAST_PORT="77")[0] == 0
+    assert (served[0][0].api_key, served[0][0].port) == ("from-env", 77)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("512MiB", 512 << 20),
+        ("8 GiB", 8 << 30),
+        ("2g", 2 << 30),
+        ("1KB", 1024),
+        ("1T", 1 << 40),
+    ],
+)
+def test_sizes(served: list[Any], text: str, size: int) -> None:
+    assert invoke("serve", "pocket", "--kv-bytes", text)[0] == 0
+    assert served[0][1].kv_bytes == size
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "pocket", "--kv-bytes", "lots"],
+        ["serve", "pocket", "--kv-bytes", "0"],
+        ["serve", "pocket", "--kv-bytes", "9" * 400],
+        ["serve", "pocket", "--disk-bytes", "8388608TiB"],
+        ["serve", "pocket", "--port", "70000"],
+        ["serve", "pocket", "--allowed-host", "http://a.example"],
+        ["serve", "pocket", "--trusted-proxies", "the proxy"],
+        ["serve", "pocket", "--root-path", "holdfast"],
+        ["serve", "pocket", "--ssl-keyfile", "/some/key"],
+        ["serve", "pocket", "--kernels", "fast"],
+        ["serve", "pocket", "--max-context", "0"],
+        ["serve"],
+        ["bench", "nothing"],
+        ["bench", "../demo"],
+        ["bench", "toys"],
+        ["fly"],
+    ],
+)
+def test_what_cannot_be_is_refused_with_exit_2(served: list[Any], words: list[str]) -> None:
+    code, output = invoke(*words)
+    assert code == 2 and output.strip()
+    assert not served
+
+
+def test_a_benchmark_that_is_ended_ends_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = list[str]()
+
+    def measuring(_words: list[str]) -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            ended.append("server")
+        return 0
+
+    monkeypatch.setattr("holdfast.benchmarks.memory.main", measuring)
+    assert invoke("bench", "memory")[0] == 128 + signal.SIGTERM
+    assert ended == ["server"]
+
+
+def test_a_benchmark_is_a_module_with_a_main(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("holdfast.benchmarks.pocket.bench.main", lambda words: given.append(words) or 0)
+    assert invoke("bench", "pocket", "--count", "3")[0] == 0
+    assert given == [["--count", "3"]]
+
+
+def test_the_version_is_the_packages() -> None:
+    code, output = invoke("--version")
+    assert code == 0 and output.strip() == f"holdfast {metadata.version('holdfast')}"
+
+
+def test_upkeep_of_what_is_no_store_is_refused_in_a_line(tmp_path: Path) -> None:
+    for words, cause in (
+        (("stat",), "which store?"),
+        (("stat", str(tmp_path)), f"{tmp_path}: no store"),
+        (("clear", str(tmp_path / "none")), f"{tmp_path / 'none'}: no such folder"),
+    ):
+        code, told = invoke("store", *words)
+        assert code == 2 and cause in told and len(told.splitlines()) == 1

@@ -1,0 +1,162 @@
+"""The deadline for request heads, the listening socket's bounds, and who is sent more than he takes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import uvicorn
+import websockets
+from websockets.asyncio.client import ClientConnection
+
+from holdfast.gateway.net.listener import DroppableWebSocket, http_protocol, listen
+from holdfast.gateway.settings import Limits
+
+pytestmark = pytest.mark.anyio
+HASTY = replace(Limits(), header_seconds=0.05)
+PATIENT = replace(Limits(), header_seconds=60.0)
+REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n"
+
+
+async def greet(scope: dict, receive: object, send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+@asynccontextmanager
+async def connected(limits: Limits) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A raw connection to a server with this protocol."""
+    config = uvicorn.Config(greet, http=http_protocol(limits), ws="none", lifespan="off", log_config=None)
+    config.load()
+    server = uvicorn.Server(config)
+    loop = asyncio.get_running_loop()
+
+    def protocol() -> asyncio.Protocol:
+        return http_protocol(limits)(config, server.server_state, {})
+
+    with listen("127.0.0.1", 0, limits) as sock:
+        listening = await loop.create_server(protocol, sock=sock)
+        async with listening:
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
+            try:
+                yield reader, writer
+            finally:
+                writer.close()
+                await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+@pytest.mark.parametrize("sent", [b"", REQUEST], ids=["silent", "half a head"])
+async def test_a_head_that_does_not_come_ends_the_connection(sent: bytes) -> None:
+    async with connected(HASTY) as (reader, writer):
+        writer.write(sent)
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+
+
+async def test_a_head_that_comes_in_pieces_is_served() -> None:
+    async with connected(PATIENT) as (reader, writer):
+        for piece in (REQUEST[:9], REQUEST[9:], b"\r\n"):
+            writer.write(piece)
+            await writer.drain()
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_the_deadline_holds_for_a_second_request_too() -> None:
+    async with connected(HASTY) as (reader, writer):
+        writer.write(REQUEST + b"\r\n")
+        await reader.readuntil(b"hi")
+        writer.write(REQUEST)
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+
+
+async def test_connections_inherit_the_bounds_of_the_listening_socket() -> None:
+    limits = replace(Limits(), send_buffer_bytes=32768, stall_seconds=7.0)
+    with listen("127.0.0.1", 0, limits) as sock:
+        client = socket.create_connection(sock.getsockname())
+        accepted, _ = sock.accept()
+        with client, accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * 32768
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+
+
+async def test_a_taken_port_is_an_os_error_that_says_so() -> None:
+    with listen("127.0.0.1", 0, Limits()) as sock, pytest.raises(OSError) as taken:
+        listen("127.0.0.1", sock.getsockname()[1], Limits())
+    assert taken.value.errno == errno.EADDRINUSE
+
+
+def test_an_accepted_socket_sends_small_frames_at_once() -> None:
+    with listen("127.0.0.1", 0, Limits()) as server, socket.create_connection(server.getsockname()[:2]):
+        accepted, _ = server.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@asynccontextmanager
+async def talking(app: Callable[..., Awaitable[None]]) -> AsyncIterator[ClientConnection]:
+    """A WebSocket to ``app`` by our protocol."""
+    config = uvicorn.Config(app, ws=DroppableWebSocket, lifespan="off", log_config=None)
+    config.load()
+    server = uvicorn.Server(config)
+    with listen("127.0.0.1", 0, PATIENT) as sock:
+        serving = asyncio.create_task(server.serve([sock]))
+        host, port = sock.getsockname()
+        async with websockets.connect(f"ws://{host}:{port}", compression=None) as client:
+            yield client
+        server.should_exit = True
+        await serving
+
+
+async def test_who_is_behind_is_sent_no_more_and_gets_all_of_it_in_order() -> None:
+    """As long as the application takes each message there is no pause."""
+    reads, got, text = asyncio.Event(), [], "x" * 100_000
+
+    async def slow(scope: dict, receive, send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await reads.wait()
+        while (message := await receive())["type"] == "websocket.receive":
+            got.append(message["text"])
+
+    async with talking(slow) as client:
+
+        async def flood() -> None:
+            for number in range(200):
+                await client.send(f"{number} {text}")
+
+        flooding = asyncio.create_task(flood())
+        done, _ = await asyncio.wait({flooding}, timeout=1.0)
+        assert not done, "20 MB went where nobody took any"
+        reads.set()
+        await flooding
+    assert [one.partition(" ")[0] for one in got] == [str(number) for number in range(200)]
+
+
+async def test_messages_that_are_taken_one_by_one_never_stop_the_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused = []
+    pause = asyncio.selector_events._SelectorSocketTransport.pause_reading
+    monkeypatch.setattr(
+        asyncio.selector_events._SelectorSocketTransport,
+        "pause_reading",
+        lambda transport: (paused.append(transport), pause(transport))[1],
+    )
+
+    async def echo(scope: dict, receive, send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": message["text"]})
+
+    async with talking(echo) as client:
+        for number in range(20):
+            await client.send(str(number))
+            assert await client.recv() == str(number)
+    assert not paused

@@ -1,0 +1,180 @@
+"""The verbs from the SDK to a scripted engine and back: sockets that are shared, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from holdfast.gateway.embedded import in_memory
+from holdfast.gateway.service import Service
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.sdk import Chat, Client, ConnectionLost, ServerError
+from holdfast.sdk.frames import codec
+from holdfast.sdk.frames.client import ItemRetrieve, ResponseCreate
+from holdfast.sdk.frames.codec import MAX_FRAME_BYTES
+from holdfast.sdk.frames.response import ResponseParams
+from holdfast.sdk.frames.verbs import (
+    Heard,
+    ItemTruncate,
+    ItemTruncated,
+    SessionAttach,
+    SessionDetach,
+    SessionDetached,
+)
+from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.text.language import Language
+from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
+from holdfast.tests.sessions.text.chat_languages import ours
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    link = Scripted(spoken, END, ahead=1)
+    service = Service(GatewaySettings(), "scripted", link)
+    service.open(SessionBook(link, Language.of(ours("chatml"))))
+    yield in_memory(service)
+    await service.close()
+
+
+async def told(chat: Chat) -> list[str]:
+    return [await chat.say(line, max_output_tokens=20).text() for line in ("and", "so", "on")]
+
+
+async def test_sessions_on_one_socket_are_those_on_their_own(client: Client) -> None:
+    async with client.session() as chat:
+        await chat.say("begin").text()
+        alone = await chat.fork(2)
+        beside = await chat.fork(3, shared=True)
+        expected = await told(alone[0])
+        said: list[list[str]] = []
+
+        async def talk(fork: Chat) -> None:
+            said.append(await told(fork))
+
+        async with anyio.create_task_group() as tasks:
+            for fork in beside:
+                tasks.start_soon(talk, fork)
+        assert said == [expected] * 3
+        await beside[0].aclose()
+        assert await told(alone[1]) == expected
+        assert await beside[1].say("more", max_output_tokens=9).text()
+        assert await told(chat) == expected, "the first goes on as it did alone"
+        connection = chat._exchange.share(chat.session.id)
+        await connection.send(b'{"type":"response.cancel","session_id":"sess_nobody"}')
+        with pytest.raises(ServerError) as refused:
+            await chat._exchange.answer("none", lambda event: False)
+        assert refused.value.code == "session_not_found"
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+async def test_closing_a_chat_closes_its_forks_and_theirs_and_no_session(
+    client: Client, shared: bool
+) -> None:
+    async with client.session() as chat:
+        await chat.say("begin").text()
+        left, right = await chat.fork(2, shared=shared)
+        (leaf,) = await left.fork(shared=shared)
+        expected = await told(right)
+        handle = leaf.handle
+        async with left:
+            pass
+        for closed in (left, leaf):
+            with pytest.raises(ConnectionLost):
+                await closed.say("more").text()
+        assert len(await chat.tree()) == 4
+        async with client.resume(handle) as again:
+            assert await told(again) == expected
+        assert await right.say("more").text()
+
+
+async def test_forks_of_a_pruned_session_are_closed_with_the_chat_that_pruned_it(client: Client) -> None:
+    async with client.session() as chat:
+        await chat.say("begin").text()
+        (branch,) = await chat.fork()
+        (leaf,) = await branch.fork()
+        await chat.prune(branch)
+        assert await leaf.say("go on").text()
+    with pytest.raises(ConnectionLost):
+        await leaf.say("more").text()
+
+
+async def test_a_session_that_is_resumed_elsewhere_leaves_the_shared_socket(client: Client) -> None:
+    async with client.session() as chat:
+        (fork,) = await chat.fork(shared=True)
+        async with client.resume(fork.handle) as elsewhere:
+            detached = await fork._exchange.answer("none", lambda event: isinstance(event, SessionDetached))
+            assert detached.session_id == fork.session.id == elsewhere.session.id
+            assert await elsewhere.say("go on").text() == await (await chat.fork())[0].say("go on").text()
+            sent = await fork.send(ItemRetrieve(item_id="item_1"))
+            with pytest.raises(ServerError, match="no such session"):
+                await chat._exchange.answer(sent, lambda event: False)
+
+
+async def test_an_unknown_handle_is_not_attached(client: Client) -> None:
+    async with client.session() as chat:
+        for event in (SessionAttach(session="hold_nobody"), SessionDetach(session_id="sess_nobody")):
+            sent = await chat.send(event)
+            with pytest.raises(ServerError) as refused:
+                await chat._exchange.answer(sent, lambda event: False)
+            assert refused.value.code == "session_not_found"
+        assert await chat.say("go on").text()
+
+
+async def test_time_is_characters_where_the_client_says_when(client: Client) -> None:
+    async with client.session() as chat:
+        said = await chat.say("begin", min_output_tokens=6).text()
+        item = chat.last.response.output[0].id
+        timing = [Heard(ms=100, text_end=3), Heard(ms=200, text_end=5), Heard(ms=900, text_end=9)]
+        for event, code in (
+            (ItemTruncate(item_id=item, audio_end_ms=300), "unsupported_field"),
+            (ItemTruncate(item_id=item), "missing_required_parameter"),
+            (ItemTruncate(item_id=item, text_end=1, content_index=1), "invalid_value"),
+            (ItemTruncate(item_id=item, text_end=len(said) + 1), "invalid_value"),
+        ):
+            sent = await chat.send(event)
+            with pytest.raises(ServerError) as refused:
+                await chat._exchange.answer(sent, lambda event: False)
+            assert refused.value.code == code
+        assert (await chat.retrieve(item)).text == said
+        sent = await chat.send(ItemTruncate(item_id=item, audio_end_ms=300, timing=timing))
+        cut = await chat._exchange.answer(sent, lambda event: isinstance(event, ItemTruncated))
+        assert (cut.text_end, cut.audio_end_ms) == (5, 300)
+        assert (await chat.retrieve(item)).text == said[:5]
+
+
+async def test_a_frame_too_large_is_refused_by_its_name_and_nothing_waits_for_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a client that does not look before it sends, as this one does."""
+    monkeypatch.setattr(codec, "framed", codec.encode)
+    async with client.session() as chat:
+        large = ResponseCreate(response=ResponseParams(instructions="x" * MAX_FRAME_BYTES))
+        sent = await chat.send(large)
+        with anyio.fail_after(30):
+            with pytest.raises(ServerError) as refused:
+                await chat._exchange.answer(sent, lambda event: False)
+            assert (refused.value.code, refused.value.event_id) == ("frame_too_large", sent)
+            assert await chat.say("begin").text()
+
+
+async def test_verbs_in_the_wrong_state_are_refused(client: Client) -> None:
+    async with client.session() as chat:
+        with pytest.raises(LookupError):
+            await chat.interrupt()
+        said = await chat.say("begin", min_output_tokens=6).text()
+        with pytest.raises(ValueError, match="characters"):
+            await chat.interrupt(heard=len(said) + 1)
+        with pytest.raises(ValueError, match="begin"):
+            await chat.interrupt(heard="something else")
+        item = chat.last.response.output[0].id
+        turn = chat.say("more", min_output_tokens=9)
+        piece = await anext(turn)
+        sent = await chat.send(ItemTruncate(item_id=item, text_end=2))
+        await chat._exchange.answer(sent, lambda event: isinstance(event, ItemTruncated))
+        rest = "".join([piece async for piece in turn])
+        assert (await chat.retrieve(chat.last.response.output[0].id)).text == piece + rest
+        assert (await chat.retrieve(item)).text == said[:2]

@@ -1,0 +1,108 @@
+"""What a small frame may cost: no frame has a long conversation looked through again and again."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.gateway.realtime.conversation import Conversation
+from holdfast.gateway.realtime.effects import Effect, Send
+from holdfast.gateway.realtime.live_sessions import Registry
+from holdfast.gateway.settings import Limits
+from holdfast.sdk.frames import codec, server
+from holdfast.sdk.frames.session import SessionResource
+from holdfast.sessions import history as history_room
+from holdfast.sessions.history import History
+from holdfast.sessions.items import FunctionCall, Preamble
+from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.text.language import Language
+from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
+from holdfast.tests.sessions.text.chat_languages import ours
+
+
+class Stage:
+    """A conversation of a session with so much room for text."""
+
+    def __init__(self, most_characters: int | None = None) -> None:
+        numbers = itertools.count(1)
+        self.history = History()
+        self.conversation = Conversation(
+            SessionResource(id="sess", model="pocket"),
+            self.history,
+            ids=lambda prefix: f"{prefix}_{next(numbers)}",
+            most_characters=most_characters,
+        )
+
+    def does(self, **event: Any) -> list[Effect]:
+        return self.conversation.receive(codec.decode_client(msgspec.json.encode(event)))
+
+    def refused(self, **event: Any) -> str | None:
+        (first, *_) = self.does(**event)
+        refused = isinstance(first, Send) and isinstance(first.event, server.ErrorEvent)
+        return first.event.error.code if refused else None  # type: ignore[union-attr]
+
+
+def test_many_outputs_in_one_frame_look_through_the_conversation_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage, looks = Stage(), list[int]()
+    for number in range(500):
+        stage.history.insert(FunctionCall(id=f"i{number}", call_id=f"c{number}", name="f", arguments="{}"))
+    items = History.items
+    monkeypatch.setattr(History, "items", lambda history: looks.append(1) or items(history))
+    outputs = [
+        {"type": "function_call_output", "call_id": f"c{number}", "output": "1"} for number in range(400)
+    ]
+    stage.does(type="response.create", items=outputs)
+    assert len(stage.history) == 900 and len(looks) <= 1
+    again = {"type": "function_call_output", "call_id": "c7", "output": "2"}
+    assert stage.refused(type="conversation.item.create", item=again) == "tool_call_already_answered"
+    answer = next(item for item in items(stage.history) if item.id not in {f"i{n}" for n in range(500)})
+    stage.history.delete(answer.id)
+    assert stage.refused(type="conversation.item.create", item={**again, "call_id": "c0"}) is None
+
+
+def test_streamed_text_beyond_what_the_context_holds_is_refused() -> None:
+    stage = Stage(most_characters=100)
+    append, replace = "input_text_buffer.append", "input_text_buffer.replace"
+    for _ in range(10):
+        assert stage.refused(type=append, text="0123456789") is None
+    assert stage.refused(type=append, text="0") == "context_length_exceeded"
+    assert stage.refused(type=replace, **{"from": 95}, text="012345") == "context_length_exceeded"
+    assert len(stage.conversation.incoming.buffer.text) == 100
+    assert stage.refused(type=replace, **{"from": 95}, text="01234") is None
+
+
+@pytest.mark.anyio
+async def test_forks_share_what_was_checked_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Scripted(spoken, END)
+    book = SessionBook(link, Language.of(ours("chatml")))
+    registry = Registry(book, link, "scripted", Limits())
+    live = registry.open(Holder(), b"")
+    tools = [{"type": "function", "name": f"tool_{number}", "parameters": {}} for number in range(50)]
+    update = {"type": "session.update", "session": {"type": "realtime", "tools": tools, "temperature": 0.5}}
+    await live.take(codec.decode_client(msgspec.json.encode(update)))
+    checked, seen = history_room.checked_preamble, list[int]()
+
+    def counted(preamble: Preamble) -> Preamble:
+        seen.append(len(preamble.tools))
+        return checked(preamble)
+
+    monkeypatch.setattr(history_room, "checked_preamble", counted)
+    (child, *_) = await registry.fork(live, 8, None)
+    assert len(live.conversation.session.tools) == 50 and not any(seen)
+    assert child.session.history.preamble is live.session.history.preamble
+    assert child.conversation.session == msgspec.structs.replace(live.conversation.session, id=child.id)
+    child.session.history.preamble = Preamble(instructions="other")
+    assert len(live.session.history.preamble.tools) == 50
+    await registry.aclose()
+
+
+class Holder:
+    """`registry.Holder`."""
+
+    def moved(self) -> None:
+        """The session goes on elsewhere."""

@@ -1,0 +1,56 @@
+"""Leases, stages and settles on a scripted engine that is long over them: they pile up nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.gateway.embedded import in_memory
+from holdfast.gateway.service import Service
+from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.runtime.link.messages import Moved
+from holdfast.sdk.frames.client import SessionStage
+from holdfast.sdk.frames.server import ErrorEvent, SessionStaged
+from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.text.language import Language
+from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
+from holdfast.tests.sessions.text.chat_languages import ours
+
+pytestmark = pytest.mark.anyio
+MOST = 3
+
+
+class Slow(Scripted):
+    """Answers no stage before it may."""
+
+    def __init__(self) -> None:
+        super().__init__(spoken, END, ahead=1)
+        self.may, self.asked = asyncio.Event(), 0
+
+    async def stage(self, seq: int) -> Moved:
+        self.asked += 1
+        await self.may.wait()
+        return await super().stage(seq)
+
+
+async def test_so_many_are_on_their_way_and_what_comes_beyond_is_refused_at_once() -> None:
+    link = Slow()
+    service = Service(GatewaySettings(limits=Limits(moves=MOST)), "scripted", link)
+    service.open(SessionBook(link, Language.of(ours("chatml"))))
+    client = in_memory(service)
+    async with client.session() as chat, client.session() as other:
+        await chat.say("begin").text()
+        sent = [await chat.send(SessionStage()) for _ in range(MOST + 2)]
+        events = chat.events()
+        refused = [await anext(events) for _ in range(2)]
+        assert all(isinstance(event, ErrorEvent) for event in refused)
+        assert [event.error.code for event in refused] == ["too_many_moves"] * 2
+        assert [event.error.event_id for event in refused] == sent[MOST:]
+        assert await other.say("another session").text()
+        assert link.asked <= MOST
+        link.may.set()
+        assert all([isinstance(await anext(events), SessionStaged) for _ in range(MOST)])
+        assert (await chat.stage()).source == "device", "there is room again"
+        assert await chat.say("go on").text()
+    await service.close()

@@ -1,0 +1,56 @@
+"""What responses of one session ask for: the same as if nothing were kept of those before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.gateway.realtime.request_cache import Requests
+from holdfast.gateway.realtime.translate import request_of
+from holdfast.sdk.frames.items import InputItem
+from holdfast.sdk.frames.response import ResponseParams
+from holdfast.sdk.frames.session import FunctionTool, NamedFunction, SessionResource
+from holdfast.sessions.errors import SamplingInvalid
+from holdfast.sessions.items import Item
+
+TOOL = FunctionTool(name="add", parameters={"type": "object"})
+SESSIONS = [
+    SessionResource(id="s", model="m"),
+    SessionResource(id="s", model="m", temperature=0.5, seed=3, max_output_tokens=7),
+    SessionResource(id="s", model="m", tools=[TOOL], tool_choice=NamedFunction(name="add")),
+]
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"events": "brief", "metadata": {"a": "b"}},
+    {"temperature": 1.0},
+    {},
+    {"seed": 11},
+    {"conversation": "none"},
+    {"instructions": "Be brief."},
+    {"events": "brief"},
+]
+
+
+def unknown(item: InputItem) -> Item:
+    raise AssertionError("nothing is referred to")
+
+
+def test_each_is_what_it_says_whatever_was_asked_before() -> None:
+    requests = Requests(100)
+    seeds = iter(range(1000))
+    for session in (*SESSIONS, *SESSIONS[::-1]):
+        for fields in PARAMS:
+            params, seed = ResponseParams(**fields), next(seeds)
+            made = requests.of(params, session, unknown, seed)
+            assert made == request_of(params, session, unknown, 100, seed)
+
+
+def test_what_is_refused_is_refused_again() -> None:
+    requests = Requests(100)
+    wrong = msgspec.structs.replace(SESSIONS[2], tools=[])
+    for _ in range(2):
+        with pytest.raises(SamplingInvalid):
+            requests.of(ResponseParams(), wrong, unknown, 1)
+    assert requests.of(ResponseParams(), SESSIONS[0], unknown, 1).tool_choice == "auto"

@@ -1,0 +1,205 @@
+"""A tool's output in pieces: whose it is is said once, refused by name where it cannot be that call's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import UNSET
+
+from holdfast.gateway.realtime.conversation import Conversation
+from holdfast.gateway.realtime.effects import CountArrival, Effect, Expect, Send, StartResponse
+from holdfast.gateway.realtime.event_ids import typed_since
+from holdfast.sdk.frames import client, codec, server
+from holdfast.sdk.frames.session import SessionResource
+from holdfast.sessions.history import History
+from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
+from holdfast.sessions.journal.records import AnyOperation, Typed
+from holdfast.sessions.text.eager_prefill import Arrival
+from holdfast.sessions.text.text_buffer import TextBuffer
+from holdfast.sessions.turn.events import CallDone, CallStarted, ReplyStarted
+
+
+class Stage:
+    """A conversation that owes an answer to the call `c`."""
+
+    def __init__(self) -> None:
+        numbers = itertools.count(1)
+        self.ids: Callable[[str], str] = lambda prefix: f"{prefix}_{next(numbers)}"
+        self.history = History(max_items=6)
+        self.history.insert(FunctionCall(id="f", call_id="c", name="look", arguments="{}"))
+        self.conversation = Conversation(
+            SessionResource(id="sess", model="pocket"),
+            self.history,
+            ids=lambda prefix: self.ids(prefix),
+        )
+
+    def does(self, kind: str, **fields: Any) -> list[Effect]:
+        event = {"type": kind, "event_id": "mine", **fields}
+        return self.conversation.receive(codec.decode_client(msgspec.json.encode(event)))
+
+    def appends(self, text: str, **fields: Any) -> Any:
+        """What is expected from now on."""
+        (effect,) = self.does("input_text_buffer.append", text=text, **fields)
+        assert isinstance(effect, Expect)
+        return effect.item
+
+    def refused(self, kind: str, **fields: Any) -> tuple[str | None, str | None]:
+        """Code and parameter."""
+        (effect,) = self.does(f"input_text_buffer.{kind}", **fields)
+        assert isinstance(effect, Send) and isinstance(effect.event, server.ErrorEvent)
+        assert effect.event.error.event_id == "mine"
+        return effect.event.error.code, effect.event.error.param
+
+    def commits(self) -> FunctionCallOutput | Message:
+        expect, count = self.does("input_text_buffer.commit")
+        assert expect == Expect(None) and isinstance(count, CountArrival)
+        item = self.history.get(count.item.id)
+        assert isinstance(item, FunctionCallOutput | Message)
+        return item
+
+    def answers(self, call_id: str) -> None:
+        item = {"type": "function_call_output", "call_id": call_id, "output": "whole"}
+        self.does("conversation.item.create", item=item)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_the_pieces_become_the_calls_output(stage: Stage) -> None:
+    assert stage.appends("", call_id="c").output == "", "its beginning is expected before a word of it"
+    assert stage.appends("21 ").output == "21 "
+    assert stage.appends("degrees", call_id="c").output == "21 degrees"
+    stage.does("input_text_buffer.replace", **{"from": 3, "text": "°"})
+    item = stage.commits()
+    assert isinstance(item, FunctionCallOutput) and (item.call_id, item.output) == ("c", "21 °")
+    assert stage.history.items()[-1] is item
+    assert stage.conversation.incoming.buffer == TextBuffer()
+    assert isinstance(stage.appends("Well?"), Message), "what comes then is a user's again"
+
+
+def test_what_was_committed_is_told_with_its_call_then_and_again(stage: Stage) -> None:
+    """A client may type while its tools stream: what is told of the one is not the other's."""
+    commit = client.TextCommit(event_id="mine")
+    for call_id, name in ({"call_id": "c"}, "c"), ({}, UNSET):
+        stage.appends("21", **call_id)
+        _, count = stage.does("input_text_buffer.commit")
+        assert isinstance(count, CountArrival)
+        told, *_ = stage.conversation.incoming.committed(Arrival(3, 4), count)
+        assert isinstance(told, server.TextCommitted)
+        assert (told.item_id, told.call_id, told.left_tokens) == (count.item.id, name, 4)
+    stage.ids = lambda prefix: count.item.id
+    again, *_ = stage.conversation.answered(commit)
+    assert isinstance(again, server.TextCommitted) and again.call_id is UNSET
+
+
+def test_a_tool_may_answer_nothing(stage: Stage) -> None:
+    stage.appends("", call_id="c")
+    item = stage.commits()
+    assert isinstance(item, FunctionCallOutput) and item.output == ""
+
+
+def test_what_was_taken_back_leaves_the_call_open(stage: Stage) -> None:
+    stage.appends("21", call_id="c")
+    stage.does("input_text_buffer.clear")
+    assert stage.refused("commit") == ("invalid_value", None)
+    stage.appends("22", call_id="c")
+    assert stage.commits().id in stage.history
+
+
+def test_bad_pieces_are_refused_by_name_and_change_nothing(stage: Stage) -> None:
+    append = "append"
+    assert stage.refused(append, text="x", call_id="nobody") == ("invalid_tool_call_id", "call_id")
+    assert stage.refused(append, text="x", call_id="c", role="user") == ("invalid_value", "call_id")
+    assert stage.refused("commit") == ("invalid_value", None)
+    stage.appends("21", call_id="c")
+    assert stage.refused(append, text="x", call_id="d") == ("invalid_value", "call_id")
+    assert stage.refused(append, text="x", role="user") == ("invalid_value", "role")
+    assert stage.refused("replace", **{"from": 3, "text": "x"}) == ("invalid_value", "from")
+    assert stage.refused("commit", call_id="d") == ("invalid_value", "call_id")
+    item = stage.commits()
+    assert isinstance(item, FunctionCallOutput) and item.output == "21"
+    assert stage.refused(append, text="x", call_id="c") == ("tool_call_already_answered", "call_id")
+    stage.appends("Hello")
+    assert stage.refused(append, text="x", call_id="c") == ("invalid_value", "call_id")
+
+
+def test_a_call_that_was_deleted_meanwhile_is_refused_at_the_commit(stage: Stage) -> None:
+    stage.appends("21", call_id="c")
+    stage.history.delete("f")
+    assert stage.refused("commit") == ("invalid_tool_call_id", "call_id")
+    assert stage.conversation.incoming.buffer.text == "21", "it is the client's to take back"
+    assert not [item for item in stage.history.items() if isinstance(item, FunctionCallOutput)]
+
+
+def test_who_commits_what_another_has_answered_whole_is_told_so(stage: Stage) -> None:
+    stage.appends("21", call_id="c")
+    stage.answers("c")
+    assert stage.refused("commit", call_id="c") == ("tool_call_already_answered", "call_id")
+    assert stage.refused("append", text="2", call_id="c") == ("tool_call_already_answered", "call_id")
+    assert stage.refused("commit") == ("invalid_value", None)
+
+
+def test_an_item_that_finds_no_room_stays_in_the_buffer(stage: Stage) -> None:
+    for number in range(5):
+        stage.history.insert(Message(id=f"m{number}", role="user", text="x"))
+    stage.appends("21", call_id="c")
+    assert stage.refused("commit")[1] == "item"
+    stage.history.delete("m0")
+    item = stage.commits()
+    assert isinstance(item, FunctionCallOutput) and item.output == "21"
+
+
+def test_the_first_piece_may_come_while_the_reply_still_runs(stage: Stage) -> None:
+    (start,) = stage.does("response.create")
+    assert isinstance(start, StartResponse)
+    stage.history.begin_turn()
+    assert stage.refused("append", text="x", call_id="d") == ("invalid_tool_call_id", "call_id")
+    for event in (ReplyStarted(3), CallStarted("g", "d", "look"), CallDone("g", "d", "look", "{}")):
+        stage.conversation.reply(start.response_id, event)
+    stage.appends("21", call_id="d")
+    item = stage.commits()
+    assert isinstance(item, FunctionCallOutput) and item.call_id == "d"
+
+
+def test_whose_text_it_is_is_written_down() -> None:
+    buffer, empty = TextBuffer(), TextBuffer()
+    buffer.append("", call_id="c")
+    assert typed_since(empty, buffer) == Typed(start=0, text="", item=buffer.id, call="c")
+    before = TextBuffer(buffer.text, buffer.role, buffer.id, buffer.call_id)
+    buffer.append("21")
+    assert typed_since(before, buffer) == Typed(start=0, text="21", item=buffer.id, call="c")
+    assert typed_since(buffer, empty) == Typed(start=0)
+
+
+def test_a_journal_of_before_says_nothing_of_calls() -> None:
+    old = {"op": "typed", "start": 2, "text": "x", "role": "user", "item": "i"}
+    read: Any = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=AnyOperation)
+    assert read == Typed(start=2, text="x", role="user", item="i", call=None)
+    assert "call" not in msgspec.msgpack.decode(msgspec.msgpack.encode(read))
+
+
+@pytest.mark.parametrize("way", ["item", "response"])
+def test_an_output_that_comes_whole_takes_the_place_of_its_pieces(stage: Stage, way: str) -> None:
+    """Whoever streamed it is gone, and another answers: nothing of the pieces is in his way."""
+    stage.appends("21 deg", call_id="c")
+    whole = {"type": "function_call_output", "call_id": "c", "output": "22 degrees"}
+    if way == "item":
+        effects = stage.does("conversation.item.create", item=whole)
+    else:
+        effects = stage.does("response.create", items=[whole])
+    assert effects.count(Expect(None)) == 1
+    assert stage.conversation.incoming.buffer == TextBuffer()
+    assert isinstance(stage.appends("And you?"), Message)
+
+
+def test_another_calls_output_leaves_the_pieces_of_this_one(stage: Stage) -> None:
+    stage.history.insert(FunctionCall(id="g", call_id="d", name="look", arguments="{}"))
+    stage.appends("21 deg", call_id="c")
+    stage.answers("d")
+    assert stage.appends("rees").output == "21 degrees"

@@ -1,0 +1,230 @@
+"""The guard: with a key every route but the probes asks for it; without one foreign pages may not connect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from holdfast.gateway.auth import OPERATOR, TENANT, Guard, Hosts, Keys, salt_of
+from holdfast.gateway.errors import KeysUnusable, NetworkInvalid
+from holdfast.gateway.settings import GatewaySettings, Network
+
+pytestmark = pytest.mark.anyio
+ROUTES = ["/v1/realtime", "/v1/models", "/v1/models/pocket", "/metrics", "/version", "/anything"]
+
+
+async def answered(guard: Guard, kind: str, path: str, headers: Iterable[tuple[str, str]] = ()) -> int:
+    """The status that the guard answers, or 200 where it lets the request through."""
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    async def receive() -> dict:
+        raise AssertionError("the guard reads nothing")
+
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers]
+    await guard({"type": kind, "path": path, "headers": raw}, receive, send)
+    return sent[0]["status"]
+
+
+async def let_in(scope: dict, receive: object, send) -> None:
+    await send({"type": "http.response.start", "status": 200})
+
+
+KEYED = Guard(let_in, Keys.one("s3cret"))
+OPEN = Guard(let_in, None)
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_key_guards_every_route(kind: str, path: str) -> None:
+    assert await answered(KEYED, kind, path) == 401
+    assert await answered(KEYED, kind, path, [("Authorization", "Bearer wrong")]) == 401
+    assert await answered(KEYED, kind, path, [("Authorization", "Basic s3cret")]) == 401
+    assert await answered(KEYED, kind, path, [("Authorization", "Bearer s3cret")]) == 200
+    assert await answered(KEYED, kind, path, [("authorization", "bearer  s3cret")]) == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_probes_need_no_key(path: str) -> None:
+    assert await answered(KEYED, "http", path) == 200
+
+
+async def test_a_key_in_letters_beyond_ascii_is_compared_too() -> None:
+    guard = Guard(let_in, Keys.one("schlüssel"))
+    assert await answered(guard, "http", "/version", [("Authorization", "Bearer schluessel")]) == 401
+
+
+@pytest.mark.parametrize("key", ["", " ", "s3cret\n", "\ts3cret"])
+async def test_a_key_that_everybody_or_nobody_gives_is_refused(key: str) -> None:
+    with pytest.raises(KeysUnusable, match="--api-key is empty, or begins or ends with a blank"):
+        Keys.one(key)
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"), [("http://evil.example", 403), ("http://127.0.0.1:8040", 200), ("null", 403)]
+)
+async def test_without_a_key_only_its_own_pages_may_connect(origin: str, status: int) -> None:
+    headers = [("Host", "127.0.0.1:8040"), ("Origin", origin)]
+    assert await answered(OPEN, "websocket", "/v1/realtime", headers) == status
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("evil.example:8040", 403), ("localhost:8040", 200), ("[::1]:8040", 200), ("10.0.0.7", 200)],
+)
+async def test_a_page_that_points_its_own_name_here_may_not_connect(host: str, status: int) -> None:
+    headers = [("Host", host), ("Origin", f"http://{host}")]
+    assert await answered(OPEN, "websocket", "/v1/realtime", headers) == status
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+@pytest.mark.parametrize("path", [*ROUTES, "/health", "/ready"])
+async def test_without_keys_a_name_that_is_not_the_servers_is_refused_on_every_route(
+    kind: str, path: str
+) -> None:
+    for host in (
+        "evil.com",
+        "evil.com:8040",
+        "localhost.evil.com",
+        "127.0.0.1.evil.com",
+        "[::1].evil.com",
+        "",
+    ):
+        assert await answered(OPEN, kind, path, [("Host", host)]) == 403, host
+    for host in (
+        "localhost",
+        "localhost.:8040",
+        "LOCALHOST:8040",
+        "chat.localhost",
+        "127.0.0.1:8040",
+        "[::1]:8040",
+        "10.0.0.7",
+    ):
+        assert await answered(OPEN, kind, path, [("Host", host)]) == 200, host
+
+
+async def test_a_refused_host_is_told_the_option_that_allows_it() -> None:
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/metrics", "headers": [(b"host", b"evil.com")]}
+    await OPEN(scope, None, send)
+    error = json.loads(sent[1]["body"])["error"]
+    assert error["code"] == "host_not_allowed" and "--allowed-host" in error["message"]
+
+
+def hosts(keys: bool = False, host: str = "127.0.0.1", *allowed: str) -> Hosts:
+    return Hosts.of(GatewaySettings(host=host, network=Network(allowed_hosts=allowed)), keys=keys)
+
+
+def test_a_server_on_a_network_answers_to_its_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "Gpu-7")
+    assert "gpu-7:8040" in hosts(host="0.0.0.0") and "evil.com" not in hosts(host="0.0.0.0")
+    assert "gpu-7.lan" in hosts(host="gpu-7.lan")
+    assert "gpu-7" not in hosts(), "on loopback nobody else asks"
+
+
+def test_with_keys_any_name_will_do_unless_some_are_allowed() -> None:
+    assert "anything.example" in hosts(keys=True)
+    named = hosts(True, "127.0.0.1", "chat.example.com", "*.example.org")
+    own = ("chat.example.com", "a.example.org:443", "a.b.example.org", "10.0.0.7", "localhost")
+    assert all(name in named for name in own)
+    assert not any(name in named for name in ("example.com", "example.org", "xchat.example.com", "evil.com"))
+    assert "evil.com" in hosts(False, "127.0.0.1", "*")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_hosts": ("http://a.b",)},
+        {"allowed_hosts": ("a.b:80",)},
+        {"allowed_hosts": ("",)},
+        {"trusted_proxies": ("10.0.0.0/33",)},
+        {"trusted_proxies": ("proxy",)},
+        {"root_path": "holdfast"},
+        {"root_path": "/a//b"},
+        {"private_key": Path("key.pem")},
+    ],
+)
+def test_options_that_say_nothing_clear_of_the_network_are_refused(fields: dict) -> None:
+    with pytest.raises(NetworkInvalid, match="--"):
+        Network(**fields)
+
+
+async def test_an_operators_key_sees_all_and_opens_no_session() -> None:
+    seen: list[tuple[bytes, bool]] = []
+
+    async def noted(scope: dict, receive: object, send) -> None:
+        seen.append((scope[TENANT], scope[OPERATOR]))
+        await let_in(scope, receive, send)
+
+    tenants = dict.fromkeys(Keys.one("alpha").tenants, "acme")
+    guard = Guard(noted, Keys(tenants).with_operators(["root"], "here"))
+    told = {key: [("Authorization", f"Bearer {key}")] for key in ("alpha", "root")}
+    assert await answered(guard, "http", "/metrics", told["alpha"]) == 200
+    assert await answered(guard, "http", "/metrics", told["root"]) == 200
+    assert seen == [(salt_of("acme"), False), (b"", True)]
+    assert await answered(guard, "websocket", "/v1/realtime", told["root"]) == 401
+    assert await answered(guard, "http", "/v1/models", told["root"]) == 401
+
+
+async def test_without_a_key_programs_may_connect() -> None:
+    assert await answered(OPEN, "websocket", "/v1/realtime", [("Host", "127.0.0.1:8040")]) == 200
+
+
+def keys_file(folder: Path, text: str) -> Path:
+    path = folder / "keys"
+    path.write_text(text)
+    return path
+
+
+async def test_a_keys_file_tells_tenants_apart(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, "# ours\nalpha acme\nbeta acme # another\n\ngamma  zenith\n")
+    seen: list[bytes] = []
+
+    async def noted(scope: dict, receive: object, send) -> None:
+        seen.append(scope[TENANT])
+        await let_in(scope, receive, send)
+
+    guard = Guard(noted, Keys.read(path))
+    for key in ("alpha", "beta", "gamma"):
+        assert await answered(guard, "http", "/version", [("Authorization", f"Bearer {key}")]) == 200
+    assert seen[0] == seen[1] == salt_of("acme") != seen[2] == salt_of("zenith")
+    assert await answered(guard, "websocket", "/v1/realtime", [("Authorization", "Bearer acme")]) == 401
+    assert await answered(guard, "websocket", "/v1/realtime") == 401
+
+
+async def test_the_first_key_of_a_file_with_a_byte_order_mark_is_a_key(tmp_path: Path) -> None:
+    keys = Keys.read(keys_file(tmp_path, "\ufeffalpha acme\n"))
+    assert keys.tenant("alpha") == "acme"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no keys"),
+        ("# nobody\n", "no keys"),
+        ("s3cret\n", "line 1"),
+        ("a b\ns3cret ten/ant\n", "line 2"),
+        ("s3cret one two\n", "line 1"),
+        ("s3cret one\ns3cret two\n", "line 2: this key is another tenant's"),
+    ],
+)
+def test_a_keys_file_that_says_nothing_clear_is_refused_without_its_keys(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    with pytest.raises(KeysUnusable, match=told) as refused:
+        Keys.read(keys_file(tmp_path, text))
+    assert "s3cret" not in refused.value.message
+
+
+def test_a_keys_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(KeysUnusable, match="nowhere"):
+        Keys.read(tmp_path / "nowhere")

@@ -1,0 +1,228 @@
+"""The torch runner on hand-made plans: what it computes, feeds on, copies and reports; no scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+from holdfast.benchmarks.toys import make_toy
+from holdfast.kvstore.arena import DeviceArena
+from holdfast.runtime.execution.runner import TorchRunner
+from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.model.decoder import Decoder
+from holdfast.runtime.model.load import LoadedModel, load_model
+from holdfast.runtime.plan import BlockCopy, Outcome, Plan, PlanRow, RowFault
+
+BLOCKS, BLOCK = 128, 16
+GREEDY = Sampling()
+WARM = Sampling(temperature=1.0, top_k=20, top_p=0.95, seed=7)
+CUDA = pytest.param(
+    "cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+)
+DEVICES = ["cpu", CUDA]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_toy("tiny", tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LoadedModel:
+    return load_model(folder, "cpu", "float32")
+
+
+class Bench:
+    """A runner over a poisoned arena, and plans for it by hand."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        device = model.decoder.device
+        self.arenas = [DeviceArena(group, BLOCKS, device) for group in model.kv_groups(BLOCK)]
+        for arena in self.arenas:
+            arena.poison(range(BLOCKS))
+        self.runner = TorchRunner(model.decoder, *self.arenas)
+        self.step = 0
+        order = np.random.default_rng(4).permutation(BLOCKS).astype(np.int32)
+        self.tables = np.split(order, 16)
+
+    def row(
+        self, seq: int, first: int, tokens: Iterable[int], sampling: Sampling | None = None, **more
+    ) -> PlanRow:
+        ids = np.array(list(tokens), dtype=np.int64)
+        count = 1 if "fed_by" in more else len(ids)
+        return PlanRow(seq, 0, first, count, ids, more.pop("table", self.tables[seq]), sampling, **more)
+
+    def launch(self, *rows: PlanRow, copies: tuple[BlockCopy, ...] = ()):
+        self.step += 1
+        return self.runner.launch(Plan(self.step, rows, copies))
+
+    def run(self, *rows: PlanRow, copies: tuple[BlockCopy, ...] = ()) -> list[Outcome]:
+        return self.launch(*rows, copies=copies).tokens()
+
+    def say(self, seq: int, prompt: list[int], count: int, sampling: Sampling = GREEDY) -> list[Outcome]:
+        """A prompt and ``count`` tokens after it, alone."""
+        said = self.run(self.row(seq, 0, prompt, sampling))
+        while len(said) < count:
+            said += self.run(self.row(seq, len(prompt) + len(said) - 1, said[-1:], sampling))
+        return said
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 256, length).tolist()
+
+
+def test_greedy_tokens_are_those_of_generate(model: LoadedModel, folder: Path) -> None:
+    reference = Qwen3ForCausalLM.from_pretrained(folder).eval()
+    for seed, length in enumerate((1, 15, 16, 40)):
+        ids = torch.tensor([prompt(length, seed)])
+        expected = reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False, pad_token_id=0
+        )[0, length:].tolist()
+        assert len(set(expected)) > 8, "the toy must vary"
+        assert Bench(model).say(0, prompt(length, seed), 32) == expected
+
+
+def test_rows_of_every_kind_in_one_step(model: LoadedModel) -> None:
+    """A chunk without a draw, the end of a prompt, single tokens and a draw, each as it would be alone."""
+    alone = [
+        Bench(model).say(0, prompt(length, length), 3, how) for length, how in ((20, GREEDY), (33, WARM))
+    ]
+    bench = Bench(model)
+    first = bench.run(
+        bench.row(0, 0, prompt(20, 20), GREEDY),
+        bench.row(1, 0, prompt(33, 33)[:30]),
+        bench.row(2, 0, prompt(5)),
+    )
+    assert first == [alone[0][0], None, None]
+    second = bench.run(
+        bench.row(1, 30, prompt(33, 33)[30:], WARM),
+        bench.row(2, 5, prompt(1)),
+        bench.row(0, 20, first[:1], GREEDY),
+    )
+    assert second == [alone[1][0], None, alone[0][1]]
+    third = bench.run(bench.row(0, 21, second[2:], GREEDY), bench.row(1, 33, second[:1], WARM))
+    assert third == [alone[0][2], alone[1][1]]
+
+
+def test_a_draw_is_decided_by_seed_and_position_in_any_company(model: LoadedModel) -> None:
+    alone = Bench(model).say(0, prompt(12), 8, WARM)
+    assert alone != Bench(model).say(0, prompt(12), 8, Sampling(1.0, 20, 0.95, seed=8))
+    bench = Bench(model)
+    others = [Sampling(), Sampling(0.5, seed=1), Sampling(1.5, top_p=0.3, seed=2)]
+    rows = [bench.row(seq, 0, prompt(9, seq), others[seq]) for seq in range(3)]
+    assert bench.run(*rows, bench.row(3, 0, prompt(12), WARM))[3] == alone[0]
+    for at in range(7):
+        rows = [bench.row(seq, 9 + at, [seq], others[seq]) for seq in range(3)]
+        assert bench.run(bench.row(3, 12 + at, alone[at : at + 1], WARM), *rows)[0] == alone[at + 1]
+
+
+@pytest.mark.parametrize("seed", [2**63, 2**40 + 1, -1, 2**64 + 5])
+def test_any_whole_number_is_a_seed(seed: int, model: LoadedModel) -> None:
+    draws = Bench(model).say(0, prompt(4), 6, Sampling(1.0, seed=seed))
+    assert draws == Bench(model).say(0, prompt(4), 6, Sampling(1.0, seed=seed % 2**64))
+    if 0 < seed < 2**64:
+        assert draws != Bench(model).say(0, prompt(4), 6, Sampling(1.0, seed=seed % 2**32))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sampled_tokens_feed_the_next_step_before_they_are_read(device: str, folder: Path) -> None:
+    model = load_model(folder, device, "float32")
+    expected = [Bench(model).say(0, prompt(seq + 3, seq), 5) for seq in range(3)]
+    bench = Bench(model)
+    places = {seq: seq for seq in range(3)}
+    rows = [bench.row(seq, 0, prompt(seq + 3, seq), GREEDY) for seq in range(3)]
+    in_flight = [(places, bench.launch(*rows))]
+    for at in range(4):
+        turned = sorted(places, key=lambda seq: (seq + at) % 3)  # rows change places from step to step
+        rows = [bench.row(seq, seq + 3 + at, [], GREEDY, fed_by=places[seq]) for seq in turned]
+        places = {seq: 1 + place for place, seq in enumerate(turned)}
+        in_flight.append((places, bench.launch(bench.row(9, 0, prompt(2)), *rows)))
+    for at, (places, handle) in enumerate(in_flight):
+        said = handle.tokens()
+        assert {seq: said[place] for seq, place in places.items()} == {
+            seq: expected[seq][at] for seq in range(3)
+        }
+
+
+def test_a_step_launched_again_in_parts_is_fed_by_the_same_earlier_step(model: LoadedModel) -> None:
+    expected = [Bench(model).say(0, prompt(4, 2 + seq), 2) for seq in range(2)]
+    bench = Bench(model)
+    bench.run(*(bench.row(seq, 0, prompt(4, 2 + seq), GREEDY) for seq in range(2)))
+    broken = np.array([10**6])  # outside the vocabulary: the whole launch raises
+    rows = [bench.row(seq, 4, [], GREEDY, fed_by=seq) for seq in range(2)]
+    with pytest.raises(IndexError):
+        bench.runner.launch(Plan(9, (*rows, bench.row(2, 0, broken))))
+    parts = [bench.runner.launch(Plan(9, (row,))).tokens() for row in reversed(rows)]
+    assert parts == [[expected[1][1]], [expected[0][1]]]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_copies_come_first_and_in_order_in_every_group(family: str, tmp_path: Path) -> None:
+    """A fork in the middle of a block: the child goes on from a copy, the parent's block stays as it is."""
+    model = load_model(make_toy("tiny", tmp_path, family=family), "cpu", "float32")
+    assert len(model.kv_groups(BLOCK)) == {"qwen3": 1, "gemma2": 2}[family]
+    expected = Bench(model).say(0, prompt(20), 4)
+    bench = Bench(model)
+    bench.run(bench.row(0, 0, prompt(20), GREEDY))
+    shared, tail = (int(block) for block in bench.tables[0][:2])
+    via, own = (int(block) for block in bench.tables[1][:2])
+    before = [arena.kv[tail].clone() for arena in bench.arenas]
+    child = np.array([shared, own], dtype=np.int32)
+    copies = (BlockCopy(tail, via), BlockCopy(via, own))
+    said = bench.run(bench.row(5, 20, expected[:1], GREEDY, table=child), copies=copies)
+    said += bench.run(bench.row(5, 21, said[-1:], GREEDY, table=child))
+    assert said == expected[1:3]
+    for arena, then in zip(bench.arenas, before, strict=True):
+        assert torch.equal(arena.kv[tail].nan_to_num(9), then.nan_to_num(9))
+
+
+def test_a_plan_of_copies_alone(model: LoadedModel) -> None:
+    bench = Bench(model)
+    bench.arenas[0].kv[3] = 1.0
+    assert bench.run(copies=(BlockCopy(3, 8),)) == []
+    assert bool((bench.arenas[0].kv[8] == 1.0).all())
+
+
+def test_a_row_of_nan_fails_alone(folder: Path) -> None:
+    model = load_model(folder, "cpu", "float32")
+    expected = Bench(model).say(0, [1, 2, 3], 1)
+    weights = model.decoder.weights
+    # The head is tied: with its row 200 not a number too, every row would fail.
+    untied = replace(weights, embedding=weights.embedding.clone())
+    untied.embedding[200] = float("nan")
+    bench = Bench(replace(model, decoder=Decoder(model.config, untied)))
+    said = bench.run(
+        bench.row(0, 0, [1, 2, 3], GREEDY),
+        bench.row(1, 0, [5, 200, 7], GREEDY),
+        bench.row(2, 0, [200, 4, 5]),
+        bench.row(3, 0, [6, 200], WARM),
+    )
+    assert said[0] == expected[0]
+    assert said[2] is None
+    for at in (1, 3):
+        fault = said[at]
+        assert isinstance(fault, RowFault)
+        assert fault.message == f"sequence {at}: logits are not finite"
+
+
+def test_a_table_and_tokens_may_change_once_launched(model: LoadedModel) -> None:
+    expected = Bench(model).say(0, prompt(18), 1)
+    bench = Bench(model)
+    table, tokens = bench.tables[0].copy(), np.array(prompt(18))
+    handle = bench.launch(PlanRow(0, 0, 0, 18, tokens, table, GREEDY))
+    table[:], tokens[:] = 0, 0
+    assert handle.tokens() == expected
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_type_runs_on_every_device(device: str, dtype: str, folder: Path) -> None:
+    said = Bench(load_model(folder, device, dtype)).say(0, prompt(30), 8, WARM)
+    assert all(isinstance(token, int) and 0 <= token < 256 for token in said)

@@ -1,0 +1,95 @@
+"""The rehearsal: two steps that nobody asked for, after which the pace is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from holdfast.runtime.errors import EngineDied
+from holdfast.runtime.execution.warmup import DRAWN, rehearse
+from holdfast.runtime.execution.watchdog import PacedRunner
+from holdfast.runtime.link.crash_report import BlackBox
+from holdfast.runtime.link.heartbeat import Pace, Pulse
+from holdfast.runtime.link.messages import Phase
+from holdfast.runtime.plan import Handle, Plan, PlanRow
+from holdfast.tests.runtime.fakes import FakeRunner
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "context", "rows"),
+    [(16, 100, [(0, 15), (15, 1)]), (16, 8, [(0, 7), (7, 1)]), (2, 9, [(0, 1), (1, 1)]), (1, 9, [(0, 1)])],
+)
+def test_it_stays_within_one_block_and_the_context(
+    block_tokens: int, context: int, rows: list[tuple[int, int]]
+) -> None:
+    runner = FakeRunner(1, block_tokens)
+    runner.keep_plans = True
+    rehearse(runner, block_tokens, context)
+    assert [(row.first, row.count) for plan in runner.plans for row in plan.rows] == rows
+
+
+@pytest.mark.parametrize(("block_tokens", "context"), [(16, 1000), (16, 16), (16, 17), (2, 9), (1, 1)])
+def test_with_kernels_every_kind_of_step_comes_once_within_two_blocks(
+    block_tokens: int, context: int
+) -> None:
+    blocks = min(2, -(-context // block_tokens))
+    runner = FakeRunner(blocks, block_tokens)
+    runner.keep_plans = True
+    rehearse(runner, block_tokens, context, kernels=True)
+    rows = [row for plan in runner.plans for row in plan.rows]
+    assert all(0 <= row.first < row.first + row.count <= context and not row.table.any() for row in rows)
+    assert {copy.target for plan in runner.plans for copy in plan.copies} == set(range(1, blocks))
+    assert max(row.first for row in rows) == context - 1, "the longest context"
+    drawn = {row.sampling for row in rows}
+    assert drawn >= set(DRAWN) and any(row.matcher is not None for row in rows)
+    assert all(plan.step < -64 for plan in runner.plans), "below those of a calibration"
+
+
+def test_with_kernels_a_step_that_fails_keeps_none_from_being_compiled() -> None:
+    class Refusing(FakeRunner):
+        def launch(self, plan: Plan) -> Handle:
+            handle = super().launch(plan)
+            if plan.rows and plan.rows[0].sampling == DRAWN[0]:
+                raise ValueError("no kernel")
+            return handle
+
+    runner = Refusing(4, 16)
+    runner.keep_plans = True
+    rehearse(runner, 16, 64, kernels=True)
+    assert runner.plans[-1].copies
+
+
+def test_the_first_real_step_has_the_deadline_of_a_step() -> None:
+    pulse = Pulse()
+    runner = PacedRunner(FakeRunner(4, 16), pulse)
+    assert Pace().expect(1)[0] is Phase.COMPILING
+    rehearse(runner, 16, 64)
+    runner.expect(16)
+    assert pulse._now.phase is Phase.STEPPING and pulse._now.limit < 60
+
+
+def test_what_fails_is_left_to_the_first_sequence_unless_the_device_is_gone() -> None:
+    class Broken:
+        def __init__(self, fault: Exception) -> None:
+            self.fault = fault
+
+        def launch(self, plan: Plan) -> Handle:
+            raise self.fault
+
+    rehearse(Broken(ValueError("no kernel")), 16, 64)
+    with pytest.raises(EngineDied):
+        rehearse(Broken(EngineDied("the device is gone")), 16, 64)
+
+
+def test_nobody_is_suspected_for_it_and_the_steps_behind_it_run() -> None:
+    """The black box holds ids of sequences, which are not negative: nobody's row is in none of its records."""
+    box = BlackBox.new()
+    runner = PacedRunner(FakeRunner(4, 16), Pulse(record=box.record))
+    rehearse(runner, 16, 64)
+    assert not box.sequences() and not runner._flying
+    tokens, table = np.zeros(3, dtype=np.int64), np.zeros(1, dtype=np.int32)
+    handle = runner.launch(Plan(7, (PlanRow(5, 0, 0, 3, tokens, table),)))
+    assert box.sequences() == {5}
+    handle.tokens()
+    assert not runner._flying
+    box.close()

@@ -1,0 +1,147 @@
+"""The paced runner: a limit that fits the step before each launch and wait, learnt from both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from holdfast.runtime.execution.watchdog import PacedRunner
+from holdfast.runtime.link.heartbeat import FIRST_STEP, STEP_FLOOR, Pulse
+from holdfast.runtime.link.messages import Phase
+from holdfast.runtime.plan import Outcome, Plan, PlanRow
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Recorder(Pulse):
+    """Remembers what was entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered: list[tuple[Phase, float]] = []
+
+    def enter(self, phase: Phase, limit: float = 0.0, detail: str = "", fraction: float = 0.0) -> None:
+        self.entered.append((phase, limit))
+
+
+class Slow:
+    """A runner and its handle: launching takes a second, waiting takes two."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.launched: list[Plan] = []
+
+    def launch(self, plan: Plan) -> Slow:
+        self.clock.now += 1
+        self.launched.append(plan)
+        return self
+
+    def tokens(self) -> list[Outcome]:
+        self.clock.now += 2
+        return [7]
+
+
+def plan_of(count: int, step: int = 1) -> Plan:
+    none = np.zeros(0, dtype=np.int64)
+    return Plan(step, (PlanRow(1, 1, 0, count, none, none.astype(np.int32)),))
+
+
+def test_limits_are_set_before_each_wait_and_learnt() -> None:
+    clock, pulse = Clock(), Recorder()
+    slow = Slow(clock)
+    runner = PacedRunner(slow, pulse, clock)
+    plan = plan_of(1)
+    assert runner.launch(plan).tokens() == [7]
+    assert slow.launched == [plan]
+    assert pulse.entered == [(Phase.COMPILING, FIRST_STEP)] * 2
+    runner.launch(plan_of(1, 2)).tokens()
+    assert pulse.entered[2:] == [(Phase.STEPPING, 30.0)] * 2  # ten times launch and wait together
+    runner.launch(plan_of(64, 3))
+    assert pulse.entered[4] == (Phase.STEPPING, pytest.approx(30.0 * 64))
+
+
+def test_quick_steps_have_the_floor() -> None:
+    clock, pulse = Clock(), Recorder()
+    runner = PacedRunner(Slow(clock), pulse, lambda: 0.0)
+    runner.launch(plan_of(1)).tokens()
+    runner.launch(plan_of(1, 2))
+    assert pulse.entered[-1] == (Phase.STEPPING, STEP_FLOOR)
+
+
+def test_a_step_that_fails_is_not_learnt_from() -> None:
+    class Fails(Slow):
+        def tokens(self) -> list[Outcome]:
+            raise RuntimeError("late")
+
+    clock, pulse = Clock(), Recorder()
+    runner = PacedRunner(Fails(clock), pulse, clock)
+    with pytest.raises(RuntimeError, match="late"):
+        runner.launch(plan_of(1)).tokens()
+    runner.launch(plan_of(1, 2))
+    assert pulse.entered[-1] == (Phase.COMPILING, FIRST_STEP)
+
+
+def test_a_kernel_that_is_compiled_has_the_time_for_it_and_counts_for_no_step() -> None:
+    class Compiles(Slow):
+        def launch(self, plan: Plan) -> Slow:
+            if plan.step == 2:
+                runner.compiling("send_up")
+                self.clock.now += 50
+                runner.compiled()
+            return super().launch(plan)
+
+    clock, pulse = Clock(), Recorder()
+    runner = PacedRunner(Compiles(clock), pulse, clock)
+    runner.launch(plan_of(1)).tokens()
+    pulse.entered.clear()
+    runner.launch(plan_of(1, 2)).tokens()
+    runner.launch(plan_of(1, 3)).tokens()
+    step = (Phase.STEPPING, 30.0)  # ten times what the first took
+    assert pulse.entered == [step, (Phase.COMPILING, FIRST_STEP), step, step, step, step]
+
+
+def plan_for(step: int, *sequences: int) -> Plan:
+    none = np.zeros(0, dtype=np.int64)
+    return Plan(step, tuple(PlanRow(seq, 1, 0, 1, none, none.astype(np.int32)) for seq in sequences))
+
+
+def test_who_is_on_the_device_is_known_before_each_launch_and_written_only_when_it_changes() -> None:
+    written: list[set[int]] = []
+    pulse = Pulse(record=lambda sequences: written.append(set(sequences)))
+    runner = PacedRunner(Slow(Clock()), pulse)
+    first = runner.launch(plan_for(1, 1, 2))
+    second = runner.launch(plan_for(2, 2, 3))  # overlapped: either may be what kills the device
+    assert written == [{1, 2}, {1, 2, 3}]
+    first.tokens()
+    second.tokens()
+    runner.launch(plan_for(3, 3)).tokens()
+    runner.launch(plan_for(4, 3)).tokens()
+    assert written[2:] == [{3}]
+    pulse.enter(Phase.IDLE)
+    assert written[3:] == [set()]
+
+
+def test_a_step_that_failed_is_on_the_device_no_more() -> None:
+    class Fails(Slow):
+        def launch(self, plan: Plan) -> Slow:
+            if plan.step == 1:
+                raise RuntimeError("at once")
+            return super().launch(plan)
+
+        def tokens(self) -> list[Outcome]:
+            raise RuntimeError("late")
+
+    written: list[set[int]] = []
+    runner = PacedRunner(Fails(Clock()), Pulse(record=lambda sequences: written.append(set(sequences))))
+    with pytest.raises(RuntimeError, match="at once"):
+        runner.launch(plan_for(1, 1))
+    with pytest.raises(RuntimeError, match="late"):
+        runner.launch(plan_for(2, 2)).tokens()
+    runner.launch(plan_for(3, 3))
+    assert written == [{1}, {2}, {3}]

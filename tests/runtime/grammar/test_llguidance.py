@@ -1,0 +1,348 @@
+"""Grammars by the library, on a model of random weights: what it says parses and fits, whatever the schema."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from holdfast.benchmarks.toys import make_toy
+from holdfast.runtime.build import load_engine
+from holdfast.runtime.engine import Engine
+from holdfast.runtime.errors import GrammarInvalid
+from holdfast.runtime.grammar import llguidance, queue
+from holdfast.runtime.grammar.llguidance import Guidance
+from holdfast.runtime.link.heartbeat import Pulse
+from holdfast.runtime.link.messages import (
+    Close,
+    Finish,
+    Generate,
+    Grammar,
+    GrammarKind,
+    Limits,
+    Open,
+    Refusal,
+    Row,
+    Sampling,
+)
+from holdfast.runtime.model.folder import find_model
+from holdfast.runtime.settings import EngineSettings
+from holdfast.sessions.items import Tool
+from holdfast.sessions.text.tokenizer import ChatTokenizer
+from holdfast.sessions.tools.formats import CallForm
+from holdfast.sessions.tools.grammar import SYNTAXES, CallWriter
+from holdfast.sessions.tools.hermes import CallArguments, CallClosed, CallOpened, CallParser, Text
+from holdfast.tests.runtime.schemas import ARGUMENTS, SCHEMAS
+
+END = 1529
+FEW = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+NOTHING = np.zeros(0, dtype=np.int32)
+
+
+def test_compiling_keeps_off_the_core_that_the_engines_thread_is_bound_to(bound_beside: set[int]) -> None:
+    compiler = Guidance(find_model("pocket") / "tokenizer.json", END, (0,))
+    assert compiler._workers.submit(os.sched_getaffinity, 0).result(60) == bound_beside
+
+
+class Talker:
+    """An engine, driven by hand."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.text = Tokenizer.from_file(str(find_model("pocket") / "tokenizer.json"))
+        self._next = 0
+
+    def say(self, *asked: tuple[Sampling, Limits]) -> list[tuple[list[int], Row]]:
+        """Replies to one prompt, all at once: their tokens and last rows."""
+        said: dict[int, list[int]] = {}
+        ends: dict[int, Row] = {}
+        for sampling, limits in asked:
+            self._next += 1
+            said[self._next] = []
+            self.engine.apply(Open(0, self._next, b"", [1528, 5, 6, 7]))
+            answer = self.engine.apply(Generate(0, self._next, sampling, limits))
+            assert not isinstance(answer, Refusal), answer
+        while len(ends) < len(asked):
+            step = self.engine.step()
+            if step is None:
+                time.sleep(0.0002)
+            for row in step.rows if step else ():
+                said[row.seq] += row.tokens
+                if row.finish is not None:
+                    ends[row.seq] = row
+        for seq in said:
+            self.engine.apply(Close(0, seq))
+        return [(said[seq], ends[seq]) for seq in said]
+
+    def follow(self, grammar: Grammar, most: int = 400, **sampling: Any) -> tuple[str, Row]:
+        """One reply's text."""
+        ((said, end),) = self.say((Sampling(grammar=grammar, **sampling), Limits(most, (END,))))
+        words = said[:-1] if said[-1:] == [END] else said
+        return self.text.decode(words, skip_special_tokens=False), end
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_toy("tiny", tmp_path_factory.mktemp("tiny"), vocab_size=1536)
+    shutil.copy(find_model("pocket") / "tokenizer.json", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def talker(folder: Path) -> Iterator[Talker]:
+    asked = EngineSettings(model=str(folder), dtype="float32", blocks=256, max_context=1024, host_bytes=0)
+    loaded = load_engine(asked, lambda fraction, detail: None, Pulse())
+    yield Talker(loaded.engine)  # type: ignore[arg-type]
+    loaded.leave()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that others use may take long over a good grammar; what is refused in time says so itself."""
+    monkeypatch.setattr(queue, "COMPILE_SECONDS", 30.0)
+
+
+def json_of(schema: dict[str, Any]) -> Grammar:
+    return Grammar(GrammarKind.JSON, json.dumps(schema))
+
+
+def check_schema(talker: Talker, schema: dict[str, Any], seed: int) -> None:
+    text, end = talker.follow(json_of(schema), temperature=1.0, seed=seed)
+    assert end.finish is Finish.STOP, (schema, text, end.error)
+    jsonschema.validate(json.loads(text), schema)
+
+
+def check_arguments(talker: Talker, schema: dict[str, Any], seed: int) -> None:
+    """As a session forces them: in the call's own syntax, read by the parser of calls."""
+    writer = CallWriter(SYNTAXES[CallForm.HERMES], ChatTokenizer(talker.text, ""))
+    forced = writer.forced([Tool(name="act", parameters=schema, strict=True)], one=True)
+    text, end = talker.follow(forced, temperature=1.0, seed=seed)
+    assert end.finish is Finish.STOP, (schema, text, end.error)
+    parser = CallParser()
+    pieces = [*parser.feed(text), *parser.finish(cut=False)]
+    assert pieces[0] == CallOpened("act") and pieces[-1] == CallClosed(complete=True)
+    assert not any(isinstance(piece, Text) for piece in pieces)
+    arguments = "".join(piece.delta for piece in pieces if isinstance(piece, CallArguments))
+    jsonschema.validate(json.loads(arguments), schema)
+
+
+@settings(FEW, max_examples=15)
+@given(schema=SCHEMAS, seed=st.integers(0, 99))
+def test_a_reply_begun_again_at_any_token_has_the_same_words_follow(
+    talker: Talker, folder: Path, schema: dict[str, Any], seed: int
+) -> None:
+    """What is forced depends on what was said alone, wherever an engine died."""
+    sampling = Sampling(grammar=json_of(schema), temperature=1.0, seed=seed)
+    ((said, _),) = talker.say((sampling, Limits(400, (END,))))
+    words = said[:-1] if said[-1:] == [END] else said
+    compiler = Guidance(folder / "tokenizer.json", 1536, (END,))
+    for cut in range(len(words) + 1):
+        again = compiler.compile(json_of(schema), (END,), np.array(words[:cut], dtype=np.int32)).result()
+        forced = again.go_on(400)
+        assert forced == words[cut : cut + len(forced)] and not again.go_on(400)
+
+
+def test_a_schema_with_little_to_choose_is_mostly_said_without_a_draw(talker: Talker) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"measurement": {"const": "temperature"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["measurement", "unit"],
+        "additionalProperties": False,
+    }
+    before = talker.engine.statistics()
+    text, _ = talker.follow(json_of(schema))
+    now = talker.engine.statistics()
+    assert json.loads(text)["unit"] in ("celsius", "fahrenheit")
+    assert now["forced"] - before["forced"] > 2 * (now["sampled"] - before["sampled"])
+
+
+@settings(FEW, max_examples=40)
+@given(schema=SCHEMAS, seed=st.integers(0, 99))
+def test_any_schema_is_followed(talker: Talker, schema: dict[str, Any], seed: int) -> None:
+    check_schema(talker, schema, seed)
+
+
+@settings(FEW, max_examples=20)
+@given(schema=ARGUMENTS, seed=st.integers(0, 99))
+def test_any_arguments_fit_their_schema(talker: Talker, schema: dict[str, Any], seed: int) -> None:
+    check_arguments(talker, schema, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@settings(FEW, max_examples=1000)
+@given(schema=ARGUMENTS, seed=st.integers(0, 10_000))
+def test_a_thousand_schemas_are_followed(talker: Talker, schema: dict[str, Any], seed: int) -> None:
+    check_arguments(talker, schema, seed)
+
+
+WALK = json_of(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "integer", "maximum": 99, "minimum": 0},
+                             "minItems": 4, "maxItems": 4}, "b": {"enum": ["north", "south"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+)  # fmt: skip
+
+
+def test_a_reply_begun_again_anywhere_goes_on_with_the_same_tokens(talker: Talker) -> None:
+    sampling, limits = Sampling(temperature=1.0, seed=5, grammar=WALK), Limits(200, (END,))
+    ((whole, _),) = talker.say((sampling, limits))
+    for cut in range(1, len(whole)):
+        talker._next += 1
+        talker.engine.apply(Open(0, talker._next, b"", [1528, 5, 6, 7, *whole[:cut]]))
+        talker.engine.apply(Generate(0, talker._next, sampling, limits, cut))
+        rest: list[int] = []
+        while len(rest) < len(whole) - cut:
+            step = talker.engine.step()
+            rest += [token for row in step.rows for token in row.tokens] if step else []
+        assert rest == whole[cut:]
+        talker.engine.apply(Close(0, talker._next))
+
+
+def test_what_was_said_must_follow_it(talker: Talker) -> None:
+    talker._next += 1
+    talker.engine.apply(Open(0, talker._next, b"", [1528, 5, 6, 7]))
+    talker.engine.apply(Generate(0, talker._next, Sampling(grammar=WALK), Limits(20, (END,)), 3))
+    rows: list[Row] = []
+    while not rows:
+        step = talker.engine.step()
+        rows += step.rows if step else []
+    assert rows[0].code == "grammar_invalid" and "what was said" in (rows[0].error or "")
+
+
+def test_company_changes_nothing_and_log_probabilities_are_the_models(talker: Talker) -> None:
+    bound = Sampling(temperature=1.0, seed=3, grammar=WALK, logprobs=0)
+    free = Sampling(temperature=1.0, seed=3, logprobs=2)
+    ((alone, _),) = talker.say((bound, Limits(99, (END,))))
+    together = talker.say(
+        (bound, Limits(99, (END,))), (free, Limits(30, (END,))), (bound, Limits(99, (END,)))
+    )
+    assert together[0][0] == together[2][0] == alone
+    sampling = Sampling(grammar=Grammar(GrammarKind.CHOICE, '["7"]'), logprobs=1)
+    ((_, end),) = talker.say((sampling, Limits(9, (END,))))
+    assert end.logprobs is not None and end.logprobs[0].logprob < end.logprobs[0].top[0][1] < 0
+
+
+def test_overlapped_steps_say_the_same(talker: Talker, folder: Path) -> None:
+    bound = Sampling(temperature=1.0, seed=3, grammar=WALK), Limits(99, (END,))
+    free = Sampling(temperature=1.0, seed=3), Limits(30, (END,))
+    asked = EngineSettings(
+        model=str(folder), dtype="float32", blocks=64, max_context=256, host_bytes=0, depth=2
+    )
+    loaded = load_engine(asked, lambda fraction, detail: None, Pulse())
+    overlapped = Talker(loaded.engine)  # type: ignore[arg-type]
+    said = [tokens for tokens, _ in overlapped.say(bound, free, bound)]
+    assert said == [tokens for tokens, _ in talker.say(bound, free, bound)]
+    loaded.leave()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "form"),
+    [
+        (GrammarKind.REGEX, "[0-9]{3}-(ab|ba)+c", "[0-9]{3}-(ab|ba)+c"),
+        (
+            GrammarKind.CHOICE,
+            '["up", "upward", "down/\\"there\\"", "straße"]',
+            '(up|upward|down/"there"|straße)',
+        ),
+        (GrammarKind.LARK, 'start: "n" digit+ "!"\ndigit: /[0-7]/', "n[0-7]+!"),
+    ],
+)
+def test_other_kinds(talker: Talker, kind: GrammarKind, text: str, form: str) -> None:
+    for seed in range(6):
+        said, end = talker.follow(Grammar(kind, text), 60, temperature=1.5, seed=seed)
+        if end.finish is Finish.STOP:
+            assert re.fullmatch(form, said), said
+        else:
+            assert end.finish is Finish.LENGTH and len(said) >= 60, "it may go on"
+    assert end.error is None
+
+
+def test_with_limits_words_and_biases(talker: Talker) -> None:
+    many = Grammar(GrammarKind.REGEX, "a*")
+    a = talker.text.token_to_id("a")
+    ((said, end),) = talker.say((Sampling(grammar=many), Limits(30, (END,), 12)))
+    assert len(said) >= 12 and (end.finish is Finish.STOP or len(said) == 30), (
+        "no end before the least number"
+    )
+    ((said, end),) = talker.say((Sampling(grammar=many), Limits(30, (END, a), 0)))
+    assert said in ([a], [END]) or a not in said[:-1], (
+        "a stop id that is text ends it where the grammar has it"
+    )
+    ((said, end),) = talker.say(
+        (Sampling(grammar=many, logit_bias=((END, 1000.0),)), Limits(30, (END,), 0)),
+    )
+    assert said == [END] and end.finish is Finish.STOP, "a bias chooses among what is allowed"
+    one = Sampling(grammar=Grammar(GrammarKind.CHOICE, '["a"]'), bad_words=((a,),))
+    ((said, end),) = talker.say((one, Limits(30, (END,))))
+    assert not said and end.code == "grammar_stuck"
+    ((said, end),) = talker.say((Sampling(grammar=many), Limits(5, ())))
+    assert end.finish is Finish.LENGTH and END not in said, "an end token that ends nothing is not said"
+
+
+BOMBS = [
+    json_of({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(3000)}}),
+    json_of({"enum": [f"value number {n}" for n in range(100_000)]}),
+    Grammar(GrammarKind.JSON, '{"a":' * 5000 + "1" + "}" * 5000),
+    Grammar(GrammarKind.REGEX, "(a?){5000}a{5000}"),
+    Grammar(GrammarKind.REGEX, "((((a{0,900}){0,900}){0,900}){0,900}b"),
+    Grammar(GrammarKind.LARK, "start: nowhere"),
+    Grammar(GrammarKind.CHOICE, "[]"),
+    Grammar(GrammarKind.CHOICE, "{"),
+]
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=range(len(BOMBS)))
+def test_a_bomb_ends_its_own_turn_and_nobody_elses(
+    talker: Talker, bomb: Grammar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "COMPILE_SECONDS", 0.5)
+    calm, hurt = talker.say((Sampling(), Limits(40)), (Sampling(grammar=bomb), Limits(400, (END,))))
+    assert hurt[1].finish is Finish.ERROR and hurt[1].code == "grammar_invalid", hurt[1]
+    assert len(calm[0]) == 40 and calm[0] == talker.say((Sampling(), Limits(40)))[0][0]
+
+
+def test_an_engine_without_the_library_starts_and_says_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llguidance, "available", lambda: False)
+    asked = EngineSettings(model=str(folder), dtype="float32", blocks=64, max_context=256, host_bytes=0)
+    engine = load_engine(asked, lambda fraction, detail: None, Pulse()).engine
+    engine.apply(Open(0, 1, b"", [1528, 5]))
+    refused = engine.apply(Generate(0, 1, Sampling(grammar=WALK), Limits(9)))
+    assert isinstance(refused, Refusal) and refused.code == "grammar_unavailable"
+    assert "holdfast[engine]" in refused.message
+    assert not isinstance(engine.apply(Generate(0, 1, Sampling(), Limits(1))), Refusal)
+
+
+def test_compiled_grammars_are_kept_up_to_a_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llguidance, "KEPT", 3)
+    compiler = Guidance(folder / "tokenizer.json", 1536, (END,))
+    for number in (1, 2, 3, 1, 4, 1, 2):
+        compiler.compile(Grammar(GrammarKind.REGEX, f"a{{{number}}}"), (END,), NOTHING).result()
+    told = compiler.statistics()
+    assert (told["grammars_kept"], told["grammars_compiled"], told["grammars_found"]) == (3, 5, 2)
+    monkeypatch.setattr(llguidance, "KEPT_BYTES", 100)
+    compiler.compile(Grammar(GrammarKind.REGEX, "a" * 99), (END,), NOTHING).result()
+    assert compiler.statistics()["grammars_kept"] == 1
+
+
+def test_a_tokenizer_that_is_not_there_is_told(tmp_path: Path) -> None:
+    compiler = Guidance(tmp_path / "tokenizer.json", 1536, (END,))
+    with pytest.raises(GrammarInvalid, match=r"tokenizer\.json"):
+        compiler.compile(WALK, (END,), NOTHING).result()

@@ -1,0 +1,1 @@
+"""Tests of `runtime/kv_placement`."""

@@ -1,0 +1,318 @@
+"""KV on disk: when it goes there, and turns that wait for it while others run; on the fake device and disk."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from holdfast.runtime.kv_placement.costs import Measured
+from holdfast.runtime.kv_placement.offload import IDLE_SECONDS
+from holdfast.runtime.link.messages import Reply, Settle, Stage, Work
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
+from holdfast.tests.runtime.worlds import VOCAB, World
+
+PROMPT = list(range(30, 43))
+
+
+class Willing(Random):
+    """A disk that does all it is asked, at the next look."""
+
+    def random(self) -> float:
+        return 0.2
+
+
+def shelved(slots: int = 40, depth: int = 2) -> World:
+    settings = SchedulerSettings(
+        blocks=16,
+        vocab_size=VOCAB,
+        max_context=48,
+        block_tokens=4,
+        max_step_tokens=8,
+        max_sequences=4,
+        depth=depth,
+    )
+    return World(settings, memory=fake_memory(slots, 4), disk=FakeDisk(Random(1)))
+
+
+def down(here: World) -> None:
+    """Let everything go to disk that is on its way there."""
+    here.run()
+    while here.scheduler.shelving.busy:
+        here.step()
+
+
+def settle(here: World, seq: int) -> None:
+    here.run()
+    assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), Reply)
+    for _ in range(10):  # what the disk refuses is asked again
+        down(here)
+        here.scheduler.shelving.leave(here._roster[seq])
+
+
+def begin_anew(here: World) -> None:
+    """Another machine with the same disk."""
+    here.memory = fake_memory(40, 4)
+    here.restart()
+
+
+def work_of(here: World, seq: int) -> Work:
+    work = here.ended[seq].work
+    assert work is not None
+    return work
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_turn_waits_for_the_disk_and_computes_only_what_is_new(depth: int) -> None:
+    here = shelved(depth=depth)
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    assert here.state(0).computed == 0
+    begin_anew(here)
+    assert here.disk is not None
+    here.disk._chance = Random(4)
+    here.open(0, [*PROMPT, *said, 7])
+    here.reply(0, 4)
+    work = work_of(here, 0)
+    assert work.disk > 0 and work.restore_seconds > 0
+    assert work.disk + work.host + work.resident + work.prefilled == 20
+
+
+def test_a_session_longer_than_the_host_tier_comes_up_through_it_piece_by_piece() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 25)
+    settle(here, 0)
+    here.memory = fake_memory(4, 4)  # another machine with the same disk: 4 slots for 9 full blocks
+    here.restart()
+    assert here.disk is not None
+    here.disk._chance = Willing()
+    here.open(0, [*PROMPT, *said, 7])
+    here.reply(0, 4)
+    work = work_of(here, 0)
+    assert work.disk > 30, "all of it, far more than the slots of the host tier hold"
+    assert work.disk + work.host + work.resident + work.prefilled == 39
+
+
+def test_what_comes_up_gives_way_on_the_device_to_a_turn_that_runs() -> None:
+    here = shelved(depth=1)
+    here.open(0, PROMPT)
+    said = here.reply(0, 25)
+    settle(here, 0)
+    here.memory = fake_memory(8, 4)
+    here.restart()
+    assert here.disk is not None
+    here.disk._chance = Willing()
+    here.open(0, [*PROMPT, *said, 7])
+    here.generate(0, 2)
+    for _ in range(200):
+        if len(here._roster[0].table) > 4:
+            break
+        here.step()
+    assert 0 in here._roster.fetching and len(here._roster[0].table) > 4
+    poll, here.disk.poll = here.disk.poll, lambda now: None  # type: ignore[method-assign]
+    here.open(1, list(range(100, 140)))
+    assert len(here.reply(1, 5)) == 5, "it needs more blocks than the other leaves"
+    here.disk.poll = poll  # type: ignore[method-assign]
+    here.run()
+    assert 0 in here.ended
+
+
+def test_nothing_more_is_asked_of_the_disk_for_who_waits_no_longer() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 25)
+    settle(here, 0)
+    here.memory = fake_memory(8, 4)
+    here.restart()
+    here.open(0, [*PROMPT, *said, 7])
+    here.generate(0, 2)
+    (awaited,) = here.scheduler.shelving.fetching._awaited.values()
+    assert awaited.asked < len(awaited.keys)
+    here.stop(0)
+    here.step()
+    assert len(awaited.keys) == awaited.asked
+    while here.scheduler.shelving.fetching._awaited:
+        here.step()
+    here.reply(0, 3)
+
+
+def test_others_run_while_a_turn_waits_and_it_holds_nothing() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    assert here.disk is not None
+    poll, here.disk.poll = here.disk.poll, lambda now: None  # type: ignore[method-assign]
+    here.open(0, [*PROMPT, *said, 7])
+    here.generate(0, 4)
+    assert list(here._roster.fetching) == [0] and not len(here._roster[0].table)
+    here.open(1, [3, *PROMPT])
+    assert len(here.reply(1, 5)) == 5
+    assert list(here._roster.fetching) == [0]
+    here.disk.poll = poll  # type: ignore[method-assign]
+    here.run()
+    assert 0 in here.ended
+
+
+def test_a_turn_that_waits_for_a_disk_that_never_answers_is_computed() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    assert here.disk is not None
+    here.disk.poll = lambda now: None  # type: ignore[method-assign]
+    here.open(0, [*PROMPT, *said, 7])
+    here.reply(0, 4)
+    assert work_of(here, 0).disk == 0 and work_of(here, 0).prefilled == 20
+
+
+def test_a_turn_stopped_or_closed_while_it_waits_is_over() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    for seq in (0, 1):
+        here.open(seq, [*PROMPT, *said, 7])
+        here.generate(seq, 4)
+        assert seq in here._roster.fetching
+    here.stop(0)
+    here.close(1)
+    here.run()
+    here.reply(0, 3)
+
+
+def test_an_idle_sequence_goes_to_disk_by_itself_and_a_closed_one_at_once() -> None:
+    here = shelved()
+    assert here.disk is not None
+    here.open(0, PROMPT)
+    here.reply(0, 6)
+    here.run()
+    due = here.due()
+    assert due is not None and 0 < due <= IDLE_SECONDS and not len(here.disk)
+    here.disk.time += IDLE_SECONDS
+    down(here)
+    assert len(here.disk) > 0
+    kept = len(here.disk)
+    here.open(1, [9, *PROMPT])
+    here.reply(1, 6)
+    here.run()
+    here.close(1)
+    down(here)
+    assert len(here.disk) > kept
+
+
+def test_what_is_settled_before_it_was_saved_goes_to_disk_all_the_same() -> None:
+    here = shelved(depth=1)
+    assert here.disk is not None
+    here.disk._chance = Random(4)
+    here.open(0, PROMPT)
+    here.reply(0, 4)  # 16 of 17 tokens have KV; the last block has just become full
+    assert isinstance(here.engine.apply(Settle(here._next(), 0, disk=True)), Reply)
+    down(here)
+    keys = here._roster[0].keys[:4]
+    assert len(keys) == 4 and all(map(here.disk.stored, keys))
+
+
+def test_a_host_tier_that_is_nearly_full_sends_down_what_it_would_drop() -> None:
+    here = shelved(slots=12)
+    assert here.disk is not None
+    for seq in range(6):
+        here.open(seq, [seq + 1, *PROMPT])
+        here.reply(seq, 3)
+        here.run()
+    assert len(here.disk) > 0
+
+
+def test_a_staged_sequence_is_computed_when_its_turn_begins() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    here.open(0, PROMPT)
+    here.run()
+    here.evict(0)
+    assert isinstance(here.engine.apply(Stage(here._next(), 0)), Reply)
+    while here.scheduler.shelving.fetching._awaited:
+        here.step()
+    here.run()
+    assert here.state(0).computed == len(PROMPT) - 1
+    here.reply(0, 3)
+    assert work_of(here, 0).restore_seconds >= 0
+
+
+SLOW_DISK = Measured(copy=1e9, token=1e-4, history=0.0, fetch=64 / 4e-4)
+"""A block of 4 tokens and 64 bytes takes as long from disk as it takes to compute."""
+
+
+def test_a_slow_disk_and_the_device_meet_in_the_middle() -> None:
+    here = shelved(depth=1)
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    assert here.disk is not None
+    here.scheduler.shelving.fetching.costs.measured = SLOW_DISK
+    records, here.disk.records = here.disk.records, {}  # nothing is fetched before the turn
+    here.open(0, [*PROMPT, *said, 7])
+    here.disk.records = records
+    here.generate(0, 4)
+    assert here._roster[0].meets == 8 and not here._roster.fetching
+    met = False
+    while here.beings[0].turn is not None:  # it stands still where it meets what has not come
+        step = here.engine.step()
+        met |= here.state(0).computed == 8
+        for row in step.rows if step else ():
+            here._check_row(row)
+    work = work_of(here, 0)
+    assert met and work.disk >= 8 and work.prefilled + work.disk == 20 and work.restore_seconds > 0
+
+
+def test_nothing_more_is_asked_for_a_turn_that_is_closed_before_it_meets_what_comes() -> None:
+    here = shelved(depth=1)
+    here.open(0, PROMPT)
+    said = here.reply(0, 25)
+    settle(here, 0)
+    here.memory = fake_memory(4, 4)
+    here.restart()
+    assert here.disk is not None
+    here.disk._chance = Willing()
+    here.scheduler.shelving.fetching.costs.measured = SLOW_DISK
+    records, here.disk.records = here.disk.records, {}
+    here.open(0, [*PROMPT, *said, 7])
+    here.disk.records = records
+    here.generate(0, 2)
+    assert here._roster[0].meets
+    (awaited,) = here.scheduler.shelving.fetching._awaited.values()
+    assert awaited.asked < len(awaited.keys)
+    here.close(0)
+    for _ in range(4):
+        here.step()
+    assert not here.scheduler.shelving.fetching._awaited
+    assert here.disk.fetched <= awaited.asked < len(records)
+
+
+def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
+    here = shelved()
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    assert here.disk is not None
+    here.scheduler.shelving.fetching.costs.measured = Measured(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
+    records, here.disk.records = here.disk.records, {}
+    here.open(0, [*PROMPT, *said, 7])
+    here.disk.records = records
+    here.generate(0, 4)
+    assert not here._roster.fetching and here._roster[0].meets is None
+    here.run()
+    assert work_of(here, 0).disk == 0 and work_of(here, 0).prefilled == 20
+    assert work_of(here, 0).chosen >= 16, "full blocks that lay on disk"
+    here.reply(0, 2)
+    assert work_of(here, 0).chosen == 0

@@ -1,0 +1,153 @@
+"""The engine's end: what does not fit waits its turn, a gateway that reads nothing is given up."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from holdfast.runtime.errors import FrameInvalid, LinkClosed
+from holdfast.runtime.link import engine_end as uplink_module
+from holdfast.runtime.link.codec import frame, report_reader
+from holdfast.runtime.link.engine_end import Uplink
+from holdfast.runtime.link.heartbeat import Pulse
+from holdfast.runtime.link.messages import AnyReport, Fatal, Heartbeat, Phase, Row, Step, Stop
+
+BIG = Step(1, [Row(1, 1, list(range(70_000, 90_000)), 20_000)])  # 100 kB
+
+
+@dataclass
+class Ends:
+    near: socket.socket
+    uplink: Uplink
+    orphaned: threading.Event
+    came: list[AnyReport] = field(default_factory=list)
+
+    def read(self, until: type | None = None) -> list[AnyReport]:
+        """Read, all of it or until a report of a kind has come."""
+        reader = report_reader()
+        while data := self.near.recv(1 << 16):
+            self.came += reader.feed(data)
+            if until is not None and any(isinstance(report, until) for report in self.came):
+                break
+        return self.came
+
+
+@pytest.fixture
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    near, far = socket.socketpair()
+    orphaned = threading.Event()
+    stall = getattr(request, "param", 30.0)
+    uplink = Uplink(far, Pulse(), orphaned.set, stall_seconds=stall)
+    uplink.start()
+    with near:
+        yield Ends(near, uplink, orphaned)
+        uplink.close()
+
+
+def test_verbs_are_taken_in_order_and_waited_for(ends: Ends) -> None:
+    assert ends.uplink.take(wait=False) == []
+    sender = threading.Timer(0.0, ends.near.sendall, [b"".join(frame(Stop(n, n)) for n in range(100))])
+    sender.start()
+    verbs: list = []
+    while len(verbs) < 100:
+        verbs += ends.uplink.take(wait=True)
+    assert [verb.request for verb in verbs] == list(range(100))
+    sender.join()
+
+
+def test_a_verb_cut_in_two_is_put_together(ends: Ends) -> None:
+    data = frame(Stop(1, 2))
+    ends.near.sendall(data[:3])
+    ends.near.sendall(data[3:])
+    assert ends.uplink.take(wait=True) == [Stop(1, 2)]
+
+
+def test_what_the_socket_does_not_take_follows_in_order(ends: Ends) -> None:
+    sent = [Step(number, BIG.rows) for number in range(30)]
+    for report in sent:
+        ends.uplink.send(report)
+    assert ends.uplink.statistics()["link_outbox_bytes"] > 0
+    reading = threading.Thread(target=ends.read)
+    reading.start()
+    while ends.uplink.statistics()["link_outbox_bytes"]:
+        ends.uplink.check()
+    ends.uplink.close()
+    reading.join()
+    assert [report for report in ends.came if isinstance(report, Step)] == sent
+
+
+def test_a_slow_gateway_holds_the_device_back_only_when_the_outbox_is_full(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink_module, "OUTBOX_BYTES", 1_000_000)
+    sent = 0
+    done = threading.Event()
+
+    def device() -> None:
+        nonlocal sent
+        for _ in range(60):  # 6 MB: more than outbox and kernel buffer hold together
+            ends.uplink.send(BIG)
+            sent += 1
+        done.set()
+        while ends.uplink.statistics()["link_outbox_bytes"]:
+            ends.uplink.check()
+        ends.uplink.close()
+
+    thread = threading.Thread(target=device)
+    thread.start()
+    while ends.uplink.statistics()["link_outbox_bytes"] <= 1_000_000:
+        assert not done.is_set()
+    ends.read()
+    thread.join()
+    assert sent == 60 == sum(isinstance(report, Step) for report in ends.came)
+
+
+@pytest.mark.parametrize("ends", [0.05], indirect=True)
+def test_a_gateway_that_reads_nothing_is_given_up(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uplink_module, "OUTBOX_BYTES", 1_000_000)
+
+    def device() -> None:
+        while True:
+            ends.uplink.send(BIG)
+
+    with pytest.raises(LinkClosed, match="read nothing"):
+        device()
+    with pytest.raises(LinkClosed, match="read nothing"):
+        ends.uplink.take(wait=True)
+
+
+def test_the_gateway_s_end_wakes_who_waits(ends: Ends) -> None:
+    closer = threading.Timer(0.0, ends.near.close)
+    closer.start()
+    with pytest.raises(LinkClosed):
+        ends.uplink.take(wait=True)
+    assert ends.orphaned.wait(60)
+    with pytest.raises(LinkClosed):
+        ends.uplink.send(BIG)
+    closer.join()
+
+
+def test_closing_this_end_is_no_orphanage(ends: Ends) -> None:
+    ends.uplink.close()
+    ends.uplink.close()
+    assert ends.read() in ([], [ends.came[0]] if ends.came else [])
+    assert not ends.orphaned.is_set()
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1"], ids=repr)
+def test_garbage_is_told_and_ends_the_link(ends: Ends, garbage: bytes) -> None:
+    ends.near.sendall(garbage)
+    with pytest.raises(LinkClosed):
+        ends.uplink.take(wait=True)
+    ends.uplink.close()
+    fatal = ends.read()[-1]
+    assert isinstance(fatal, Fatal) and fatal.code == FrameInvalid.code
+
+
+def test_it_beats_by_itself(ends: Ends) -> None:
+    beat = next(report for report in ends.read(until=Heartbeat) if isinstance(report, Heartbeat))
+    assert beat.phase is Phase.LOADING and beat.deadline > 0

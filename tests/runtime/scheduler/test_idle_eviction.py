@@ -1,0 +1,43 @@
+"""Who loses KV first among those without a lease: against all of them looked at one by one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.runtime.scheduler.idle_eviction import USUAL_ABSENCE, Holders
+from holdfast.runtime.sequence import Sequence
+from holdfast.runtime.tokens import TokenList
+
+SECONDS = st.floats(0, 1e4)
+MOVES = st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["put", "tell", "take", "wait"]), SECONDS))
+
+
+def absence(sequence: Sequence, now: float) -> float:
+    if sequence.returns is None:
+        return USUAL_ABSENCE + now - sequence.used
+    return abs(sequence.returns - now)
+
+
+@given(MOVES)
+def test_the_longest_is_as_long_as_any(moves: list[tuple[int, str, float]]) -> None:
+    holders, there = Holders(), dict[int, Sequence]()
+    sequences = [Sequence(seq, b"", TokenList()) for seq in range(10)]
+    for seq, move, seconds in moves:
+        sequence = sequences[seq]
+        if move == "wait":
+            holders.now += seconds
+        elif move == "take":
+            holders.discard(seq)
+            there.pop(seq, None)
+        else:
+            sequence.used = holders.now
+            sequence.returns = holders.now + seconds if move == "tell" else None
+            holders.put(sequence)
+            there[seq] = sequence
+        assert (len(holders), set(holders)) == (len(there), set(there.values()))
+        assert all((seq in holders) == (seq in there) for seq in range(10))
+        if there:
+            most = max(absence(one, holders.now) for one in there.values())
+            assert absence(holders.longest(), holders.now) == pytest.approx(most)

@@ -1,0 +1,66 @@
+"""The stage of the journal's tests: a store in memory-backed files, and a book of sessions on it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.sessions.journal.changes import Change, Put
+from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.records import HandleRecord, Keyring, SessionRecord
+from holdfast.sessions.journal.settings import JournalSettings
+from holdfast.sessions.journal.store import JournalStore, Table, key_of
+from holdfast.sessions.registry import SessionBook
+
+from ..scripted_link import ScriptedLink
+from ..session_stage import LANGUAGE
+
+SMALL = JournalSettings(max_bytes=32 << 20, reserve_bytes=0, retry_seconds=0.01)
+MODEL = b"model"
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A fresh one, on a file system whose sync costs nothing."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+@contextmanager
+def store_in(path: Path, settings: JournalSettings = SMALL, model: bytes = MODEL) -> Iterator[JournalStore]:
+    store = JournalStore.open(path, model, settings)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def birth(number: int, owner: bytes = b"me") -> list[Change]:
+    """What makes a session known."""
+    digest = bytes([number % 256]) * 32
+    return [
+        Put(Table.SESSIONS, key_of(number), record_of(number)),
+        Put(Table.HANDLES, digest, HandleRecord(session=number, owner=owner)),
+        Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(digest,))),
+    ]
+
+
+def record_of(number: int) -> SessionRecord:
+    return SessionRecord(id=f"sess_{number}", owner=b"me", salt=b"", clock="2025-03-01T00:00:00+00:00")
+
+
+@asynccontextmanager
+async def book_in(path: Path, link: ScriptedLink, **changes: object) -> AsyncIterator[SessionBook]:
+    """A book on the store; at the end everything is closed as by a server that leaves."""
+    journal = await Journal.open(path, MODEL, replace(SMALL, **changes))
+    book = SessionBook(link, LANGUAGE, journal=journal)
+    try:
+        yield book
+    finally:
+        await book.aclose()
+        await journal.aclose()

@@ -1,0 +1,391 @@
+"""What an operator does with a journal: verified, repaired, copied beside a server, tidied, a tenant erased."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as replaced
+
+from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StoreHeld, StoreUnusable
+from holdfast.sessions.journal import admin
+from holdfast.sessions.journal.changes import Append, Change, Drop, Put, Table, key_of
+from holdfast.sessions.journal.legacy import KEPT, migrate
+from holdfast.sessions.journal.lock import StoreLock
+from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.places import offset_of, slot_of
+from holdfast.sessions.journal.records import Heard, Origin
+from holdfast.sessions.journal.segment import Kind
+from holdfast.sessions.journal.store import JournalStore
+from holdfast.sessions.registry import Reopened
+
+from ..session_stage import ask, reciting, run
+from .journal_stage import MODEL, SMALL, birth, book_in, folder, record_of, store_in
+from .test_migration import STORES, kept, said, wanted
+
+COUNT = 5
+
+
+def begun(number: int, salt: bytes = b"", origin: Origin | None = None) -> list[Change]:
+    record = replaced(record_of(number), salt=salt, origin=origin)
+    heard = [Append(number, at, Heard(event=f"<{number}-{at}>")) for at in range(COUNT)]
+    return [Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:], *heard]
+
+
+def lived(path: Path, count: int = 6) -> None:
+    store = open_for(path, MODEL, SMALL)
+    for number in range(1, count + 1):
+        store.write(begun(number))
+    store.close()
+
+
+def strike(path: Path, number: int, kind: Kind, index: int = 0) -> None:
+    """Flip a bit of a record."""
+    store = JournalStore.open(path, MODEL, SMALL, write=False)
+    place = store.sessions.place(number, kind, index)
+    log = store.logs.logs[slot_of(place)].path
+    store.close()
+    data = bytearray(log.read_bytes())
+    data[offset_of(place) + 49] ^= 1
+    log.write_bytes(data)
+
+
+def events(store: JournalStore, number: int) -> list[str]:
+    return [operation.event for operation in store.session(number).operations]
+
+
+def whole(number: int, count: int = COUNT) -> list[str]:
+    return [f"<{number}-{at}>" for at in range(count)]
+
+
+def test_a_whole_journal_is_verified_and_left_as_it_is() -> None:
+    with folder() as path:
+        lived(path)
+        before = {file: file.read_bytes() for file in (path / "journal").iterdir()}
+        damage: list[str] = []
+        (line,) = admin.verify(path, damage)
+        assert not damage and "6 sessions" in line and "0 damaged" in line
+        (line,) = admin.stat(path)
+        assert "6 sessions" in line
+        (line,) = admin.repair(path)
+        assert "nothing is damaged" in line
+        assert before == {file: file.read_bytes() for file in (path / "journal").iterdir()}
+
+
+def test_damage_is_verified_by_name_in_every_log() -> None:
+    with folder() as path:
+        lived(path)
+        for number in (2, 4):
+            strike(path, number, Kind.OPERATION, COUNT - 1)
+        damage: list[str] = []
+        lines = list(admin.verify(path, damage))
+        (log,) = (path / "journal").glob("*.log")
+        assert damage == ["session sess_2", "session sess_4", f"log {log}"]
+        assert "3 damaged" in lines[0] and [line.strip() for line in lines[1:]] == [
+            f"damaged: {one}" for one in damage
+        ]
+
+
+def test_a_damaged_journal_is_repaired_and_kept_aside() -> None:
+    with folder() as path:
+        lived(path)
+        strike(path, 2, Kind.OPERATION, 3)
+        strike(path, 3, Kind.OPERATION, 0)
+        strike(path, 4, Kind.SESSION)
+        strike(path, 5, Kind.KEYRING)
+        with_damage = JournalStore.open(path, MODEL, SMALL, write=False)
+        digest = next(one for one, number in with_damage.sessions.handles.items() if number == 5)
+        with_damage.close()
+        lines = list(admin.repair(path))
+        told = {line.strip().split(":")[0]: line for line in lines[1:]}
+        assert "sess_2: 3 operations are whole, 2 and more are not" in told["cut back"]
+        assert "sess_5" in told["mended"]
+        lost = [line for line in lines if "lost:" in line]
+        assert ["sess_3" in line or "number 4" in line for line in lost] == [True, True]
+        assert "journal.damaged" in lines[0] and (path / "journal.damaged").is_dir()
+        store = open_for(path, MODEL, SMALL)
+        assert not store.damaged() and not store.mismatches and not store.logs.findings.lost
+        assert [events(store, number) for number in (1, 2, 5, 6)] == [
+            whole(1),
+            whole(2, 3),
+            whole(5),
+            whole(6),
+        ]
+        assert store.handle(digest).session == 5 and store.session(5).keyring.digests() == (digest,)
+        for number in (3, 4):
+            with pytest.raises(RecordDamaged, match="missing"):
+                store.session(number)
+        assert store.next_number() == 7 and store.generation == 2
+        store.write(begun(7))
+        store.close()
+        damage: list[str] = []
+        list(admin.verify(path, damage))
+        assert not damage
+        strike(path, 6, Kind.OPERATION, 2)
+        assert "journal.damaged-2" in next(iter(admin.repair(path)))
+
+
+def test_forks_are_repaired_with_what_they_follow_on() -> None:
+    with folder() as path:
+        store = open_for(path, MODEL, SMALL)
+        store.write(begun(1))
+        store.write(begun(2, origin=Origin(session=1, operations=2)))
+        store.write(begun(3, origin=Origin(session=1, operations=4)))
+        store.write(begun(4, origin=Origin(session=2, operations=5)))
+        store.write(begun(5))
+        store.write(begun(6, origin=Origin(session=5, operations=3)))
+        store.write([Drop(1), Drop(5)])
+        store.close()
+        strike(path, 1, Kind.OPERATION, 2)
+        lines = list(admin.repair(path))
+        store = open_for(path, MODEL, SMALL)
+        assert events(store, 2) == [*whole(1, 2), *whole(2)]
+        assert events(store, 3) == whole(1, 2), "cut back to before the damage"
+        assert events(store, 4) == [*whole(1, 2), *whole(2), *whole(4)]
+        assert events(store, 6) == [*whole(5, 3), *whole(6)]
+        assert "cut back: session sess_3" in "".join(lines) and "sess_2" not in "".join(lines)
+        assert store.sessions.states[6].origin == (5, 3) and not store.damaged()
+        store.close()
+
+
+def test_a_copy_is_a_store_and_says_nothing_of_a_mismatch() -> None:
+    with folder() as path, folder() as other:
+        lived(path)
+        target = other / "copy"
+        assert "6 sessions" in next(iter(admin.backup(path, target)))
+        with pytest.raises(StoreUnusable, match="not empty"):
+            list(admin.backup(path, target))
+        store = open_for(target, MODEL, SMALL)
+        assert not store.mismatches
+        assert [events(store, number) for number in range(1, 7)] == [whole(number) for number in range(1, 7)]
+        store.close()
+
+
+def test_a_copy_beside_a_server_that_writes_and_compacts_is_whole() -> None:
+    with folder() as path, folder() as other:
+        store = open_for(path, MODEL, replace(SMALL, segment_bytes=16 << 10))
+        written, stop, failed = [0], threading.Event(), []
+
+        def serve() -> None:
+            number = 0
+            try:
+                while not stop.is_set():
+                    number += 1
+                    store.write(begun(number))
+                    written[0] = number
+                    if number > 40:
+                        store.write([Drop(number - 40)])
+                    while store.wants_compaction and store.compact():
+                        pass
+            except BaseException as fault:
+                failed.append(fault)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            for attempt in range(15):
+                while written[0] < 60 * (attempt + 1) and not failed:
+                    stop.wait(0.001)
+                least = written[0]
+                list(admin.backup(path, other / f"{attempt}"))
+                with store_in(other / f"{attempt}") as copy:
+                    assert not copy.damaged() and not copy.logs.findings.lost
+                    numbers = sorted(number for number in copy.sessions.states)
+                    assert numbers[-1] >= least, "what was acknowledged before is in it"
+                    assert numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) in (
+                        40,
+                        41,
+                        42,
+                    )
+                    assert all(events(copy, number) == whole(number) for number in numbers)
+        finally:
+            stop.set()
+            thread.join()
+            store.close()
+        assert not failed
+
+
+def test_a_tenant_is_erased_from_every_file_and_the_others_stay() -> None:
+    with folder() as path:
+        lzma_file = lzma.decompress((STORES / "format_2_many.mdb.xz").read_bytes())
+        (path / "data.mdb").write_bytes(lzma_file)
+        assert migrate(path, MODEL, SMALL) is not None
+        store = open_for(path, MODEL, SMALL)
+        store.write([Drop(3)])  # of the tenant, and forgotten already
+        store.close()
+        theirs = [number for number in kept() if number % 2]
+        assert any(b"<21-" in data for data in contents(path))
+        lines = list(admin.erase(path, b"acme"))
+        assert f"{len(theirs) - 1} sessions erased" in lines[0] and not (path / KEPT).exists()
+        assert any(KEPT in line for line in lines)
+        # What a fork of another tenant follows on is its past, too: here each tenth session is such a one.
+        shared = {number - 1 for number in kept() if number % 10 == 0}
+        gone = [number for number in (*theirs, 3) if number not in shared]
+        for data in contents(path):
+            assert not [number for number in gone if mark(number) in data or b"sess_%d\xa5" % number in data]
+        store = open_for(path, MODEL, SMALL)
+        for number in kept():
+            if number % 2 == 0:
+                assert said(store, number) == wanted(number)
+            else:
+                with pytest.raises(RecordDamaged):
+                    store.session(number)
+        assert not store.mismatches and not store.damaged()
+        store.close()
+
+
+def mark(number: int) -> bytes:
+    return f"<{number}-".encode()
+
+
+def contents(path: Path) -> Iterable[bytes]:
+    return [file.read_bytes() for file in path.rglob("*") if file.is_file()]
+
+
+def test_what_a_migration_left_and_what_is_dead_goes() -> None:
+    with folder() as path:
+        lived(path)
+        (path / KEPT).write_bytes(b"old")
+        store = open_for(path, MODEL, SMALL)
+        store.write([Drop(number) for number in range(1, 6)])
+        store.close()
+        lines = list(admin.gc(path))
+        assert KEPT in lines[0] and not (path / KEPT).exists() and "1 sessions" in lines[1]
+        assert not any(b"<3-" in data for data in contents(path))
+        store = open_for(path, MODEL, SMALL)
+        assert events(store, 6) == whole(6) and not store.mismatches and store.next_number() == 7
+        store.close()
+
+
+def test_a_store_that_a_server_holds_is_left_alone() -> None:
+    with folder() as path:
+        lived(path)
+        with StoreLock(path).acquire(0.0):
+            for act in (admin.repair, admin.gc, lambda root: admin.erase(root, b"acme")):
+                with pytest.raises(StoreHeld, match=str(os.getpid())):
+                    list(act(path))
+            assert list(admin.stat(path)) and list(admin.verify(path, []))
+
+
+def test_a_store_of_before_is_not_touched_until_a_server_has_moved_it() -> None:
+    with folder() as path:
+        shutil.copy(STORES / "format_1" / "data.mdb", path)
+        with pytest.raises(StoreUnusable, match="earlier version"):
+            list(admin.stat(path))
+
+
+@run
+async def test_a_repaired_session_goes_on_where_no_reply_ran() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("One.", "Two.", "Three.")) as book:
+            session = book.create()
+            for text in ("a", "b", "c"):
+                await ask(session, text)
+            ticket = session.log.sync()
+            assert ticket is not None
+            await ticket
+            handle, number = session.handles.current, session.log.number
+        store = JournalStore.open(path, MODEL, SMALL, write=False)
+        count = store.sessions.states[number].count
+        store.close()
+        strike(path, number, Kind.OPERATION, count - 1)
+        assert "cut back" in "".join(admin.repair(path))
+        async with book_in(path, reciting("Now.")) as book:
+            found = await book.resume(handle, b"")
+            assert isinstance(found, Reopened)
+            texts = [item.text for item in found.session.history.items()]
+            assert texts[:4] == ["a", "One.", "b", "Two."] and "Three." not in texts
+            assert (await ask(found.session, "d")).items[0].text == "Now."
+            with pytest.raises(HandleUnknown):
+                await book.resume("nobody's", b"")
+
+
+@pytest.mark.parametrize("then", ["start", "repair"])
+def test_a_repair_that_dies_before_its_journal_has_its_place_loses_nothing(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with folder() as path:
+        lived(path)
+        strike(path, 2, Kind.OPERATION, 1)
+        rename = os.rename
+
+        def die(old: Path, new: Path) -> None:
+            if Path(new) == path / "journal":
+                raise KeyboardInterrupt
+            rename(old, new)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(os, "rename", die)
+            with pytest.raises(KeyboardInterrupt):
+                list(admin.repair(path))
+        assert not (path / "journal").exists()
+        with pytest.raises(StoreUnusable, match="did not end"):
+            list(admin.stat(path))
+        if then == "repair":
+            assert "ended now" in next(iter(list(admin.repair(path))))
+        store = open_for(path, MODEL, SMALL)
+        try:
+            assert not store.mismatches
+            assert [events(store, number) for number in (1, 3)] == [whole(1), whole(3)]
+        finally:
+            store.close()
+
+
+def test_a_journal_that_is_gone_is_no_clean_verify() -> None:
+    with folder() as path:
+        lived(path)
+        for file in (path / "journal").iterdir():
+            file.unlink()
+        damage: list[str] = []
+        list(admin.verify(path, damage))
+        assert any("gone or empty" in line for line in damage)
+
+
+def test_what_a_repair_that_died_left_is_erased_too() -> None:
+    with folder() as path:
+        lived(path)
+        shutil.copytree(path / "journal", path / "journal.new")
+        list(admin.erase(path, b""))
+        assert not (path / "journal.new").exists()
+
+
+def test_a_tenant_is_not_erased_in_part() -> None:
+    """A journal of an earlier version beside a begun one may hold its sessions, too."""
+    with folder() as path:
+        lived(path)
+        shutil.copy(STORES / "format_1" / "data.mdb", path)
+        with pytest.raises(StoreUnusable, match="not migrated"):
+            list(admin.erase(path, b""))
+        with store_in(path) as store:
+            assert len(store.sessions.states) == 6
+
+
+def test_a_backup_into_the_store_itself_is_refused() -> None:
+    with folder() as path:
+        lived(path)
+        with pytest.raises(StoreUnusable, match="inside the store"):
+            list(admin.backup(path, path / "journal" / "copy"))
+        assert not (path / "journal" / "copy").exists()
+
+
+@pytest.mark.parametrize("name", ["00000001.index", "00000009.index", "00000009.log"])
+def test_a_folder_with_the_name_of_a_file_costs_no_session(name: str) -> None:
+    with folder() as path:
+        lived(path)
+        (path / "journal" / name).unlink(missing_ok=True)
+        (path / "journal" / name).mkdir()
+        damage: list[str] = []
+        list(admin.verify(path, damage))
+        for _ in range(2):
+            store = open_for(path, MODEL, SMALL)
+            assert {number: events(store, number) for number in range(1, 7)} == {
+                number: whole(number) for number in range(1, 7)
+            }
+            store.close()
+        list(admin.gc(path))

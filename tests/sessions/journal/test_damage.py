@@ -1,0 +1,375 @@
+"""Damage to the journal's files costs the sessions whose records it hit, and nobody else, now and later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from msgspec.structs import replace as replaced
+
+from holdfast.sessions.errors import HandleUnknown, RecordDamaged
+from holdfast.sessions.items import Message
+from holdfast.sessions.journal import segment
+from holdfast.sessions.journal.changes import Append, Drop, Put, Table, key_of
+from holdfast.sessions.journal.places import offset_of, slot_of
+from holdfast.sessions.journal.records import Heard, Inserted, Origin
+from holdfast.sessions.journal.segment import LOG_START, Kind
+from holdfast.sessions.journal.store import JournalStore
+from holdfast.sessions.registry import Reopened
+
+from ..session_stage import ask, reciting, run
+from .bad_disks import PAGE, BadDisk, Crash, cut, flipped, killed, swapped, zeroed
+from .journal_stage import MODEL, SMALL, birth, book_in, folder, record_of, store_in
+
+Damage = Callable[[bytearray, Random], None]
+SESSIONS = 24
+ROUNDS = 5
+NUMBERS = replace(SMALL, segment_bytes=24 << 10)
+
+
+def word(number: int, at: int) -> str:
+    return f"<{number}-{at}>" + "word" * ((number * 5 + at * 7) % 60)
+
+
+def filled(path: Path) -> None:
+    """Sessions that take turns, over several logs; some are forks, some were forgotten."""
+    with store_in(path, NUMBERS) as store:
+        for number in range(1, SESSIONS + 1):
+            origin = Origin(session=number - 1, operations=0) if number % 8 == 0 else None
+            record = replaced(record_of(number), origin=origin)
+            store.write([Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:]])
+        for at in range(ROUNDS):
+            for number in range(1, SESSIONS + 1):
+                store.write([Append(number, at, Heard(event=word(number, at)))])
+        store.write([Drop(5), Drop(13)])
+
+
+def there() -> list[int]:
+    return [number for number in range(1, SESSIONS + 1) if number not in (5, 13)]
+
+
+def said(store: JournalStore, number: int) -> list[str]:
+    return [operation.event for operation in store.session(number).operations]
+
+
+def wanted(number: int) -> list[str]:
+    return [word(number, at) for at in range(ROUNDS)]
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted((path / "journal").glob("*.log"))
+
+
+def held(path: Path) -> dict[tuple[Path, int], tuple[int, int]]:
+    """Where each session's records lie that count: log and offset, number and length."""
+    found = {}
+    store = JournalStore.open(path, MODEL, NUMBERS, write=False)
+    for state in store.sessions.states.values():
+        for place in state.places():
+            if place:
+                log = store.logs.logs[slot_of(place)]
+                found[log.path, offset_of(place)] = (state.number, store.logs.size(place))
+    store.close()
+    return found
+
+
+def hit(before: bytes, after: bytes, log: Path, places: dict[tuple[Path, int], tuple[int, int]]) -> set[int]:
+    """Sessions of which a record is not what it was."""
+    return {
+        number
+        for (path, offset), (number, size) in places.items()
+        if path == log and before[offset : offset + size] != after[offset : offset + size]
+    }
+
+
+@pytest.mark.parametrize("down", [True, False], ids=["closed", "open"])
+@pytest.mark.parametrize("damage", [zeroed, flipped, swapped, cut])
+@pytest.mark.parametrize("seed", range(8))
+def test_damage_costs_the_sessions_whose_records_it_hit(down: bool, damage: Damage, seed: int) -> None:
+    rng = Random(f"{seed} {down} {damage.__name__}")
+    with folder() as path:
+        filled(path)
+        places = held(path)
+        log = rng.choice(files_of(path))
+        before = log.read_bytes()
+        after = bytearray(before)
+        damage(after, rng)
+        struck = hit(before, bytes(after).ljust(len(before), b"\0"), log, places)
+        store = None if down else JournalStore.open(path, MODEL, NUMBERS)
+        with log.open("r+b") as file:
+            file.write(after)
+            file.truncate(len(after))
+        named: set[int] = set()
+        try:
+            for _ in range(2):  # and after a restart
+                store = store or JournalStore.open(path, MODEL, NUMBERS)
+                for number in there():
+                    try:
+                        words = said(store, number)
+                        # Of a log that lost its end a session has what was there before.
+                        short = damage is cut and number in struck
+                        assert words == wanted(number)[: len(words)] if short else words == wanted(number)
+                    except RecordDamaged:
+                        named.add(number)
+                assert named <= struck, "nobody else"
+                if damage is not cut:  # the end that was lost may have said that they are forgotten
+                    for number in (5, 13):
+                        with pytest.raises(RecordDamaged):
+                            store.session(number)
+                assert set(store.damaged()) <= struck
+                assert named <= set(store.damaged()), "it is known whose"
+                if damage is not cut:
+                    assert named == struck
+                store.write([*birth(100), Append(100, 0, Heard(event="new"))])
+                assert said(store, 100) == ["new"]
+                store.write([Drop(100)])
+                store.close()
+                store = None
+        finally:
+            if store is not None:
+                store.close()
+
+
+def test_the_last_record_of_a_session_does_not_vanish_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            for number in (1, 2):
+                store.write([*birth(number), Append(number, 0, Heard(event="a"))])
+                store.write([Append(number, 1, Heard(event="acknowledged" * 9))])
+            place = store.sessions.place(2, Kind.OPERATION, 1)
+        (log,) = files_of(path)
+        data = log.read_bytes()
+        for spoilt in (data[: offset_of(place)] + bytes(len(data) - offset_of(place)),):
+            log.write_bytes(spoilt)
+            for _ in range(2):
+                caplog.clear()
+                with store_in(path) as store:
+                    assert said(store, 1)[0] == "a" and store.damaged() == [2]
+                    with pytest.raises(RecordDamaged):
+                        store.session(2)
+                assert "sess_2" in caplog.text
+
+
+def test_records_that_nobody_can_attribute_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    """The log and the index beside it, both damaged."""
+    with folder() as path:
+        filled(path)
+        log = files_of(path)[1]
+        log.with_suffix(".index").unlink()
+        data = bytearray(log.read_bytes())
+        data[LOG_START + PAGE : LOG_START + 2 * PAGE] = bytes(PAGE)
+        log.write_bytes(data)
+        with store_in(path, NUMBERS) as store:
+            lost = store.logs.findings.lost
+            assert lost > 5 and store.statistics()["journal_lost_records"] == lost
+            right = [number for number in there() if number not in store.damaged()]
+            assert right
+            for number in right:
+                assert said(store, number) == wanted(number)[: len(said(store, number))]
+        assert f"{lost} records are lost" in caplog.text and str(log) in caplog.text
+
+
+@pytest.mark.parametrize("damage", [zeroed, flipped, swapped, cut])
+@pytest.mark.parametrize("seed", range(4))
+def test_damage_to_an_index_costs_nobody_anything(damage: Damage, seed: int) -> None:
+    rng = Random(f"{seed} {damage.__name__}")
+    with folder() as path:
+        filled(path)
+        for log in files_of(path):
+            data = bytearray(log.with_suffix(".index").read_bytes())
+            damage(data, rng)
+            log.with_suffix(".index").write_bytes(data)
+        with store_in(path, NUMBERS) as store:
+            assert {number: said(store, number) for number in there()} == {n: wanted(n) for n in there()}
+            assert not store.damaged()
+
+
+def test_another_times_index_is_believed_only_where_the_log_agrees() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, Heard(event="a"))])
+        (log,) = files_of(path)
+        old = log.with_suffix(".index").read_bytes()
+        with store_in(path) as store:
+            store.write([*birth(2), Append(1, 1, Heard(event="b"))])
+        log.with_suffix(".index").write_bytes(old)
+        for _ in range(2):
+            with store_in(path) as store:
+                assert said(store, 1) == ["a", "b"] and said(store, 2) == [] and not store.damaged()
+
+
+def test_text_that_looks_like_a_record_is_never_taken_for_one() -> None:
+    """A client knows the format, and even a record of its own with the right checksum of its own place."""
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, Heard(event="mine"))])
+            place = store.sessions.place(1, Kind.OPERATION, 0)
+            log = files_of(path)[0].read_bytes()
+            genuine = log[offset_of(place) : offset_of(place) + store.logs.size(place)]
+            guessed = segment.encoded_record(
+                store.logs.header.sync, 0, 0, 10**6, 2, 7 << 16 | Kind.OPERATION << 8 | 1, 0, b"\x80"
+            )
+            forged = (genuine + guessed) * 20
+            aligned = [bytes(shift) + forged for shift in range(8)]
+            ids = [(b"x" * shift + forged) for shift in range(8)]
+            for at, payload in enumerate([*aligned, *ids]):
+                text = payload.decode("latin-1")
+                store.write([Append(1, 1 + at, Inserted(item=Message(id="i", role="user", text=text)))])
+                store.logs.append([segment.Fresh(1, 100 + at, Kind.OPERATION, payload)])
+            store.write([*birth(2), Append(2, 0, Heard(event="theirs"))])
+        (file,) = files_of(path)
+        data = file.read_bytes()
+        for at in range(LOG_START, len(data), 512):
+            spoilt = bytearray(data)
+            spoilt[at : at + 64] = bytes(64)
+            file.write_bytes(spoilt)
+            file.with_suffix(".index").unlink(missing_ok=True)
+            with store_in(path) as store:
+                assert set(store.sessions.states) <= {1, 2}
+                if 2 in store.sessions.states:
+                    with suppress(RecordDamaged):
+                        assert said(store, 2) in ([], ["theirs"])
+                assert store.sessions.states[1].count <= 100 + 16
+
+
+def test_damage_to_what_forks_share_costs_them_too_and_only_them() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), *(Append(1, at, Heard(event=f"{at}")) for at in range(6))])
+            for number, operations in ((2, 2), (3, 4), (4, 6)):
+                record = replaced(record_of(number), origin=Origin(session=1, operations=operations))
+                store.write([Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:]])
+                store.write([Append(number, 0, Heard(event="own"))])
+            store.write(birth(5))
+            place = store.sessions.place(1, Kind.OPERATION, 3)
+            store.write([Drop(1)])
+        (log,) = files_of(path)
+        data = bytearray(log.read_bytes())
+        data[offset_of(place) + 50] ^= 1
+        log.write_bytes(data)
+        for _ in range(2):
+            with store_in(path) as store:
+                assert said(store, 2) == ["0", "1", "own"] and store.session(5)
+                for number in (3, 4):
+                    with pytest.raises(RecordDamaged):
+                        store.session(number)
+                assert store.damaged() == [3, 4]
+                store.logs.roll()
+                store._compact_whole(store._victims(least=-1.0))
+                assert said(store, 2) == ["0", "1", "own"]
+
+
+def test_a_relative_that_is_damaged_is_left_out_of_the_family() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write(birth(1))
+            for number in (2, 3):
+                record = replaced(record_of(number), origin=Origin(session=1, operations=0))
+                store.write([Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:]])
+            place = store.sessions.place(2, Kind.SESSION, 0)
+        (log,) = files_of(path)
+        data = bytearray(log.read_bytes())
+        data[offset_of(place) + 50] ^= 1
+        log.write_bytes(data)
+        with store_in(path) as store:
+            for number in (1, 3):
+                assert [one for one, _ in store.family(number)] == [1, 3]
+            with pytest.raises(RecordDamaged):
+                store.family(2)
+
+
+def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
+    """And what is left of the session is kept, until it is forgotten."""
+    with folder() as path:
+        with store_in(path) as store:
+            for number in (1, 2):
+                store.write([*birth(number), *(Append(number, at, Heard(event=f"{at}")) for at in range(3))])
+            place = store.sessions.place(1, Kind.OPERATION, 1)
+        (log,) = files_of(path)
+        data = bytearray(log.read_bytes())
+        data[offset_of(place) + 50] ^= 1
+        log.write_bytes(data)
+        for _ in range(3):
+            with store_in(path) as store:
+                assert store.damaged() == [1] and said(store, 2) == ["0", "1", "2"]
+                store.logs.roll()
+                assert store._compact_whole(store._victims(least=-1.0))
+                assert store.logs.read(store.sessions.place(1, Kind.OPERATION, 2)).payload
+        assert not log.exists()
+        with store_in(path) as store:
+            store.write([Drop(1)])
+        with store_in(path) as store:
+            assert not store.damaged() and said(store, 2) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothing(share: float) -> None:
+    at, reached = 0, True
+    while reached:
+        at += 1
+        with folder() as path:
+            filled(path)
+            disk = BadDisk()
+            store = JournalStore.open(path, MODEL, NUMBERS, disk=disk)
+            store.write([Drop(3), Drop(21)])
+            store.logs.roll()
+            disk.arm(at, share=share)
+            reached = False
+            try:
+                while store._victims(least=0.01) and store._compact_whole(store._victims(least=0.01)):
+                    if not any(one.dead for one in store.logs.logs.values() if one is not store.logs.active):
+                        break
+            except Crash:
+                reached = True
+            killed(store)
+            with store_in(path, NUMBERS) as store:
+                assert not store.damaged() and not store.logs.findings.lost
+                kept = [number for number in there() if number not in (3, 21)]
+                assert sorted(store.sessions.states) == kept
+                assert {number: said(store, number) for number in kept} == {n: wanted(n) for n in kept}
+                names = os.listdir(path / "journal")
+                assert not [name for name in names if name.endswith(".new")]
+    assert at > 8
+
+
+@run
+async def test_two_hundred_damaged_resumes_cost_the_whole_sessions_nothing() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("Fine.", "Fine.", "Fine.")) as book:
+            bad, good = book.create(), book.create()
+            await ask(bad, "hello")
+            await ask(good, "hello")
+            handles = [await left(session) for session in (bad, good)]
+            numbers = [session.log.number for session in (bad, good)]
+        store = JournalStore.open(path, MODEL, SMALL, write=False)
+        place = store.sessions.place(numbers[0], Kind.OPERATION, 0)
+        store.close()
+        (log,) = files_of(path)
+        data = bytearray(log.read_bytes())
+        data[offset_of(place) + 50] ^= 1
+        log.write_bytes(data)
+        before = len(os.listdir("/proc/self/fd"))
+        async with book_in(path, reciting("Still fine.")) as book:
+            for _ in range(200):
+                with pytest.raises(RecordDamaged):
+                    await book.resume(handles[0], b"")
+            found = await book.resume(handles[1], b"")
+            assert isinstance(found, Reopened)
+            assert (await ask(found.session, "hello")).items[0].text == "Still fine."
+            assert (await book.journal.statistics())["journal_damaged"] == 1
+            with pytest.raises(HandleUnknown):
+                await book.resume("another", b"")
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def left(session: object) -> str:
+    """Its handle, once all is durable."""
+    ticket = session.log.sync()
+    assert ticket is not None
+    await ticket
+    return session.handles.current

@@ -1,0 +1,441 @@
+"""The store file: what is written is there again, what is damaged is noticed, and who may open it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as replaced
+
+from holdfast.sessions.errors import (
+    RecordDamaged,
+    StorageUnavailable,
+    StoreForeign,
+    StoreHeld,
+    StoreNewer,
+    StoreUnusable,
+)
+from holdfast.sessions.items import Message
+from holdfast.sessions.journal.changes import Append, Drop, Put
+from holdfast.sessions.journal.legacy import migrate
+from holdfast.sessions.journal.lock import StoreLock
+from holdfast.sessions.journal.opening import open_for
+from holdfast.sessions.journal.places import bytes_at, offset_of
+from holdfast.sessions.journal.records import AnyOperation, Heard, Inserted, Origin, Snapshot
+from holdfast.sessions.journal.replay import condensed, replay
+from holdfast.sessions.journal.segment import (
+    FORMAT,
+    HEADER_BYTES,
+    LOG_MAGIC,
+    LOG_START,
+    RECORD_BYTES,
+    Kind,
+    decoded_header,
+    encoded_header,
+)
+from holdfast.sessions.journal.store import Table, key_of
+
+from .journal_stage import MODEL, SMALL, birth, folder, record_of, store_in
+
+FIXTURE = Path(__file__).parents[1] / "stores" / "format_1"
+HELLO = Inserted(item=Message(id="item_1", role="user", text="hello"))
+
+
+def test_what_is_written_is_there_after_a_restart() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, HELLO), Append(1, 1, Heard(event="e"))])
+        with store_in(path) as store:
+            stored = store.session(1)
+            assert stored.record == record_of(1) and stored.operations == (HELLO, Heard(event="e"))
+            found = store.handle(stored.keyring.fresh[0])
+            assert found is not None and found.session == 1
+            assert store.next_number() == 2 and store.handle(b"x" * 32) is None
+
+
+@pytest.mark.parametrize("kind", [Kind.OPERATION, Kind.SESSION, Kind.KEYRING])
+@pytest.mark.parametrize("index", [True, False])
+def test_every_flipped_bit_of_a_record_is_noticed(kind: Kind, index: bool) -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, HELLO), *birth(2), Append(2, 0, HELLO)])
+            place = store.sessions.place(1, kind, 0)
+            size = RECORD_BYTES + len(store.logs.read(place).payload)
+        (log,) = logs_of(path)
+        whole = log.read_bytes()
+        index_file = log.with_suffix(".index")
+        told = index_file.read_bytes()
+        for bit in range(0, 8 * size, 5):
+            spoilt = bytearray(whole)
+            spoilt[offset_of(place) + bit // 8] ^= 1 << bit % 8
+            log.write_bytes(spoilt)
+            index_file.write_bytes(told)
+            if not index:
+                index_file.unlink()
+            with store_in(path) as store:
+                if index:
+                    assert store.damaged() == [1] and store.logs.findings.lost == 0
+                    with pytest.raises(RecordDamaged):
+                        store.session(1)
+                else:  # nobody can tell whose it was
+                    assert store.logs.findings.lost == 1
+                assert store.session(2).operations == (HELLO,)
+        log.write_bytes(whole)
+        with store_in(path) as store:
+            assert store.session(1).operations == (HELLO,) and store.session(2).operations == (HELLO,)
+
+
+def test_a_record_in_anothers_place_or_a_missing_one_is_noticed() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, HELLO), Append(1, 1, HELLO), Append(1, 2, HELLO)])
+            first, second = (store.sessions.place(1, Kind.OPERATION, index) for index in (0, 1))
+        (log,) = logs_of(path)
+        data = bytearray(log.read_bytes())
+        size = bytes_at(first)
+        assert bytes_at(second) == size
+        copy = data[offset_of(second) : offset_of(second) + size]
+        data[offset_of(first) : offset_of(first) + size] = copy
+        log.write_bytes(data)
+        with store_in(path) as store, pytest.raises(RecordDamaged, match="operation 0 is damaged"):
+            store.session(1)
+        log.with_suffix(".index").unlink()
+        with store_in(path) as store:
+            with pytest.raises(RecordDamaged, match="operation 0 is missing"):
+                store.session(1)
+            assert store.logs.findings.lost == 1
+
+
+def test_a_damaged_keyring_opens_nothing_and_its_handle_says_so() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), *birth(2)])
+            digest, other = (store.session(number).keyring.fresh[0] for number in (1, 2))
+            place = store.sessions.place(1, Kind.KEYRING, 0)
+        (log,) = logs_of(path)
+        spoil(log, offset_of(place) + 50)
+        with store_in(path) as store:
+            found = store.handle(digest)
+            assert found is not None and found.session == 1
+            with pytest.raises(RecordDamaged):
+                store.session(1)
+            assert store.damaged() == [1] and store.handle(other) is not None
+
+
+def test_the_journal_grows_until_its_limit_and_then_the_oldest_go() -> None:
+    settings = replace(SMALL, max_bytes=1 << 20)
+    big = Inserted(item=Message(id="item_1", role="user", text="x" * 100_000))
+    with folder() as path, store_in(path, settings) as store:
+        number = 0
+        with pytest.raises(StorageUnavailable, match="may have no more"):  # noqa: PT012
+            for number in range(1, 30):
+                store.write([*birth(number), Append(number, 0, big)])
+        assert store.full
+        assert number > 4, "it had grown"
+        store.session(number - 1)
+        assert store.make_room(frozenset({number - 1}))
+        store.write([*birth(number), Append(number, 0, big)])
+        assert store.session(number).operations == store.session(number - 1).operations == (big,)
+        with pytest.raises(RecordDamaged):
+            store.session(1)
+
+
+def test_retention_lets_the_oldest_go_and_keeps_the_live() -> None:
+    with folder() as path, store_in(path, replace(SMALL, max_sessions=3)) as store:
+        for number in range(1, 7):
+            store.write([*birth(number), Append(number, 0, HELLO)])
+        digest = store.session(2).keyring.fresh[0]
+        assert store.sweep(frozenset({1})) == 2
+        assert store.session(1).operations == (HELLO,)
+        assert store.statistics()["journal_sessions"] == 4
+        assert store.handle(digest) is None
+    with folder() as path, store_in(path, replace(SMALL, max_age_seconds=60)) as store:
+        store.write(birth(1))
+        assert store.sweep(frozenset()) == 0
+    with folder() as path, store_in(path, replace(SMALL, max_age_seconds=-1)) as store:
+        store.write(birth(1))
+        assert store.sweep(frozenset(), aged=False) == 0, "by a clock that may be wrong"
+        assert store.sweep(frozenset()) == 1
+
+
+def test_a_forgotten_session_leaves_nothing() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, HELLO), *birth(2), Append(2, 0, HELLO)])
+            store.write([Drop(1)])
+            store.write([Drop(2)])
+            assert not store.sessions.states and not store.sessions.handles
+            store.logs.roll()
+            while store.remove_dead():
+                pass
+            assert not [one for one in store.logs.logs.values() if one.end > LOG_START]
+        assert HELLO.item.text.encode() not in b"".join(log.read_bytes() for log in logs_of(path))
+
+
+def test_a_forgotten_session_stays_forgotten_while_an_older_log_has_its_records() -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, HELLO), *birth(2)])
+            store.logs.roll()
+            store.write([*birth(3), Drop(1)])
+            newer = store.logs.active
+            assert newer is not None
+            store.logs.roll()
+            assert store._compact_whole([newer])
+        with store_in(path) as store:
+            assert sorted(store.sessions.states) == [2, 3]
+            with pytest.raises(RecordDamaged, match="missing"):
+                store.session(1)
+
+
+def test_a_line_of_forks_longer_than_a_stack_is_deep_is_forgotten() -> None:
+    length = sys.getrecursionlimit() + 200
+    with folder() as path, store_in(path) as store:
+        for number in range(1, length + 1):
+            origin = Origin(session=number - 1, operations=1) if number > 1 else None
+            record = replaced(record_of(number), origin=origin)
+            store.write([Put(Table.SESSIONS, key_of(number), record), Append(number, 0, HELLO)])
+        store.write([Drop(number) for number in range(1, length)])
+        assert store.statistics()["journal_sessions"] == length, "the last one follows on all of them"
+        store.write([Drop(length)])
+        assert store.statistics()["journal_sessions"] == 0
+
+
+def test_another_models_store_and_a_later_versions_are_refused() -> None:
+    with folder() as path:
+        with store_in(path):
+            pass
+        with pytest.raises(StoreForeign, match=str(path)), store_in(path, model=b"another"):
+            pass
+        (log,) = logs_of(path)
+        rewrite_header(log, format=FORMAT + 1)
+        with pytest.raises(StoreNewer, match=f"format {FORMAT + 1}"), store_in(path):
+            pass
+
+
+def test_another_models_store_is_ignored_with_one_line_and_left_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, HELLO)])
+        (log,) = logs_of(path)
+        before = log.read_bytes()
+        for sessions in (0, 1):
+            caplog.clear()
+            other = open_for(path, b"another", SMALL)
+            assert other.next_number() == 1 + sessions
+            if not sessions:
+                other.write([*birth(1), Append(1, 0, Heard(event="another's"))])
+            assert other.session(1).operations == (Heard(event="another's"),)
+            other.close()
+            (line,) = caplog.messages
+            assert "another model" in line and "ignored" in line and str(path) in line
+        assert log.read_bytes() == before
+        caplog.clear()
+        with store_in(path) as store:
+            assert store.session(1).operations == (HELLO,)
+        own = open_for(path, MODEL, SMALL)
+        own.close()
+        assert not caplog.messages
+
+
+def test_a_later_versions_store_is_ignored_with_one_line_and_left_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write([*birth(1), Append(1, 0, HELLO)])
+        (log,) = logs_of(path)
+        rewrite_header(log, format=FORMAT + 1)
+        before = log.read_bytes()
+        store = open_for(path, MODEL, SMALL)
+        assert store.next_number() == 1
+        store.close()
+        (line,) = caplog.messages
+        assert f"format {FORMAT + 1}" in line and "ignored" in line
+        assert log.read_bytes() == before
+
+
+def test_a_log_that_was_cut_short_is_the_log_up_to_there(caplog: pytest.LogCaptureFixture) -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            ends = [LOG_START]
+            for number in range(1, 9):
+                store.write([*birth(number), Append(number, 0, HELLO)])
+                ends.append(store.logs.active.end)
+        (log,) = logs_of(path)
+        whole, told = log.read_bytes(), log.with_suffix(".index").read_bytes()
+        for length in (0, 1, 4096, 8192, *range(ends[0], ends[-1], 77)):
+            for stray in path.glob("journal/*"):
+                stray.unlink()
+            log.write_bytes(whole[:length])
+            log.with_suffix(".index").write_bytes(told)
+            caplog.clear()
+            with store_in(path) as store:
+                there = sum(end <= length for end in ends[1:])
+                assert sorted(store.sessions.states) == list(range(1, there + 1))
+                assert all(store.session(number).operations == (HELLO,) for number in range(1, there + 1))
+                assert f"{log} lost its end" in caplog.text and not store.damaged()
+                store.write([*birth(20), Append(20, 0, HELLO)])
+            with store_in(path) as store:
+                assert store.session(20).operations == (HELLO,) and len(store.sessions.states) == there + 1
+
+
+def test_a_file_that_is_no_log_is_put_aside_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    with folder() as path:
+        with store_in(path) as store:
+            store.write(birth(1))
+        (log,) = logs_of(path)
+        log.with_suffix(".index").unlink()
+        log.write_bytes(b"\xff" * 20_000)
+        with store_in(path) as store:
+            store.write(birth(1))
+        assert str(log) in caplog.text and "its sessions are lost" in caplog.text
+        assert log.with_suffix(".unreadable").read_bytes() == b"\xff" * 20_000
+        with store_in(path) as store:
+            assert store.session(1).record == record_of(1)
+
+
+def test_the_first_formats_store_opens(tmp_path: Path) -> None:
+    """Written by format 1, never again: later versions must read it."""
+    shutil.copytree(FIXTURE, tmp_path / "store")
+    migrate(tmp_path / "store", MODEL, SMALL)
+    with store_in(tmp_path / "store") as store:
+        stored = store.session(1)
+        kinds = [type(operation).__name__ for operation in stored.operations]
+        assert kinds == ["Heard", "Inserted", "Heard", "Begun", "Said", "Ended", "Configured", "Deleted"]
+        assert stored.record.id == "sess_1" and store.handle(stored.keyring.fresh[0]) is not None
+        store.write([Append(1, len(stored.operations), HELLO)])
+        assert store.session(1).operations[-1] == HELLO
+        assert store.condense(1, partial(condensed, max_items=9)) and isinstance(
+            store.session(1).operations[0], Snapshot
+        )
+    with store_in(tmp_path / "store") as store:
+        again = replay(store.session(1).operations, max_items=9)
+        assert again.history.items()[-1].text == "hello" and again.responses == 1
+
+
+def test_a_session_that_is_not_made_shorter_is_looked_at_again_when_it_has_grown() -> None:
+    """As long as a reply runs nothing can be: each look reads it all."""
+    looks: list[int] = []
+
+    def decline(operations: Sequence[AnyOperation]) -> None:
+        looks.append(len(operations))
+
+    with folder() as path, store_in(path, replace(SMALL, snapshot_operations=16)) as store:
+        store.write(birth(1))
+        for index in range(64):
+            store.write([Append(1, index, HELLO)])
+            for number in list(store.long):
+                assert not store.condense(number, decline)
+        assert looks == [16, 20, 25, 32, 40, 50, 63]
+        store.write([Drop(1), *birth(1)])
+        for index in range(16):
+            store.write([Append(1, index, HELLO)])
+        assert store.long == {1}, "what was dropped says nothing of another"
+
+
+def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURE, tmp_path / "store")
+    migrate(tmp_path / "store", MODEL, SMALL)
+    with store_in(tmp_path / "store") as store:
+        before = replay(store.session(1).operations, max_items=9)
+        count = store.session(1).written
+        assert store.condense(1, partial(condensed, max_items=9))
+        stored = store.session(1)
+        assert (len(stored.operations), stored.written) == (1, count)
+        assert replay(stored.operations, max_items=9).history.items() == before.history.items()
+        assert not store.condense(1, partial(condensed, max_items=9)), "there is nothing to gain"
+        store.write([Append(1, count, Heard(event="e"))])
+        assert len(store.session(1).operations) == 2
+        place = store.sessions.place(1, Kind.SNAPSHOT, count - 1)
+        size = RECORD_BYTES + len(store.logs.read(place).payload)
+    log = max(logs_of(tmp_path / "store"))
+    for at in range(0, size, 7):
+        whole = log.read_bytes()
+        spoil(log, offset_of(place) + at, 4)
+        with store_in(tmp_path / "store") as store, pytest.raises(RecordDamaged):
+            store.session(1)
+        log.write_bytes(whole)
+
+
+def test_the_second_server_waits_and_is_told_who_holds_the_store() -> None:
+    program = (
+        "import sys; from pathlib import Path; from holdfast.sessions.journal.lock import StoreLock\n"
+        "held = StoreLock(Path(sys.argv[1])).acquire(1.0); print('held', flush=True); sys.stdin.read()"
+    )
+    with folder() as path:
+        holder = subprocess.Popen(
+            [sys.executable, "-c", program, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert holder.stdout is not None and holder.stdin is not None
+        with holder:
+            assert holder.stdout.readline() == b"held\n"
+            began = time.monotonic()
+            with pytest.raises(StoreHeld, match=rf"process {holder.pid}\b"):
+                StoreLock(path).acquire(0.2)
+            assert time.monotonic() - began > 0.19, "it waited"
+            holder.kill()
+            holder.wait()
+        with StoreLock(path).acquire(5.0):
+            assert (path / "lock").read_text() == str(os.getpid())
+
+
+def test_on_a_full_disk_a_store_is_locked_by_whoever_can_name_himself_or_not() -> None:
+    """A server that is started again on a full disk must come up: it says what is the matter."""
+    with folder() as path, pytest.MonkeyPatch.context() as patch:
+        (path / "lock").write_text("1234567890")
+
+        def full(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(os, "pwrite", full)
+        with StoreLock(path).acquire(0.0):
+            assert not (path / "lock").read_text(), "another's name would mislead"
+            with pytest.raises(StoreHeld, match="process unknown"):
+                StoreLock(path).acquire(0.0)
+        patch.undo()
+        with StoreLock(path).acquire(0.0):
+            assert (path / "lock").read_text() == str(os.getpid())
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnusable, match="file"):
+        StoreLock(tmp_path / "file" / "store").acquire(0.0)
+
+
+def logs_of(path: Path) -> list[Path]:
+    return sorted((path / "journal").glob("*.log"))
+
+
+def spoil(path: Path, at: int, mask: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= mask
+    path.write_bytes(data)
+
+
+def rewrite_header(log: Path, **changes: object) -> None:
+    data = log.read_bytes()
+    header = decoded_header(data[:HEADER_BYTES], LOG_MAGIC)
+    assert header is not None
+    log.write_bytes(encoded_header(replaced(header, **changes), LOG_MAGIC) * 2 + data[LOG_START:])
+
+
+def test_a_group_that_fails_in_the_middle_is_not_there() -> None:
+    with folder() as path, store_in(path) as store:
+        store.write(birth(1))
+        with pytest.raises(TypeError):
+            store.write([Append(1, 0, HELLO), Put(Table.SESSIONS, key_of(2), object())])
+        assert store.session(1).operations == ()

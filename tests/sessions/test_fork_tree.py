@@ -1,0 +1,320 @@
+"""Who was forked from whom, under which name: listed, named, pruned, in memory and in the journal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from holdfast.sessions import fork_tree as family_room
+from holdfast.sessions.errors import HandleUnknown, MemberUnknown, NameInvalid, PruneInvalid, SessionUnknown
+from holdfast.sessions.fork_tree import MAX_NAME, Member
+from holdfast.sessions.journal.changes import Drop
+from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.registry import Reopened, SessionBook
+from holdfast.sessions.session import Session
+
+from .journal.journal_stage import MODEL, SMALL, book_in, folder, store_in
+from .session_stage import LANGUAGE, ask, reciting, run
+
+
+def shape(family: Sequence[Member]) -> list[tuple[str, str | None, str]]:
+    return [(member.id, member.parent, member.name) for member in family]
+
+
+async def grown(book: SessionBook) -> list[Session]:
+    """A session, two forks of it, and a fork of the first of these."""
+    first = book.create(owner=b"me")
+    await ask(first, "a")
+    left, right = await book.fork(first.id, [b"", b""])
+    await ask(left, "b")
+    (leaf,) = await book.fork(left.id, [b""])
+    return [first, left, right, leaf]
+
+
+async def prune(book: SessionBook, asking: Session, target: str) -> None:
+    """As the registry does it."""
+    opened = {member.id for member in await book.family(asking.id) if member.open}
+    place = await book.check_pruned(asking.id, target)
+    if target in opened:
+        await book.close(target)
+    await book.forget(target, place)
+
+
+@run
+async def test_a_tree_is_listed_parents_first_with_names_and_sizes() -> None:
+    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    first, left, right, leaf = await grown(book)
+    stranger = book.create(owner=b"me")
+    await book.name(left.id, "left")
+    for asked in (first, leaf):
+        family = await book.family(asked.id)
+        assert shape(family) == [
+            (first.id, None, ""),
+            (left.id, first.id, "left"),
+            (right.id, first.id, ""),
+            (leaf.id, left.id, ""),
+        ]
+        assert [member.items for member in family] == [2, 4, 2, 4]
+        assert all(member.open and member.tokens for member in family)
+    assert [member.id for member in await book.family(stranger.id)] == [stranger.id]
+
+
+@run
+async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
+    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    first, left, right, _ = await grown(book)
+    stranger = book.create(owner=b"me")
+    await book.name(left.id, "left")
+    before = shape(await book.family(first.id))
+    for name in ("left", "x" * (MAX_NAME + 1)):
+        with pytest.raises(NameInvalid):
+            await book.name(right.id, name)
+    for target in (stranger.id, "sess_none"):
+        with pytest.raises(MemberUnknown):
+            await book.check_pruned(first.id, target)
+    with pytest.raises(PruneInvalid):
+        await book.check_pruned(first.id, first.id)
+    assert shape(await book.family(first.id)) == before
+    await book.name(left.id, "left")
+    await book.name(left.id, "")
+    await book.name(right.id, "left")
+    with pytest.raises(SessionUnknown):
+        await book.family("sess_none")
+
+
+@run
+async def test_a_tree_costs_nothing_for_the_sessions_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    first, *_ = await grown(book)
+    strangers = {id(book.create(owner=b"me")) for _ in range(3)}
+    statistics = Session.statistics
+
+    def told(session: Session) -> dict[str, float]:
+        assert id(session) not in strangers
+        return statistics(session)
+
+    monkeypatch.setattr(Session, "statistics", told)
+    assert len(await book.family(first.id)) == 4
+
+
+@run
+async def test_names_that_are_the_same_text_are_the_same_name() -> None:
+    """One letter, or a letter and the accent that is put on it: people see the same."""
+    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    first, left, right, _ = await grown(book)
+    composed, taken_apart = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
+    assert await book.name(left.id, taken_apart) == composed
+    assert [member.name for member in await book.family(first.id)] == ["", composed, "", ""]
+    for name in (composed, taken_apart):
+        with pytest.raises(NameInvalid):
+            await book.name(right.id, name)
+    assert await book.name(right.id, "e\N{COMBINING ACUTE ACCENT}" * MAX_NAME)
+    with pytest.raises(NameInvalid):  # one that takes more characters in this form
+        await book.name(right.id, "\N{MUSICAL SYMBOL HALF NOTE}" * MAX_NAME)
+
+
+@run
+async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
+    book = SessionBook(reciting("one", "two", "three"), LANGUAGE)
+    first, left, right, leaf = await grown(book)
+    await prune(book, first, left.id)
+    assert shape(await book.family(first.id)) == [
+        (first.id, None, ""),
+        (right.id, first.id, ""),
+        (leaf.id, left.id, ""),
+    ] or {member.id for member in await book.family(first.id)} == {first.id, right.id, leaf.id}
+    await ask(leaf, "c")
+    assert [item.text for item in leaf.history.items()] == ["a", "one", "b", "two", "c", "three"]
+
+
+@run
+async def test_who_is_being_pruned_is_in_the_tree_no_more() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, right, leaf = await grown(book)
+            handle = right.handles.current
+            await book.close(right.id)
+            place = await book.check_pruned(first.id, right.id)
+            assert place is not None
+            with pytest.raises(MemberUnknown):
+                await book.check_pruned(left.id, right.id)
+            with pytest.raises(HandleUnknown):
+                await book.resume(handle, b"me")
+            assert [member.id for member in await book.family(left.id)] == [first.id, left.id, leaf.id]
+            await book.forget(right.id, place)
+            with pytest.raises(MemberUnknown):
+                await book.check_pruned(left.id, right.id)
+
+
+@run
+async def test_of_two_who_ask_at_once_one_prunes() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, right, _ = await grown(book)
+            asked = (book.check_pruned(one.id, right.id) for one in (first, left))
+            one, other = await asyncio.gather(*asked, return_exceptions=True)
+            assert isinstance(one, int) and isinstance(other, MemberUnknown)
+
+
+@run
+async def test_names_and_prunings_outlive_the_server() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, right, leaf = await grown(book)
+            await book.name(left.id, "left")
+            await book.name(leaf.id, "leaf")
+            await prune(book, first, right.id)
+            handles = {one.id: one.handles.current for one in (first, left, right, leaf)}
+        async with book_in(path, reciting("three")) as book:
+            with pytest.raises(HandleUnknown):
+                await book.resume(handles[right.id], b"me")
+            again = await book.resume(handles[leaf.id], b"me")
+            assert isinstance(again, Reopened)
+            family = await book.family(leaf.id)
+            assert shape(family) == [
+                (first.id, None, ""),
+                (left.id, first.id, "left"),
+                (leaf.id, left.id, "leaf"),
+            ]
+            assert [member.open for member in family] == [False, False, True]
+            await prune(book, again.session, left.id)
+            await prune(book, again.session, first.id)
+            assert shape(await book.family(leaf.id)) == [(leaf.id, left.id, "leaf")]
+            await ask(again.session, "c")
+            assert [item.text for item in again.session.history.items()][-2:] == ["c", "three"]
+            kept = again.session.handles.current
+        with store_in(path) as store:
+            assert len(store.family(4)) == 1
+        async with book_in(path, reciting()) as book:
+            again = await book.resume(kept, b"me")
+            assert isinstance(again, Reopened)
+            assert [item.text for item in again.session.history.items()][:4] == ["a", "one", "b", "two"]
+
+
+@run
+async def test_a_name_does_not_disturb_what_the_journal_counts() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            session = book.create(owner=b"me")
+            await ask(session, "a")
+            await book.name(session.id, "mine")
+            await ask(session, "b")
+            handle = session.handles.current
+        async with book_in(path, reciting()) as book:
+            again = await book.resume(handle, b"me")
+            assert isinstance(again, Reopened)
+            assert [item.text for item in again.session.history.items()] == ["a", "one", "b", "two"]
+
+
+@run
+async def test_who_is_pruned_while_it_closes_leaves_nothing_behind_its_end() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, _, _ = await grown(book)
+            place = await book.check_pruned(first.id, left.id)
+            opened, order = asyncio.Event(), list[str]()
+
+            async def settle() -> None:
+                await opened.wait()
+                order.append("closed")
+
+            async def forget() -> None:
+                await book.forget(left.id, place)
+                order.append("forgotten")
+
+            closing = asyncio.create_task(book.close(left.id, settle=settle))
+            await asyncio.sleep(0)
+            forgetting = asyncio.create_task(forget())
+            for _ in range(9):
+                await asyncio.sleep(0)
+            opened.set()
+            await asyncio.gather(closing, forgetting)
+            assert order == ["closed", "forgotten"]
+
+
+async def pages(book: SessionBook, session: Session, limit: int) -> list[list[str]]:
+    found, after = [], None
+    while True:
+        page = await book.family_page(session.id, limit, after)
+        found.append([member.id for member in page.members])
+        after = page.after
+        if after is None:
+            return found
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@run
+async def test_a_tree_is_told_in_pages_that_cost_what_they_hold(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with folder() as path:
+        journal = await Journal.open(path, MODEL, SMALL) if kept else None
+        book = SessionBook(reciting("one", "two"), LANGUAGE, journal=journal)
+        first, left, right, leaf = await grown(book)
+        forks = await book.fork(right.id, [b""] * 46)
+        for fork in forks[:20] if kept else ():
+            await book.close(fork.id)
+        whole = [one.id for one in (first, left, right, leaf, *forks)]
+        assert await pages(book, leaf, 7) == [whole[at : at + 7] for at in range(0, 50, 7)]
+        assert await pages(book, first, 50) == await pages(book, first, 99) == [whole]
+        told, reads = list[Session](), list[object]()
+        statistics, read = Session.statistics, Journal.read
+        monkeypatch.setattr(Session, "statistics", lambda one: told.append(one) or statistics(one))
+        monkeypatch.setattr(Journal, "read", lambda one, job: reads.append(job) or read(one, job))
+        page = await book.family_page(first.id, 5, whole[10])
+        assert [member.id for member in page.members] == whole[11:16] and page.after == whole[15]
+        assert len(told) <= 5 and not reads, "no work for what is not on the page"
+        await book.aclose()
+        if journal is not None:
+            await journal.aclose()
+
+
+@run
+async def test_a_page_goes_on_where_the_one_before_ended_though_that_session_is_pruned() -> None:
+    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    first, left, right, leaf = await grown(book)
+    page = await book.family_page(first.id, 2)
+    assert page.after == left.id
+    await prune(book, first, left.id)
+    (fork,) = await book.fork(first.id, [b""])
+    rest = await book.family_page(first.id, 9, page.after)
+    assert [member.id for member in rest.members] == [right.id, leaf.id, fork.id] and rest.after is None
+    with pytest.raises(MemberUnknown) as unknown:
+        await book.family_page(first.id, 9, "sess_none")
+    assert unknown.value.param == "after"
+
+
+@run
+async def test_what_retention_forgot_leaves_the_tree_and_its_name_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, right, leaf = await grown(book)
+            await book.name(left.id, "left")
+            await book.close(left.id)
+            assert len(await book.family(first.id)) == 4
+            with pytest.raises(NameInvalid):
+                await book.name(right.id, "left")
+            assert book.journal is not None
+            book.journal.put([Drop(left.log.number)])
+            monkeypatch.setattr(family_room, "FRESH_SECONDS", -1.0)
+            assert [member.id for member in await book.family(first.id)] == [first.id, right.id, leaf.id]
+            await book.name(right.id, "left")
+
+
+@run
+async def test_a_tree_that_grows_while_the_journal_is_asked_is_whole() -> None:
+    with folder() as path:
+        async with book_in(path, reciting("one", "two")) as book:
+            first, left, right, leaf = await grown(book)
+            listing = asyncio.ensure_future(book.family(first.id))
+            await asyncio.sleep(0)
+            (late,) = await book.fork(first.id, [b""])
+            await book.close(late.id)
+            await book.check_pruned(first.id, right.id)
+            await listing
+            found = [member.id for member in await book.family(first.id)]
+            assert found == [first.id, left.id, leaf.id, late.id]

@@ -1,0 +1,151 @@
+"""What the engine is told of a pause unasked: where a reply waits for tools, and nobody knows better."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.sessions.items import FunctionCallOutput, Preamble, Tool
+from holdfast.sessions.return_hints import PATIENCE
+from holdfast.sessions.session import Session
+
+from .session_stage import ask, read, reciting, run, session_on
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+LONG_ENOUGH = 6 * PATIENCE
+
+
+def calling(*replies: str) -> Session:
+    return session_on(reciting(*replies), Preamble(tools=(Tool(name="f"),)))
+
+
+def said(session: Session) -> list[tuple]:
+    return [entry for entry in session._branch.link.log if entry[0] == "lease"]
+
+
+async def answered(session: Session) -> None:
+    (call,) = session.history.tree.head.reply.items
+    session.history.insert(FunctionCallOutput(id="o", call_id=call.call_id, output="21"))
+    await read(session)
+
+
+@run
+async def test_a_reply_that_ends_in_calls_may_go_on_any_moment() -> None:
+    session = calling(CALL, "Done.")
+    await ask(session, "Hi")
+    assert not said(session), "most tools have answered by the time that this could be said"
+    await asyncio.sleep(LONG_ENOUGH)
+    assert said(session) == [("lease", 1, None, 0.0, 0.0)]
+    await answered(session)
+    await asyncio.sleep(LONG_ENOUGH)
+    assert len(said(session)) == 1, "the reply after it waits for a person"
+
+
+@run
+async def test_nothing_is_said_where_the_tool_has_answered() -> None:
+    session = calling(CALL, "Done.")
+    await ask(session, "Hi")
+    await answered(session)
+    await asyncio.sleep(LONG_ENOUGH)
+    assert not said(session)
+
+
+@pytest.mark.parametrize(("ttl", "returns_in"), [(0.0, 30.0), (60.0, None), (60.0, 5.0)])
+@pytest.mark.parametrize("late", [False, True])
+@run
+async def test_who_knows_better_is_heard(ttl: float, returns_in: float | None, late: bool) -> None:
+    session = calling(CALL, "Done.", CALL)
+    if not late:
+        await session.keeping.lease(None, ttl, returns_in)
+    await ask(session, "Hi")
+    if late:
+        await session.keeping.lease(None, ttl, returns_in)
+    await asyncio.sleep(LONG_ENOUGH)
+    if ttl or late:
+        assert [entry[3:] for entry in said(session)] == [(ttl, returns_in)]
+    else:
+        assert said(session)[-1][3:] == (0.0, 0.0), "what was said of its last return is over"
+
+
+@run
+async def test_nobody_is_expected_before_now() -> None:
+    session = calling(CALL, "Done.")
+    await ask(session, "Hi")
+    for returns_in in (float("nan"), float("-inf"), -1e9):
+        await session.keeping.lease(None, 0.0, returns_in)
+    await answered(session)
+    assert session._waits.statistics()["waits_expected_seconds"] == 0.0
+
+
+@run
+async def test_what_was_said_of_its_return_is_said_to_another_engine_until_it_is_back() -> None:
+    session = calling(CALL, "Done.", "Done.")
+    link = session._branch.link
+    await ask(session, "Hi")
+    await session.keeping.lease(None, 0.0, 30.0)
+    link.die(outside=True)
+    link.restart()
+    link.log.clear()
+    await session.keeping.stage()
+    ((_, _, priority, ttl, returns_in),) = said(session)
+    assert (priority, ttl) == (0, 0.0) and 29 < returns_in <= 30.0
+    await answered(session)
+    link.die(outside=True)
+    link.restart()
+    link.log.clear()
+    await session.keeping.stage()
+    assert not said(session)
+
+
+class Slow:
+    """Makes the link's leases wait for their answers, as an engine in a long step does."""
+
+    def __init__(self, session: Session) -> None:
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self._lease = session._branch.link.lease
+        session._branch.link.lease = self
+
+    async def __call__(self, *wish: object) -> object:
+        receipt = await self._lease(*wish)
+        self.asked.set()
+        await self.answers.wait()
+        return receipt
+
+
+@pytest.mark.parametrize(("ttl", "returns_in"), [(60.0, None), (60.0, 5.0), (None, None)])
+@run
+async def test_a_lease_that_is_on_its_way_is_not_taken_back_by_a_guess(
+    ttl: float | None, returns_in: float | None
+) -> None:
+    session = calling(CALL)
+    slow = Slow(session)
+    await ask(session, "Hi")
+    asked = asyncio.create_task(session.keeping.lease(None, ttl, returns_in))
+    await asyncio.sleep(LONG_ENOUGH)
+    slow.answers.set()
+    await asked
+    assert [entry[3:] for entry in said(session)] == [(ttl, returns_in)]
+
+
+@run
+async def test_a_return_that_was_answered_when_it_was_over_says_nothing_of_the_next() -> None:
+    session = calling(CALL, CALL)
+    slow = Slow(session)
+    await ask(session, "Hi")
+    asked = asyncio.create_task(session.keeping.lease(None, 0.0, 30.0))
+    await slow.asked.wait()
+    await answered(session)
+    slow.answers.set()
+    await asked
+    await asyncio.sleep(LONG_ENOUGH)
+    assert [entry[3:] for entry in said(session)] == [(0.0, 30.0), (0.0, 0.0)]
+
+
+@run
+async def test_a_session_that_is_closed_says_nothing() -> None:
+    session = calling(CALL)
+    await ask(session, "Hi")
+    await session.aclose()
+    await asyncio.sleep(LONG_ENOUGH)
+    assert not said(session)

@@ -1,0 +1,29 @@
+"""Streamed text for the parsers of tool calls: cut anywhere, and what was read of it joined again."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from holdfast.sessions.tools.hermes import CallArguments, Parser, Piece, Text
+
+
+def read_all(parser: Parser, pieces: list[str], *, cut: bool = False) -> list[Piece]:
+    """All events, neighbouring texts and arguments joined: how fine they come is the stream's affair."""
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    events += parser.finish(cut=cut)
+    joined: list[Piece] = []
+    for event in events:
+        match (joined[-1] if joined else None), event:
+            case (Text(before), Text(after)):
+                joined[-1] = Text(before + after)
+            case (CallArguments(before), CallArguments(after)):
+                joined[-1] = CallArguments(before + after)
+            case _:
+                joined.append(event)
+    return joined
+
+
+def split(text: str, cuts: list[int]) -> list[str]:
+    """The text in pieces, cut at these places, each taken modulo its length."""
+    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[a:b] for a, b in pairwise(edges)]

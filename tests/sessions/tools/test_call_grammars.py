@@ -1,0 +1,118 @@
+"""Grammars of calls, against the library that follows them: which texts may come, and where an end may.
+
+In the form of the pocket model, whose tags are tokens, and in one whose tags are mere text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from holdfast.runtime.grammar.llguidance import Guidance
+from holdfast.runtime.link.messages import Grammar
+from holdfast.runtime.model.folder import find_model
+from holdfast.sessions.errors import GrammarInvalid
+from holdfast.sessions.items import Tool
+from holdfast.sessions.text.language import Language
+from holdfast.sessions.text.stable_prefix import Settled
+from holdfast.sessions.text.template_class import probe
+from holdfast.sessions.text.tokenizer import ChatTokenizer
+from holdfast.sessions.tools.formats import CallForm, Forms
+from holdfast.sessions.tools.grammar import SYNTAXES, CallSyntax, CallWriter, json_format
+from holdfast.sessions.turn.request import TurnRequest
+
+END, VOCAB = 1529, 1536
+FOLDER = find_model("pocket")
+TOKENIZER = ChatTokenizer.load(FOLDER)
+ADD = Tool(
+    name="add",
+    parameters={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    strict=True,
+)
+LOOK = Tool(name="look.up")
+PLAIN = CallSyntax("[TOOL_CALLS]", '{"name": ', ', "arguments": ', "}", "", "")
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Guidance:
+    return Guidance(FOLDER / "tokenizer.json", VOCAB, (END,))
+
+
+class Reading:
+    """How far a text is allowed by a grammar."""
+
+    def __init__(self, compiler: Guidance, grammar: Grammar, text: str) -> None:
+        matcher = compiler.compile(grammar, (END,), np.zeros(0, dtype=np.int32)).result()
+        mask = np.zeros(VOCAB // 64, dtype=np.int64)
+        allowed = mask.view(np.uint8)
+        self.read, self.refused = "", ""
+        for token in TOKENIZER.backend.encode(text, add_special_tokens=False).ids:
+            matcher.fill(mask)
+            word = TOKENIZER.text_of(token)
+            if not np.unpackbits(allowed, bitorder="little")[token]:
+                self.refused = word
+                return
+            matcher.take(token)
+            self.read += word
+        matcher.fill(mask)
+        self.may_end = bool(np.unpackbits(allowed, bitorder="little")[END])
+        self.complete = matcher.complete
+
+    @property
+    def whole(self) -> bool:
+        return not self.refused and self.may_end
+
+
+@pytest.fixture(params=["hermes", "llama3-json", "plain"])
+def writer(request: pytest.FixtureRequest) -> CallWriter:
+    return CallWriter({**SYNTAXES, "plain": PLAIN}[request.param], TOKENIZER)
+
+
+def call(writer: CallWriter, arguments: str, name: str = "add") -> str:
+    form = writer.form
+    return f'{form.opening}{form.head}"{name}"{form.middle}{arguments}{form.tail}{form.closing}'
+
+
+def test_words_are_free_and_calls_are_bound(compiler: Guidance, writer: CallWriter) -> None:
+    grammar = writer.strict([ADD, LOOK])
+    good = call(writer, '{"a": 12}')
+    for text in ("", "Hello there! <b> [T", "é\n\n{", f"One{good}", f"{good} and {good}\nand more"):
+        assert Reading(compiler, grammar, text).whole, text
+    assert Reading(compiler, grammar, f"<tools>thinking</tools>{good}").whole, "a mark of the model's own"
+    assert Reading(compiler, grammar, call(writer, '{"any": [1, null]}', "look.up")).whole
+    for bad in ('{"b": 1}', '{"a": "x"}', "{}", '{"a":1}', "[]"):
+        assert Reading(compiler, grammar, call(writer, bad)).refused, bad
+    assert Reading(compiler, grammar, call(writer, '{"a": 1}', "subtract")).refused
+    assert not Reading(compiler, grammar, good[:-3]).whole, "no end within a call"
+
+
+def test_forced_calls_are_all_there_is(compiler: Guidance, writer: CallWriter) -> None:
+    good = call(writer, '{"a": 12}')
+    one, some = writer.forced([ADD], one=True), writer.forced([ADD, LOOK], one=False)
+    assert Reading(compiler, one, good).complete
+    assert Reading(compiler, some, good).whole and not Reading(compiler, some, good).complete
+    assert Reading(compiler, some, writer.form.between.join([good] * 3)).whole
+    for grammar in (one, some):
+        assert (
+            Reading(compiler, grammar, "Hello").refused and Reading(compiler, grammar, good + " so").refused
+        )
+        assert not Reading(compiler, grammar, "").may_end
+    assert Reading(compiler, one, good + writer.form.between + good).refused
+
+
+def test_an_answer_or_calls(compiler: Guidance, writer: CallWriter) -> None:
+    answer = json_format({"enum": ["x", {"y": 1}]}, strict=True, param="here")
+    if writer.form.opening.startswith("{"):
+        with pytest.raises(GrammarInvalid, match="bare JSON"):
+            writer.answered(answer, [ADD])
+        return
+    grammar = writer.answered(answer, [ADD])
+    assert Reading(compiler, grammar, '"x"').complete and Reading(compiler, grammar, '{"y": 1}').complete
+    assert Reading(compiler, grammar, call(writer, '{"a": 12}')).whole
+    assert Reading(compiler, grammar, '"z"').refused and Reading(compiler, grammar, "x").refused
+
+
+def test_forms_whose_arguments_are_no_json_are_refused_by_name() -> None:
+    language = Language(TOKENIZER, probe(TOKENIZER), Settled(TOKENIZER), Forms(CallForm.PYTHONIC))
+    with pytest.raises(GrammarInvalid, match="pythonic form"):
+        language.grammar(TurnRequest(tool_choice="required"), [ADD])

@@ -1,0 +1,226 @@
+"""Calls in every form: streamed in any pieces they are read as at once, and told when their JSON closes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from keyword import iskeyword
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.sessions.tools.formats import CallForm, Forms, ReasoningForm, found_forms
+from holdfast.sessions.tools.hermes import CallArguments, CallClosed, CallOpened, Piece, Text
+from holdfast.sessions.tools.reasoning import ReasoningSplitter
+
+from .call_pieces import read_all, split
+
+FORMS = list(CallForm)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+words = st.text(st.characters(codec="utf-8", exclude_characters="<[{|"), max_size=10)
+identifiers = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True).filter(
+    lambda name: name.isidentifier() and not iskeyword(name)  # no call in Python is named so
+)
+calls = st.lists(
+    st.tuples(identifiers, st.dictionaries(identifiers, values, max_size=3)), min_size=1, max_size=3
+)
+fragments = st.sampled_from(
+    [
+        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[CALL_ID]", "<tool"),
+        *('{"name": "f", "arguments": ', '{"name": "f", "parameters": {', '{"type": "function", "name": "g"'),
+        *('{"a": "}"}', "{}", "}", "{", "[", "]", '"', "\\", "f(", 'f(a="x")', "g(b=1, ", ")", ",", ";", "a="),
+        *(" ", "\n", "x", "é", "f", "1", "null", "'", "-", "(1)", "[TOOL"),
+    ]
+)  # fmt: skip
+
+
+def hermes(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return "\n".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n</tool_call>" for name, given in made
+    )
+
+
+def hermes_list(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return (
+        f"<tool_call>{json.dumps([{'name': name, 'arguments': given} for name, given in made])}</tool_call>"
+    )
+
+
+def hermes_lines(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return hermes(made).replace("\n</tool_call>\n<tool_call>", "")
+
+
+def llama3(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return "; ".join(json.dumps({"name": name, "parameters": given}) for name, given in made)
+
+
+def mistral(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return "[TOOL_CALLS] " + json.dumps([{"name": name, "arguments": given} for name, given in made])
+
+
+def mistral_named(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(given)}" for name, given in made)
+
+
+def pythonic(made: list[tuple[str, dict[str, Any]]]) -> str:
+    written = (
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in made
+    )
+    return f"[{', '.join(written)}]"
+
+
+WRITERS: list[tuple[CallForm, Callable[[list[tuple[str, dict[str, Any]]]], str]]] = [
+    (CallForm.HERMES, hermes),
+    (CallForm.HERMES, hermes_list),
+    (CallForm.HERMES, hermes_lines),
+    (CallForm.LLAMA3_JSON, llama3),
+    (CallForm.MISTRAL, mistral),
+    (CallForm.MISTRAL, mistral_named),
+    (CallForm.PYTHONIC, pythonic),
+]
+
+
+def parse(form: CallForm, pieces: list[str], *, cut: bool = False) -> list[Piece]:
+    return read_all(Forms(form).call_parser(), pieces, cut=cut)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.sampled_from(FORMS),
+    st.lists(fragments, max_size=12).map("".join),
+    st.lists(st.integers(0, 500), max_size=12),
+    st.booleans(),
+)
+def test_any_split_of_any_text_equals_one_shot(form: CallForm, text: str, cuts: list[int], cut: bool) -> None:
+    whole = parse(form, [text], cut=cut)
+    assert parse(form, split(text, cuts), cut=cut) == whole
+    assert parse(form, list(text), cut=cut) == whole
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(WRITERS), calls, st.lists(st.integers(0, 500), max_size=12))
+def test_calls_are_read_as_they_were_meant(written: Any, made: list[Any], cuts: list[int]) -> None:
+    form, writer = written
+    read = parse(form, split(writer(made), cuts))
+    assert [event.name for event in read if isinstance(event, CallOpened)] == [name for name, _ in made]
+    given_ = [json.loads(event.delta) for event in read if isinstance(event, CallArguments)]
+    assert given_ == [arguments for _, arguments in made]
+    assert [event for event in read if isinstance(event, CallClosed)] == [CallClosed(True)] * len(made)
+    assert not any(isinstance(event, Text) for event in read)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(FORMS), words, st.lists(st.integers(0, 50), max_size=6))
+def test_words_are_words_in_every_form(form: CallForm, text: str, cuts: list[int]) -> None:
+    assert parse(form, split(text, cuts)) == [Text(text)] * bool(text)
+
+
+@pytest.mark.parametrize(("form", "writer"), WRITERS)
+def test_a_call_is_told_with_the_character_that_closes_it(form: CallForm, writer: Any) -> None:
+    parser = Forms(form).call_parser()
+    closing: list[str] = []
+    for character in writer([("f", {"a": {"b": "}"}}), ("g", {"c": [1]})]):
+        events = list(parser.feed(character))
+        closing += [character for event in events if isinstance(event, CallClosed)]
+        assert [event.complete for event in events if isinstance(event, CallClosed)] in ([], [True])
+    assert closing == (["}", "}"] if form is not CallForm.PYTHONIC else [")", ")"])
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "said"),
+    [
+        (CallForm.LLAMA3_JSON, '{"answer": 42}', '{"answer": 42}'),
+        (CallForm.LLAMA3_JSON, '{"name": "Bob", "age": 7}', '{"name": "Bob", "age": 7}'),
+        (CallForm.LLAMA3_JSON, '{"name": "Bob", "arguments": 7}', '{"name": "Bob", "arguments": 7}'),
+        (CallForm.MISTRAL, "[TOOL_CALLS] none, really", "[TOOL_CALLS] none, really"),
+        (CallForm.MISTRAL, "See [TOOL] and [1]", "See [TOOL] and [1]"),
+        (CallForm.PYTHONIC, "[1, 2, 3]", "[1, 2, 3]"),
+        (CallForm.PYTHONIC, "[f(open('x').read())]", "[f(open('x').read())]"),
+        (CallForm.PYTHONIC, "[f(1)]", "[f(1)]"),
+        (CallForm.PYTHONIC, "[f(**{})] x", "[f(**{})] x"),
+    ],
+)
+def test_what_only_looks_like_a_call_is_delivered_as_text(form: CallForm, text: str, said: str) -> None:
+    assert parse(form, list(text)) == [Text(said)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "bomb",
+    ["[" * 50_000, "{" * 50_000, '{"name":' * 9_000, "[f(a=" + "(" * 50_000, "[f(a=" + "-" * 50_000 + "1)]"],
+)
+def test_bombs_are_harmless(form: CallForm, bomb: str) -> None:
+    pieces = [bomb[at : at + 1000] for at in range(0, len(bomb), 1000)]
+    assert not [event for event in parse(form, pieces) if isinstance(event, CallClosed) and event.complete]
+
+
+def reasoned(pieces: list[str], *, opened: bool = False) -> tuple[str, str]:
+    splitter = ReasoningSplitter(opened=opened)
+    told = [splitter.feed(piece) for piece in pieces] + [splitter.finish()]
+    return "".join(thought for thought, _ in told), "".join(said for _, said in told)
+
+
+thoughts = st.lists(
+    st.sampled_from(["<think>", "</think>", "<th", "ink>", "</", " ", "\n", "x", "ab"]), max_size=10
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(thoughts.map("".join), st.lists(st.integers(0, 80), max_size=8), st.booleans())
+def test_reasoning_split_off_any_pieces_equals_one_shot(text: str, cuts: list[int], opened: bool) -> None:
+    whole = reasoned([text], opened=opened)
+    assert reasoned(split(text, cuts), opened=opened) == whole
+    assert reasoned(list(text), opened=opened) == whole
+
+
+def test_what_is_thought_and_what_is_said() -> None:
+    assert reasoned(["<think>\nHm.\n</think>\n\nYes."]) == ("Hm.", "Yes.")
+    assert reasoned(["Hm.\n</think>\n\nYes."], opened=True) == ("Hm.", "Yes.")
+    assert reasoned(["Yes, a <think> tag."]) == ("", "Yes, a <think> tag.")
+    assert reasoned(["<think>cut"]) == ("cut", "")
+
+
+def test_forms_are_named_by_their_flags() -> None:
+    assert {form.value for form in CallForm} == {"hermes", "llama3-json", "mistral", "pythonic"}
+    assert Forms(reasoning=ReasoningForm.NONE).splitter() is None
+
+
+TEMPLATES = {
+    "hermes": "{{ '<tool_call>' }}",
+    "mistral": "{{ '[TOOL_CALLS]' }}",
+    "llama3-json": '{"name": function name, "parameters": dictionary of argument name and its value}',
+    "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_is_found_in_the_chat_template(form: CallForm) -> None:
+    assert found_forms(TEMPLATES[form], "").calls is form
+
+
+@pytest.mark.parametrize(
+    ("field", "form"),
+    [
+        ({"open": "<tool_call>"}, CallForm.HERMES),
+        ({"open_pattern": r"\[TOOL_CALLS\]\s*"}, CallForm.MISTRAL),
+        ({"open": ["<|python_tag|>"]}, CallForm.LLAMA3_JSON),
+    ],
+)
+def test_what_a_response_template_says_counts_before_the_chat_template(field: Any, form: CallForm) -> None:
+    told = {"fields": {"tool_calls": {**field, "content": "json"}}}
+    other = TEMPLATES["mistral" if form is not CallForm.MISTRAL else "hermes"]
+    assert found_forms(other, "", told).calls is form
+
+
+def test_reasoning_is_found_too() -> None:
+    assert found_forms("", "<|assistant|>").reasoning is ReasoningForm.NONE
+    assert found_forms("{{ '</think>' }}", "<|assistant|>").reasoning is ReasoningForm.THINK
+    assert found_forms("{{ '</think>' }}", "<|assistant|><think>\n").reasoning is ReasoningForm.OPENED
+    told = {"fields": {"thinking": {"open": "<think>", "close": "</think>"}}}
+    assert found_forms("", "", told).reasoning is ReasoningForm.THINK

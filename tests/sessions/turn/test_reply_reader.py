@@ -1,0 +1,233 @@
+"""One reply's ids become the same events and items however the rows cut them."""
+
+from __future__ import annotations
+
+import itertools
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.runtime.link.messages import TokenLogprob
+from holdfast.sessions.items import FunctionCall, Message
+from holdfast.sessions.tools.formats import CallForm, Forms, ReasoningForm
+from holdfast.sessions.turn.events import (
+    ArgumentsDelta,
+    CallDone,
+    CallStarted,
+    ReasoningDelta,
+    ReplyEvent,
+    TextDelta,
+)
+from holdfast.sessions.turn.reply_reader import ReplyReader
+
+from ..text.chat_languages import end_id, ids, ours
+
+NAME = "chatml"
+END = end_id(NAME)
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "}🎉"}}\n</tool_call>'
+parts = st.sampled_from(
+    ["one ", "two", "STOP", "ST", "🎉", "\n", " ", CALL, "<tool_call>", "</tool_call>", "{}", "é"]
+)
+
+
+def reader(stops: list[str] | None = None, *, parse_calls: bool = True, **more: Any) -> ReplyReader:
+    return ReplyReader(
+        ours(NAME), end_ids=frozenset([END]), stops=stops or [], parse_calls=parse_calls, **more
+    )
+
+
+def told(reading: ReplyReader, rows: list[list[int]], *, cut: bool = False) -> list[ReplyEvent]:
+    events = [event for row in rows for event in reading.feed(row)]
+    return events + reading.finish(cut=cut)
+
+
+def shape(reading: ReplyReader) -> list[tuple]:
+    """The items without their random ids."""
+    return [
+        (item.text, item.complete)
+        if isinstance(item, Message)
+        else (item.name, item.arguments, item.complete)
+        for item in reading.items()
+    ]
+
+
+def rows_of(tokens: list[int], cuts: list[int]) -> list[list[int]]:
+    edges = [0, *sorted(cut % (len(tokens) + 1) for cut in cuts), len(tokens)]
+    return [tokens[a:b] for a, b in pairwise(edges)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6), st.booleans(), st.booleans())
+def test_rows_do_not_matter(said: list[str], cuts: list[int], stop: bool, cut: bool) -> None:
+    tokens = [*ids(NAME, "".join(said)), END]
+    stops = ["STOP", "two\n"] if stop else []
+    one, split = reader(stops), reader(stops)
+    told(one, [tokens], cut=cut)
+    told(split, rows_of(tokens, cuts), cut=cut)
+    assert shape(split) == shape(one)
+    assert (split.ids, split.ended, split.matched) == (one.ids, one.ended, one.matched)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6))
+def test_events_tell_exactly_the_items(said: list[str], cuts: list[int]) -> None:
+    """Each item begins once, its deltas add up to it, and none is told that does not come to be."""
+    reading = reader()
+    events = told(reading, rows_of([*ids(NAME, "".join(said)), END], cuts))
+    for item in reading.items():
+        mine = [event for event in events if event.item_id == item.id]
+        if isinstance(item, FunctionCall):
+            assert isinstance(mine[0], CallStarted) and isinstance(mine[-1], CallDone)
+            assert (
+                "".join(event.delta for event in mine if isinstance(event, ArgumentsDelta)) == item.arguments
+            )
+            assert mine[-1].arguments == item.arguments
+        else:
+            assert "".join(event.text for event in mine) == item.text != ""
+    order = list(dict.fromkeys(event.item_id for event in events))
+    assert order == [item.id for item in reading.items()]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6))
+def test_whole_calls_are_told_without_their_pieces_and_all_else_as_ever(
+    said: list[str], cuts: list[int]
+) -> None:
+    rows = rows_of([*ids(NAME, "".join(said)), END], cuts)
+    names = iter(range(100)), iter(range(100))
+    whole, pieces = (
+        reader(new_id=lambda kind, count=count: f"{kind}{next(count)}", whole_calls=at == 0)
+        for at, count in enumerate(names)
+    )
+    expected = [event for event in told(pieces, rows) if not isinstance(event, ArgumentsDelta)]
+    assert told(whole, rows) == expected and whole.items() == pieces.items()
+
+
+def test_nothing_after_the_end_token_counts() -> None:
+    reading = reader()
+    told(reading, [[*ids(NAME, "one"), END, *ids(NAME, "two")]])
+    assert shape(reading) == [("one", True)]
+    assert reading.ids == [*ids(NAME, "one"), END]
+    assert reading.ended
+
+
+def test_ids_after_the_token_that_completes_a_stop_are_not_taken() -> None:
+    tokens = ids(NAME, "one STOP two")
+    reading = reader(["STOP"])
+    told(reading, [tokens])
+    assert reading.matched
+    assert shape(reading) == [("one ", True)]
+    assert reading.ids == tokens[: len(reading.ids)]
+    assert len(reading.ids) < len(tokens)
+
+
+def test_a_cut_reply_has_an_incomplete_last_item_only() -> None:
+    reading = reader()
+    events = told(reading, [ids(NAME, f"one {CALL} two")], cut=True)
+    assert shape(reading) == [("one", True), ("f", '{"a": "}🎉"}', True), ("two", False)]
+    assert isinstance(events[-1], TextDelta)
+
+
+def test_a_call_cut_in_its_arguments_is_told_as_incomplete() -> None:
+    reading = reader()
+    events = told(reading, [ids(NAME, '<tool_call>{"name": "f", "arguments": {"a": 1')], cut=True)
+    assert shape(reading) == [("f", '{"a": 1', False)]
+    assert isinstance(events[-1], CallDone) and not events[-1].complete
+
+
+def test_a_stop_id_ends_it_without_text_and_is_kept() -> None:
+    said, stop = ids(NAME, "one "), ids(NAME, "two")[0]
+    assert stop not in said
+    reading = reader(stop_ids=[stop])
+    told(reading, [said, [stop, *said, END]])
+    assert [text.strip() for text, _ in shape(reading)] == ["one"]
+    assert (reading.ids, reading.halted, reading.ended) == ([*said, stop], True, False)
+
+
+def test_stop_strings_wait_for_the_least_number_of_tokens() -> None:
+    tokens = [*ids(NAME, "STOP a STOP b"), END]
+    first = len(ids(NAME, "STOP"))
+    soon, late = reader(["STOP"]), reader(["STOP"], min_tokens=first + 1)
+    told(soon, [tokens])
+    told(late, [tokens])
+    assert (shape(soon), len(soon.ids)) == ([], first)
+    assert shape(late) == [("STOP a ", True)]
+
+
+@given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6))
+def test_scores_come_with_the_text_of_their_tokens(said: list[str], cuts: list[int]) -> None:
+    """In order, none twice; a message's are all of its tokens' and no call's."""
+    tokens = ids(NAME, "".join(said))
+    reading, events = reader(), []
+    for row in rows_of(tokens, cuts):
+        events += reading.feed(row, [TokenLogprob(-float(token), [(token, -1.0)]) for token in row])
+    events += reading.finish(cut=False)
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    scored = [score for delta in deltas for score in delta.scores]
+    left = iter(tokens)
+    assert all(score.token in left for score in scored), "a subsequence of the tokens"
+    assert all(score.logprob == -score.token == -score.top[0].token for score in scored)
+    if not any(isinstance(event, CallStarted) for event in events) and CALL not in said:
+        whole = "".join(delta.text for delta in deltas)
+        assert ours(NAME).backend.decode([score.token for score in scored]).startswith(whole)
+
+
+def test_reasoning_is_told_apart_and_stands_in_no_item() -> None:
+    tokens = [*ids(NAME, f"<think>\nOne or two?\n</think>\n\nTwo. {CALL}"), END]
+    whole = reader(forms=Forms(reasoning=ReasoningForm.THINK))
+    events = told(whole, [[token] for token in tokens])
+    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == "One or two?"
+    assert shape(whole) == [("Two.", True), ("f", '{"a": "}🎉"}', True)]
+    assert whole.ids == tokens
+
+
+def test_a_special_token_that_opens_a_call_is_seen_by_its_parser() -> None:
+    language = ours(NAME)
+    mark = next(iter(language.special_ids.values()))
+    reading = reader(forms=Forms(CallForm.MISTRAL))
+    reading._marks = {mark: "[TOOL_CALLS]"}
+    events = told(reading, [[mark, *ids(NAME, 'f[ARGS]{"a": 1}'), END]])
+    assert shape(reading) == [("f", '{"a": 1}', True)]
+    assert any(isinstance(event, CallStarted) for event in events)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.lists(st.integers(0, 300), max_size=6),
+    st.integers(0, 90),
+    st.sampled_from(CallForm),
+)
+def test_calls_are_the_same_when_what_comes_at_once_is_read_at_once(
+    calls: int, cuts: list[int], short: int, form: CallForm
+) -> None:
+    tokens = ids(NAME, "\n".join([CALL] * calls))
+    tokens = tokens[: max(1, len(tokens) - short)] if short else [*tokens, END]
+    readers = []
+    for together in (False, True):
+        count = itertools.count()
+        readers.append(
+            reader(
+                new_id=lambda kind, count=count: f"{kind}{next(count)}",
+                whole_calls=True,
+                forms=Forms(calls=form),
+                together=together,
+            )
+        )
+    one, other = (
+        [event for row in rows_of(tokens, cuts) for event in reading.feed(row)]
+        + reading.finish(cut=bool(short))
+        for reading in readers
+    )
+    assert readers[0].items() == readers[1].items() and readers[0].ids == readers[1].ids
+    if form is CallForm.HERMES:
+        assert one == other, "and at the same places of the reply"
+        assert calls == sum(isinstance(event, CallDone) for event in one) or short
+
+
+def test_a_stop_string_is_looked_for_piece_by_piece() -> None:
+    with pytest.raises(AssertionError):
+        reader(["}"], together=True)

@@ -1,0 +1,256 @@
+"""Grammars of a turn: which a request makes, that every engine is given it, how it fails, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
+from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Limits, Row, Work
+from holdfast.sessions import errors
+from holdfast.sessions.items import Preamble, Tool
+from holdfast.sessions.tools.grammar import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
+from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
+from holdfast.sessions.turn.request import TurnRequest
+from holdfast.sessions.turn.turn_grammar import Binding
+
+from ..scripted_link import ScriptedLink
+from ..session_stage import LANGUAGE, read, run, say, session_on
+from ..test_session_recovery import TALE, die_and_return, rest, telling, until
+
+ANY = Grammar(GrammarKind.REGEX, "(.|\\n)*")
+OBJECT: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+ADD, LOOK = Tool(name="add", parameters=OBJECT), Tool(name="look")
+STRICT = Tool(name="add", parameters=OBJECT, strict=True)
+
+
+def grammar_of(tools: tuple[Tool, ...] = (), **fields: Any) -> Grammar | None:
+    request = TurnRequest.checked(offered=tools, **fields)
+    return LANGUAGE.grammar(request, tools)
+
+
+def test_nothing_is_bound_that_nobody_asked_to_be() -> None:
+    assert grammar_of() is None and grammar_of((ADD, LOOK)) is None
+    assert grammar_of((STRICT,), tool_choice="none") is None
+
+
+def test_a_format_is_the_grammar_or_calls_in_its_place() -> None:
+    schema = json_format(OBJECT, strict=True, param="f")
+    assert grammar_of(format=schema) == schema
+    assert json.loads(schema.text)["x-guidance"] == {"lenient": False}
+    joined = grammar_of((ADD,), format=schema)
+    assert joined is not None and joined.kind is GrammarKind.LARK
+    assert joined.text.startswith("start: answer | call") and '"add' in joined.text.replace('\\"', '"')
+    assert grammar_of((ADD,), format=schema, tool_choice="none") == schema
+    assert grammar_of((ADD,), format=ANY) == ANY, "no call is JSON"
+    assert not TurnRequest.checked(offered=(ADD,), format=ANY).parse_calls
+
+
+def test_a_forced_call_names_the_tools_that_may_be_called() -> None:
+    both = grammar_of((ADD, LOOK), tool_choice="required")
+    one = grammar_of((ADD, LOOK), tool_choice="required", tool="look")
+    assert both is not None and one is not None
+    assert "between" in both.text and "add" in both.text and "look" in both.text
+    assert "start: call\n" in one.text and "add" not in one.text and "look" in one.text
+    assert "<tool_call>" in one.text and '"<tool_call>"' not in one.text, "the tag is a token of this model's"
+
+
+def test_a_strict_tool_binds_all_calls() -> None:
+    strict = grammar_of((STRICT, LOOK))
+    assert strict is not None and "WORDS" in strict.text and "look" in strict.text
+    assert '"lenient": false' in strict.text and '"lenient": true' in strict.text
+
+
+def test_objects_are_closed_where_they_say_nothing() -> None:
+    inner = {"type": "object", "properties": {"x": OBJECT, "y": {"items": OBJECT}, "properties": {}}}
+    shut = closed(inner)
+    assert shut["additionalProperties"] is False
+    assert shut["properties"]["x"]["additionalProperties"] is False
+    assert shut["properties"]["y"]["items"]["additionalProperties"] is False
+    assert "additionalProperties" not in inner, "the tool is shown to the model as it was"
+    for own in ({"additionalProperties": True}, {"allOf": []}, {"anyOf": []}, {"patternProperties": {}}):
+        assert closed({**OBJECT, **own}) == {**OBJECT, **own}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param"),
+    [
+        ({"tool_choice": "required"}, errors.SamplingInvalid, "tool_choice"),
+        ({"tool_choice": "required", "tool": "who", "offered": [ADD]}, errors.SamplingInvalid, "tool_choice"),
+        ({"tool_choice": "required", "tools": [], "offered": [ADD]}, errors.SamplingInvalid, "tool_choice"),
+        ({"tool_choice": "sometimes"}, errors.SamplingInvalid, "tool_choice"),
+        ({"tool_choice": "required", "offered": [ADD], "format": ANY}, errors.GrammarInvalid, "tool_choice"),
+        (
+            {"offered": [Tool(name="a", parameters={"type": "array"}, strict=True)]},
+            errors.GrammarInvalid,
+            "tools",
+        ),
+        (
+            {"offered": [Tool(name="a", parameters={"enum": [*range(9999)]})], "tool_choice": "required"},
+            errors.GrammarInvalid,
+            "tools",
+        ),
+    ],
+)
+def test_what_cannot_go_together_is_refused(fields: dict[str, Any], kind: type, param: str) -> None:
+    with pytest.raises(kind) as refused:
+        TurnRequest.checked(**fields)
+    assert refused.value.param == param
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (deep(64), "64 levels"),
+        (deep(20_000), "64 levels"),
+        ({"properties": {str(at): {} for at in range(1001)}}, "1000 properties"),
+        ({"anyOf": [{"enum": [*range(3000)]}, {"enum": [*range(3000)]}]}, "5000 values"),
+        ({"multipleOf": 5003}, "5000"),
+        ({"items": {"multipleOf": 0.97}, "contains": {"multipleOf": 89.0}}, "5000"),
+    ],
+)
+def test_schemas_that_would_take_long_are_refused_before(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(errors.GrammarInvalid, match=why) as refused:
+        check_schema(schema, "here")
+    assert refused.value.param == "here"
+
+
+def test_schemas_within_bounds_are_taken() -> None:
+    check_schema(deep(63), "here")
+    check_schema({"enum": [*range(5000)], "multipleOf": 0.0001, "properties": True}, "here")
+    check_schema({"properties": {"enum": {"multipleOf": 0}, "multipleOf": {"enum": ["a"]}}}, "here")
+    with pytest.raises(errors.GrammarInvalid, match="bytes"):
+        json_format({"const": "ß" * (MAX_GRAMMAR_BYTES // 2)}, strict=True, param="here")
+    with pytest.raises(errors.GrammarInvalid, match="surrogate"):
+        json_format({"const": "\ud800"}, strict=True, param="here")
+
+
+@run
+async def test_every_engine_is_given_the_grammar_and_what_was_said() -> None:
+    link = telling()
+    session = session_on(link)
+    say(session, "Tell me.")
+    given: list[tuple[Grammar | None, int]] = []
+    begin = link.begin
+
+    async def watched(opening: Any, sampling: Any, limits: Any, said: int, tokens: list[int]) -> Any:
+        given.append((sampling.grammar, said))
+        return await begin(opening, sampling, limits, said, tokens)
+
+    link.begin = watched  # type: ignore[method-assign]
+    response = session.respond(TurnRequest.checked(format=ANY))
+    events = await until(response, 5, link)
+    back = asyncio.create_task(die_and_return(link))
+    text, _ = await rest(response, events)
+    await back
+    assert text == TALE and [grammar for grammar, _ in given] == [ANY, ANY]
+    assert given[0][1] == 0 < given[1][1]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("grammar_invalid", errors.GrammarRefused),
+        ("grammar_stuck", errors.GrammarStuck),
+        ("", errors.TurnFailed),
+    ],
+)
+@run
+async def test_a_turn_fails_by_name_and_its_sequence_stays(code: str, kind: type) -> None:
+    link = telling()
+    session = session_on(link)
+    say(session, "Tell me.")
+
+    def failing(seq: int) -> None:
+        held = link.held[seq]
+        assert held.generation is not None
+        row = Row(seq, held.epoch, [], len(held.tokens), Finish.ERROR, Work(0, 0, 0, 0), "no", code=code)
+        held.generation.put(row)
+        held.generation = None
+
+    step, link.step = link.step, failing  # type: ignore[method-assign]
+    _, done = await read(session, TurnRequest.checked(format=ANY))
+    assert done.status is ReplyStatus.FAILED and type(done.error) is kind
+    assert bool(link.held) is (kind is not errors.TurnFailed), "only what is in doubt is given up"
+    link.step = step  # type: ignore[method-assign]
+    assert (await read(session))[1].status is ReplyStatus.COMPLETED
+
+
+@run
+async def test_an_engine_without_grammars_says_what_to_install() -> None:
+    link = telling()
+    session = session_on(link)
+    say(session, "Tell me.")
+
+    async def refusing(*_: Any) -> Any:
+        raise EngineRefusal("pip install 'holdfast[engine]'")
+
+    begin, link.begin = link.begin, refusing  # type: ignore[method-assign]
+    _, done = await read(session, TurnRequest.checked(format=ANY))
+    assert isinstance(done, ReplyDone) and type(done.error) is errors.GrammarUnavailable
+    link.begin = begin  # type: ignore[method-assign]
+    assert (await read(session))[1].status is ReplyStatus.COMPLETED
+
+
+def test_tools_of_the_turn_are_those_of_its_place() -> None:
+    link = ScriptedLink(lambda tokens: 0, 0)
+    session = session_on(link, Preamble(tools=(LOOK,)))
+    say(session, "Tell me.")
+    response = session.respond(TurnRequest.checked(tools=[ADD], tool_choice="required"))
+    grammar = response._request.sampling.grammar
+    assert grammar is not None and "add" in grammar.text and "look" not in grammar.text
+
+
+def test_a_turn_is_bound_as_it_asks_whatever_bound_the_one_before() -> None:
+    binding = Binding(LANGUAGE)
+
+    def bound(tools: tuple[Tool, ...], **fields: Any) -> Grammar | None:
+        return binding.constrained(TurnRequest.checked(offered=tools, **fields), tools).sampling.grammar
+
+    one, same, other = (
+        Tool(name="add", parameters={"type": "object", "properties": {"a": {"const": const}}})
+        for const in (1, 1, True)
+    )
+    assert one == other, "though they are written otherwise"
+    for tools in ((one,), (same,), (other,), (one, LOOK)):
+        for fields in ({"tool_choice": "required"}, {}, {"tool_choice": "required", "tool": "add"}):
+            assert bound(tools, **fields) == bound(tools, **fields) == grammar_of(tools, **fields)
+    assert bound((one,), format=ANY) == ANY and bound((one,)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "whole", "gathered"),
+    [
+        ({"tool_choice": "required", "tool": "add"}, True, True),
+        ({"tool_choice": "required", "tool": "add"}, False, False),
+        ({"tool_choice": "required"}, True, False),
+        ({"tool_choice": "required", "tool": "add", "stop": ["}"]}, True, False),
+        ({"tool_choice": "required", "tool": "add", "stop_token_ids": [5]}, True, False),
+        ({}, True, False),
+    ],
+)
+def test_only_a_call_that_is_told_whole_comes_up_whole(
+    fields: dict[str, Any], whole: bool, gathered: bool
+) -> None:
+    link = telling("ab")
+    session = session_on(link, Preamble(tools=(ADD,)))
+    say(session, "Add.")
+    request = TurnRequest.checked(offered=(ADD,), **fields)
+
+    async def play() -> None:
+        async for _ in session.respond(request, whole_calls=whole):
+            pass
+
+    asyncio.run(play())
+    limits = [part for verb in link.log for part in verb if isinstance(part, Limits)]
+    assert len(limits) == 1 and (limits[0].gather > 1) is gathered
