@@ -432,7 +432,7 @@ def _refuse(cause: str) -> NoReturn:
 
 def _benchmarks() -> dict[str, str]:
     """Names of benchmarks, and the modules that hold them: ``benchmarks/NAME/bench.py`` or ``NAME.py``."""
-    home, package = Path(__file__).resolve().parent.parent / "benchmarks", __package__.rpartition(".")[0]
+    home, package = Path(__file__).resolve().parents[2] / "benchmarks", __package__.partition(".")[0]
     alone = {path.stem: f"{package}.benchmarks.{path.stem}" for path in home.glob("*.py") if _can_run(path)}
     folders = {path.parent.name for path in home.glob("*/bench.py")}
     return {**alone, **{name: f"{package}.benchmarks.{name}.bench" for name in folders}}

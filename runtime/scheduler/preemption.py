@@ -4,9 +4,9 @@ KV is held by promise, never locked. For a running turn the order of taking is: 
 whose KV still comes up from disk, the last first; idle sequences without a lease, who is likely to stay away
 longest first (`idle_eviction`); of leased ones what their lease does not cover, then the rest, the latest
 expected return first; turns whose grammar is being compiled; turns that wait, the last first; running turns
-behind it, the last first. Who has no row to compute gives from its end, and keeps a beginning. A turn that comes up from
-disk takes from those behind it that do, and from idle sequences; prefill of an idle sequence takes from those
-that go before itself in this order; neither takes from anybody else.
+behind it, the last first. Who has no row to compute gives from its end, and keeps a beginning. A turn that
+comes up from disk takes from those behind it that do, and from idle sequences; prefill of an idle sequence
+takes from those that go before itself in this order; neither takes from anybody else.
 What is given back while a step runs lies behind the step fence: it counts as on its way, and nobody is robbed
 twice.
 """
