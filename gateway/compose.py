@@ -18,7 +18,7 @@ from ..runtime.link.client import EngineLink
 from ..runtime.model.folder import find_model
 from ..sessions.journal.journal import Journal
 from ..sessions.journal.lock import StoreLock
-from ..sessions.registry import SessionBook
+from ..sessions.registry import SessionRegistry
 from ..sessions.settings import SessionSettings
 from ..sessions.text.language import Language
 from .service import Service
@@ -66,7 +66,7 @@ async def _on_engine(
                 sessions = SessionSettings(
                     recovery_seconds=service.settings.recovery_seconds, tenants=service.tenants.sessions()
                 )
-                service.open(SessionBook(link, language, sessions, journal), journal)
+                service.open(SessionRegistry(link, language, sessions, journal), journal)
                 yield
             finally:
                 await service.close()

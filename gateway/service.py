@@ -16,7 +16,7 @@ from ..runtime.errors import EngineDied, EngineGone
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
 from ..sessions.journal.journal import Journal
-from ..sessions.registry import SessionBook
+from ..sessions.registry import SessionRegistry
 from .auth import Keys
 from .errors import Draining, KeyRemoved, ModelNotServed, SlowReader
 from .metrics import Snapshot, TenantSnapshot
@@ -64,7 +64,7 @@ class Service:
         self.tenants = tenants or Tenants.of(settings)
         self.model = model
         self.started = int(time.time())
-        self._book: SessionBook | None = None
+        self._book: SessionRegistry | None = None
         self._journal: Journal | None = None
         self._registry: Registry | None = None
         self._link = link
@@ -74,7 +74,7 @@ class Service:
         self._watchers: list[Callable[[Keys | None], object]] = []
         link.on_recovery(self._recovered)
 
-    def open(self, book: SessionBook, journal: Journal | None = None) -> None:
+    def open(self, book: SessionRegistry, journal: Journal | None = None) -> None:
         """Sessions may be made from now on; ``journal`` is the book's, where it has one."""
         self._book = book
         self._journal = journal
@@ -130,7 +130,7 @@ class Service:
         if name and name != self.model:
             raise ModelNotServed(f"This server serves {self.model!r}, not {name!r}")
 
-    def admit(self, model: str | None) -> SessionBook:
+    def admit(self, model: str | None) -> SessionRegistry:
         """Raises ``ModelNotServed``, ``Draining``, or ``EngineDied`` until the engine is first loaded."""
         self.check_model(model)
         if self._draining:

@@ -57,7 +57,7 @@ class EvictionOrder:
         low, middle, high, leased = self._queues  # asked for each block of a long restore
         return block in low or block in middle or block in high or block in leased
 
-    def promise(self, block: int, returns: float | None) -> None:
+    def lease(self, block: int, returns: float | None) -> None:
         """A lease covers ``block``, which is wanted again at ``returns``; None: no lease does any more."""
         if returns is None:
             self._returns.pop(block, None)

@@ -28,7 +28,7 @@ from .errors import BlockMisused, PoolExhausted, StepOutOfOrder
 from .eviction import EvictionOrder
 from .owners import Owner, OwnerTags
 from .prefix_index import PrefixIndex
-from .references import BlockIds, Places, References, as_places
+from .references import BlockIds, PayloadOffsets, References, as_places
 
 
 class BlockState(StrEnum):
@@ -92,7 +92,7 @@ class BlockPool:
         """Blocks that `lease` could hand out now: free ones and cached ones, fenced ones not."""
         return len(self._free) + len(self._cached)
 
-    def lease(self, count: int, owner: Owner = None) -> list[int]:
+    def allocate(self, count: int, owner: Owner = None) -> list[int]:
         """Take ``count`` blocks of unknown content, one reference each: free ones, then cached ones, the
         least worthy first.
 
@@ -322,12 +322,12 @@ class BlockPool:
             owners=self.owners,
         )
 
-    def _check_found(self, neither: Places) -> None:
+    def _check_found(self, neither: PayloadOffsets) -> None:
         if len(neither):
             block = int(neither[0])
             raise BlockMisused(block, self.state(block), "shared")
 
-    def _check_held(self, ids: Places) -> None:
+    def _check_held(self, ids: PayloadOffsets) -> None:
         loose = ids[self._references.each(ids) == 0]
         if len(loose):
             block = int(loose.min())
@@ -336,13 +336,13 @@ class BlockPool:
         if twice is not None:
             raise BlockMisused(twice, "named twice", "released")
 
-    def _hold(self, ids: Places, times: int) -> None:
+    def _hold(self, ids: PayloadOffsets, times: int) -> None:
         for block in self._references.take(ids, times):
             if self._fenced.pop(block, None) is None:
                 self._cached.remove(block)
                 self._unwanted.discard(block)
 
-    def _tag(self, ids: Places, owner: Owner) -> None:
+    def _tag(self, ids: PayloadOffsets, owner: Owner) -> None:
         if self.owners is not None:
             self.owners.take(ids.tolist(), owner)
 

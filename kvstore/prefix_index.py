@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .references import BlockIds, Places, as_places
+from .references import BlockIds, PayloadOffsets, as_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class PrefixIndex:
         """Whether the block can be found by a key."""
         return block in self._key_of
 
-    def holds_each(self, blocks: Places) -> NDArray[np.bool_]:
+    def holds_each(self, blocks: PayloadOffsets) -> NDArray[np.bool_]:
         """`holds` of each, bool ``[blocks]``."""
         if not len(blocks):
             return np.zeros(0, dtype=np.bool_)

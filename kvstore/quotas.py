@@ -78,9 +78,9 @@ class FairOrder:
         """Slots by tenant."""
         return dict(self._held)
 
-    def promise(self, slot: int, returns: float | None) -> None:
+    def lease(self, slot: int, returns: float | None) -> None:
         """As `EvictionOrder.promise`."""
-        self._of(slot).promise(slot, returns)
+        self._of(slot).lease(slot, returns)
 
     def hit(self, slots: Iterable[int]) -> None:
         """As `EvictionOrder.hit`."""

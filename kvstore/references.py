@@ -15,11 +15,11 @@ BlockIds: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.intp]
 """Blocks, in the order of their sequence."""
 
 
-Places: TypeAlias = NDArray[np.intp]
+PayloadOffsets: TypeAlias = NDArray[np.intp]
 """Blocks of this pool, of the type by which numpy looks up: another takes twice as long."""
 
 
-def as_places(blocks: BlockIds) -> Places:
+def as_places(blocks: BlockIds) -> PayloadOffsets:
     """``blocks`` as places, ``[blocks]``."""
     return np.asarray(blocks, dtype=np.intp)
 
@@ -43,20 +43,20 @@ class References:
         """References of one block."""
         return int(self._counts[block]) if 0 <= block < len(self._counts) else 0
 
-    def each(self, ids: Places) -> NDArray[np.int32]:
+    def each(self, ids: PayloadOffsets) -> NDArray[np.int32]:
         """References of each, int32 ``[ids]``."""
         if len(ids) and (ids.min() < 0 or ids.max() >= len(self._counts)):
             return np.array([self.of(block) for block in ids.tolist()], dtype=np.int32)
         return self._counts.take(ids)
 
-    def first_twice(self, ids: Places) -> int | None:
+    def first_twice(self, ids: PayloadOffsets) -> int | None:
         """A block that stands in ``ids``, all held, more than once; None: each stands there once."""
         places = np.arange(len(ids), dtype=np.int32)
         self._marks[ids] = places  # of equal ones the last stays
         twice = np.flatnonzero(self._marks[ids] != places)
         return int(ids[twice[0]]) if len(twice) else None
 
-    def take(self, ids: Places, times: int = 1) -> list[int]:
+    def take(self, ids: PayloadOffsets, times: int = 1) -> list[int]:
         """``times`` more references on each; returns those that nobody held."""
         loose = self._counts.take(ids) == 0
         fresh: list[int] = ids[loose].tolist() if loose.any() else []
@@ -64,7 +64,7 @@ class References:
         self._held += len(set(fresh))
         return fresh
 
-    def give(self, ids: Places) -> list[int]:
+    def give(self, ids: PayloadOffsets) -> list[int]:
         """One reference less on each, all held, none named twice; returns those nobody holds any more, the
         last first.
         """

@@ -20,7 +20,7 @@ import threading
 from ..kvstore.system_limits import NAMED, errno_of, explained
 from .errors import EngineStarved, LinkClosed, RuntimeFault
 from .link.codec import frame, receive_one
-from .link.crash_report import BlackBox
+from .link.crash_report import CrashReport
 from .link.engine_loop import Loaded, Progress, serve
 from .link.heartbeat import Pulse
 from .link.messages import Fatal
@@ -44,7 +44,7 @@ def main() -> int:
     # Often sent to the whole group, by a terminal that hangs up too: the parent decides.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    box = None if given.box is None else BlackBox(given.box)
+    box = None if given.box is None else CrashReport(given.box)
     if box is not None:
         box.take_stacks()
     logging.basicConfig(format="holdfast engine: %(levelname)s: %(message)s")

@@ -24,7 +24,7 @@ from .engine import Engine
 from .errors import SettingsInvalid
 from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
-from .execution.watchdog import PacedRunner
+from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
 from .kv_placement.costs import CostBook, measure, this_machine
 from .kv_placement.sizing import (
@@ -111,7 +111,7 @@ def _engine(
     if tier is not None and mover is not None and shelf is not None:
         disk = disk_tier(shelf, tier, settings, hasher, namespace, mover.reach)
     bare = TorchRunner(model.decoder, *arenas, mover=mover)
-    runner = PacedRunner(bare, pulse)
+    runner = WatchedRunner(bare, pulse)
     gpu = device.type != "cpu"
     if gpu:
         tell_compiling(runner.compiling, runner.compiled)
@@ -142,7 +142,7 @@ def _engine(
     compiler = None
     if llguidance.available():
         tokenizer = model.folder / "tokenizer.json"
-        compiler = llguidance.Guidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
+        compiler = llguidance.LLGuidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
     scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler)
     return Engine(scheduler, runner, debug=settings.debug), numbers, groups, mover
 

@@ -145,13 +145,13 @@ class Engine:
 
     def leave(self) -> None:
         """Nobody is there any more: what the host tier holds goes to disk, within ``LEAVE_SECONDS``."""
-        shelving = self.scheduler.shelving
-        shelving.flush()
+        offload = self.scheduler.offload
+        offload.flush()
         end = self._clock() + LEAVE_SECONDS
-        while shelving.busy and self._clock() < end:
-            shelving.tick(self._clock())
+        while offload.busy and self._clock() < end:
+            offload.tick(self._clock())
             time.sleep(POLL_SECONDS)
-        shelving.close()
+        offload.close()
 
     def statistics(self) -> dict[str, float]:
         """The scheduler's, seconds by part of the step, steps in flight and leaks found by audits."""

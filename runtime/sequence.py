@@ -5,7 +5,7 @@
     [0, sealed blocks)   full, named by `keys`, shared, read-only
     [.., computed)       KV committed
     [computed, planned)  KV being written by steps in flight
-    [planned, total)     to do; the last `promised` of these are being sampled, their ids not yet known
+    [planned, total)     to do; the last `pending_samples` of these are being sampled, their ids not yet known
 
 Prefill, decode and chunking raise `planned`, then `computed`; a prefix hit raises both; preemption and
 truncation lower them; streamed input raises `total`. Knows no pool, no queue and no device.
@@ -62,9 +62,9 @@ class Turn:
         """
         return self.matcher is not None and self.sampling.logprobs is None and not self.sampling.bad_words
 
-    def forbidden(self, promised: int) -> tuple[int, ...]:
-        """Ids that may not come next, with ``promised`` tokens on their way: the end, while it is too soon."""
-        early = self.generated_from + self.sampled + promised < self.limits.min_tokens
+    def forbidden(self, pending_samples: int) -> tuple[int, ...]:
+        """Ids that may not be sampled next: the stop ids, while ``min_tokens`` is not reached."""
+        early = self.generated_from + self.sampled + pending_samples < self.limits.min_tokens
         return self.limits.stop_ids if early else ()
 
 
@@ -80,7 +80,7 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class GrantedLease:
     """A lease while it lasts: of the sequence's first ``blocks`` blocks on the device, and ``records`` below.
 
     ``until`` and ``returns`` (when it is wanted again): seconds by the engine's clock.
@@ -99,48 +99,50 @@ class Sequence:
 
     ``root``: the block key before the first. ``keys``: of the leading full blocks, at least the sealed ones.
     ``shared_tail``: the partial last block is not ours to write; copy it first.
-    ``unmatched``: the prefix cache has not been asked since tokens came or KV went.
-    ``frontier``: tokens that have had KV at some time; computing below it is work done again.
-    ``alone``: suspected of having killed an engine; shares no step until it has sampled a token.
-    ``tail``: key and end of the partial last block that was saved last. ``host``: tokens brought up from there
-    on the account that the next turn settles, ``disk`` those of them whose records, ``from_disk``, came up from
-    disk, for which it waited ``restore_seconds``. ``promise``: its lease. ``used``: when it was used
-    last, ``returns``: when it is expected back, by the engine's clock; None: nobody said, or it is back.
-    ``place``: of its turn in the order, see `queues`.
-    ``meets``: computed no further for now, as what follows is on its way up. ``chosen``: tokens that the next
-    turn computes though a tier below holds them, as that is cheaper. ``due``: a turn is about to begin.
+    ``needs_lookup``: the prefix cache has not been asked since tokens came or KV went.
+    ``high_water``: tokens that have had KV at some time; computing below it is work done again.
+    ``isolated``: suspected of having killed an engine; shares no step until it has sampled a token.
+    ``tail``: key and end of the partial last block that was saved last.
+    ``host``: tokens restored from the host tier since the last turn ended; ``disk``: those of them that
+    came from disk; ``from_disk``: the keys of their records; ``restore_seconds``: how long the turn waited.
+    ``lease``: its lease, if it has one. ``used``: when it was used last; ``returns``: when it is expected back,
+    by the engine's clock; None: no hint was given, or it is back.
+    ``place``: the turn's place in the order, see `queues`.
+    ``compute_until``: it is computed no further for now, because KV behind this position is being restored.
+    ``chosen``: tokens that the next turn computes although a lower tier holds them, because that is cheaper.
+    ``turn_expected``: a turn is about to begin.
     """
 
     id: int
     root: bytes
     tokens: TokenList
     epoch: int = 0
-    promised: int = 0
+    pending_samples: int = 0
     computed: int = 0
     planned: int = 0
     table: BlockTable = field(default_factory=BlockTable)
     keys: KeyChain = field(default_factory=KeyChain)
     sealed: int = 0
     shared_tail: bool = False
-    unmatched: bool = True
+    needs_lookup: bool = True
     turn: Turn | None = None
     in_flight: dict[int, Flight] = field(default_factory=dict)
-    frontier: int = 0
+    high_water: int = 0
     prefilled: int = 0
     recomputed: int = 0
-    alone: bool = False
+    isolated: bool = False
     tail: tuple[bytes, int] | None = None
     host: int = 0
     disk: int = 0
     from_disk: set[bytes] = field(default_factory=set)
     restore_seconds: float = 0.0
-    promise: Promise | None = None
+    lease: GrantedLease | None = None
     used: float = 0.0
     returns: float | None = None
     place: tuple[int, int] = (0, 0)
-    meets: int | None = None
+    compute_until: int | None = None
     chosen: int = 0
-    due: bool = False
+    turn_expected: bool = False
 
     @property
     def tenant(self) -> int:
@@ -149,12 +151,12 @@ class Sequence:
 
     @property
     def total(self) -> int:
-        """Tokens, promised ones among them."""
-        return len(self.tokens) + self.promised
+        """Tokens, pending_samples ones among them."""
+        return len(self.tokens) + self.pending_samples
 
     @property
     def state(self) -> State:
-        """What the link is told; promised tokens do not count, they can still be taken back."""
+        """What the link is told; pending_samples tokens do not count, they can still be taken back."""
         return State(self.id, len(self.tokens), self.computed, self.epoch)
 
     @property
@@ -162,15 +164,21 @@ class Sequence:
         """Position up to which KV is wanted now.
 
         A turn wants the last token's logits. Without one the last token stays pending, so that a turn has
-        something to compute. With every allowed token promised there is nothing left to ask for; nor, for now,
-        with any promised where a grammar says what may follow it.
+        something to compute. When every allowed token is pending there is nothing left to ask for. With a
+        grammar, one pending token is enough: the grammar must see it before the next one is sampled.
         """
         turn = self.turn
         if turn is None:
             return max(self.total - 1, self.planned)
-        if turn.sampled + self.promised >= turn.allowed or (self.promised and turn.matcher is not None):
+        if turn.sampled + self.pending_samples >= turn.allowed or (
+            self.pending_samples and turn.matcher is not None
+        ):
             return self.planned  # nothing is left to ask for, or a grammar has to hear the last token first
-        return self.total if self.meets is None else max(self.planned, min(self.total, self.meets))
+        return (
+            self.total
+            if self.compute_until is None
+            else max(self.planned, min(self.total, self.compute_until))
+        )
 
     @property
     def to_do(self) -> int:
@@ -180,7 +188,7 @@ class Sequence:
     @property
     def priority(self) -> int:
         """Of its turns; 0 without a lease."""
-        return 0 if self.promise is None else self.promise.priority
+        return 0 if self.lease is None else self.lease.priority
 
     def names(self) -> list[bytes]:
         """Keys of its records, in order."""
@@ -188,9 +196,9 @@ class Sequence:
 
     def extend(self, tokens: NDArray[np.int32]) -> None:
         """Append known tokens."""
-        assert not self.promised, "tokens behind ones that are not known yet"
+        assert not self.pending_samples, "tokens behind ones that are not known yet"
         self.tokens.extend(tokens)
-        self.unmatched, self.returns = True, None
+        self.needs_lookup, self.returns = True, None
 
     def advance(self, flight: Flight) -> None:
         """A step was planned that computes ``[planned, flight.end)``."""
@@ -199,26 +207,26 @@ class Sequence:
         self.planned = flight.end
         if flight.samples:
             assert flight.end == self.total
-            self.promised += 1
+            self.pending_samples += 1
 
     def land(self, flight: Flight) -> tuple[int, int]:
         """The step is done: its KV counts. Gives its tokens prefilled for the first time, and recomputed."""
         assert self.computed == flight.first
-        start, frontier, end = flight.first, self.frontier, flight.end
+        start, high_water, end = flight.first, self.high_water, flight.end
         self.computed = end
         prompt_end = end if self.turn is None else min(end, self.turn.prompt)
-        prefilled = max(0, prompt_end - max(start, frontier))
-        recomputed = max(0, min(end, frontier) - start)
+        prefilled = max(0, prompt_end - max(start, high_water))
+        recomputed = max(0, min(end, high_water) - start)
         self.prefilled += prefilled
         self.recomputed += recomputed
-        self.frontier = max(frontier, end)
+        self.high_water = max(high_water, end)
         return prefilled, recomputed
 
     def keep(self, token: int) -> None:
-        """A promised token is known."""
-        assert self.promised and self.turn
-        self.promised -= 1
-        self.alone = False
+        """A pending_samples token is known."""
+        assert self.pending_samples and self.turn
+        self.pending_samples -= 1
+        self.isolated = False
         self.tokens.append(token)
         self.turn.sampled += 1
         if self.turn.matcher is not None and token not in self.turn.limits.stop_ids:
@@ -230,7 +238,7 @@ class Sequence:
         assert turn is not None
         if turn.matcher is None or not turn.goes_on:
             return []
-        assert not self.promised, "what must follow a token is not known before it"
+        assert not self.pending_samples, "what must follow a token is not known before it"
         ids = turn.matcher.go_on(turn.allowed - turn.sampled)
         self.tokens.extend(np.array(ids, dtype=np.int32))
         turn.sampled += len(ids)
@@ -240,13 +248,13 @@ class Sequence:
         """Take back what is planned: rows in flight are discarded when their step ends."""
         self.in_flight.clear()
         self.planned = self.computed
-        self.promised = 0
+        self.pending_samples = 0
 
     def begin(self, turn: Turn) -> None:
         """Start a turn."""
         assert self.turn is None and self.planned < self.total
         self.epoch += 1
-        self.turn, self.due, self.returns = turn, False, None
+        self.turn, self.turn_expected, self.returns = turn, False, None
 
     def admit(self) -> None:
         """The turn starts to run: what is computed now, and was not by work on its account, it found here."""
@@ -268,7 +276,7 @@ class Sequence:
             return None
         # What was found or brought up twice, or computed and then found, counts once; what the sequence had
         # before it lay idle, gave up and found again was there.
-        others = max(0, min(self.frontier, turn.prompt) - self.prefilled)
+        others = max(0, min(self.high_water, turn.prompt) - self.prefilled)
         resident = min(turn.resident or 0, others)
         host = min(self.host, others - resident)
         resident = max(resident, others - host - self.recomputed)
@@ -289,6 +297,6 @@ class Sequence:
         )
         self.prefilled = self.recomputed = self.host = self.disk = self.chosen = 0
         self.restore_seconds = 0.0
-        self.meets = None
+        self.compute_until = None
         self.from_disk.clear()
         return work

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .connection import Exchange
+from .connection import Connection
 from .frames.verbs import (
     Relative,
     SessionName,
@@ -19,21 +19,21 @@ MOST = 1000
 """Sessions of a tree that are asked for at once."""
 
 
-async def rewind(exchange: Exchange, to: str | int) -> SessionRewound:
+async def rewind(connection: Connection, to: str | int) -> SessionRewound:
     """Go back to an item, a number of tokens, or the root."""
-    sent = await exchange.send(SessionRewind(to=to))
-    rewound = await exchange.answer(sent, lambda event: isinstance(event, SessionRewound))
+    sent = await connection.send(SessionRewind(to=to))
+    rewound = await connection.answer(sent, lambda event: isinstance(event, SessionRewound))
     assert isinstance(rewound, SessionRewound)
     return rewound
 
 
-async def tree(exchange: Exchange) -> list[Relative]:
+async def tree(connection: Connection) -> list[Relative]:
     """Ask for it, page by page."""
     found: list[Relative] = []
     after: str | None = None
     while True:
-        sent = await exchange.send(SessionTree(limit=MOST, after=after))
-        listed = await exchange.answer(sent, lambda event: isinstance(event, SessionTreeListed))
+        sent = await connection.send(SessionTree(limit=MOST, after=after))
+        listed = await connection.answer(sent, lambda event: isinstance(event, SessionTreeListed))
         assert isinstance(listed, SessionTreeListed)
         found += listed.sessions
         if not listed.has_more:
@@ -41,15 +41,15 @@ async def tree(exchange: Exchange) -> list[Relative]:
         after = listed.next
 
 
-async def name(exchange: Exchange, name: str) -> None:
+async def name(connection: Connection, name: str) -> None:
     """Name the session."""
-    sent = await exchange.send(SessionName(name=name))
-    await exchange.answer(sent, lambda event: isinstance(event, SessionNamed))
+    sent = await connection.send(SessionName(name=name))
+    await connection.answer(sent, lambda event: isinstance(event, SessionNamed))
 
 
-async def prune(exchange: Exchange, session_id: str) -> None:
+async def prune(connection: Connection, session_id: str) -> None:
     """End another one for good."""
-    sent = await exchange.send(SessionPrune(session=session_id))
-    await exchange.answer(
+    sent = await connection.send(SessionPrune(session=session_id))
+    await connection.answer(
         sent, lambda event: isinstance(event, SessionPruned) and event.session == session_id
     )

@@ -22,8 +22,8 @@ from .agent.limits import RunLimits
 from .agent.run import HINT_SECONDS, Run
 from .agent.tracing import Tracer, Tracers
 from .configuring import Configuration
-from .connection import Exchange
-from .detached import Apart
+from .connection import Connection
+from .detached import Detached
 from .errors import ChatBusy, ConnectionLost, SessionLost
 from .frames.client import ClientEvent, ItemCreate, TypedRole
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
@@ -57,18 +57,18 @@ class Chat:
     """
 
     def __init__(
-        self, exchange: Exchange, session: SessionResource, *, max_tool_rounds: int = MAX_TOOL_ROUNDS
+        self, connection: Connection, session: SessionResource, *, max_tool_rounds: int = MAX_TOOL_ROUNDS
     ) -> None:
-        self._exchange = exchange
+        self._connection = connection
         self._max_tool_rounds = max_tool_rounds
         self._tools: dict[str, Tool] = {}
         self._current: weakref.ref[_Reading] | None = None
         self._answers: Answers | None = None  # of the last run's tools
         self._tracers = Tracers(())  # of the last run
-        self._apart = Apart()  # tools that would not end
+        self._apart = Detached()  # tools that would not end
         self._leased = False
         self._claiming = anyio.Lock()
-        self._configuration = Configuration(exchange)
+        self._configuration = Configuration(connection)
         self._turns: list[Rounds] = [Rounds()]  # rounds of the last turns; one that is steered ends late
         self._children: list[Chat] = []
         self.session = session
@@ -81,10 +81,10 @@ class Chat:
 
         `back` finds the way back when the connection is lost.
         """
-        exchange = Exchange(transport, back)
-        created = await exchange.answer("", lambda event: isinstance(event, SessionCreated))
+        connection = Connection(transport, back)
+        created = await connection.answer("", lambda event: isinstance(event, SessionCreated))
         assert isinstance(created, SessionCreated)
-        return cls(exchange, created.session, max_tool_rounds=max_tool_rounds)
+        return cls(connection, created.session, max_tool_rounds=max_tool_rounds)
 
     @classmethod
     async def resume(
@@ -103,14 +103,14 @@ class Chat:
 
     @classmethod
     def _come_back(cls, transport: Transport, resumed: SessionResumed, back: Return, rounds: int) -> Chat:
-        exchange = Exchange(transport, back, running=resumed.running)
-        exchange.buffer.stale = True
-        return cls(exchange, resumed.session, max_tool_rounds=rounds)
+        connection = Connection(transport, back, running=resumed.running)
+        connection.buffer.stale = True
+        return cls(connection, resumed.session, max_tool_rounds=rounds)
 
     @property
     def handle(self) -> str | None:
         """What opens this session again, on another connection or in another process; None: nothing does."""
-        return self._exchange.handle
+        return self._connection.handle
 
     # --- turns ---
 
@@ -139,11 +139,11 @@ class Chat:
         """
         first = [] if text is None else [ItemCreate(item=named(MessageItem.of("user", text)))]
         create, rounds = create_of(overrides), self._max_tool_rounds
-        return Turn(self._exchange, create, first, self._tools, rounds, self._claim, self._apart)
+        return Turn(self._connection, create, first, self._tools, rounds, self._claim, self._apart)
 
     def respond(self, **overrides: Any) -> Reply:
         """Ask for one response and iterate over its typed events. Tools are not run: see `last.calls`."""
-        return Reply(self._exchange, create_of(overrides), claim=self._claim)
+        return Reply(self._connection, create_of(overrides), claim=self._claim)
 
     def run(
         self,
@@ -167,7 +167,7 @@ class Chat:
         first = [] if prompt is None else [ItemCreate(item=named(MessageItem.of("user", prompt)))]
 
         async def claim(run: Run) -> None:
-            await self._claim(run, self._exchange.quiet)
+            await self._claim(run, self._connection.quiet)
             if not self._configuration.offers(self.session, table):
                 self.session = await self._configuration.change({}, table)
             self._tools, self._answers, self._tracers = table, run.answers, tracers
@@ -175,7 +175,7 @@ class Chat:
         hints = None if self._leased else hint_seconds
         limits = limits or RunLimits()
         create, tracers = create_of(overrides), Tracers(trace)
-        return Run(self._exchange, create, first, table, limits, claim, tracers, hints, self._apart)
+        return Run(self._connection, create, first, table, limits, claim, tracers, hints, self._apart)
 
     def input(self, role: TypedRole = "user") -> TextInput:
         """A message sent while it is typed or spoken, and computed meanwhile: see `TextInput`.
@@ -183,14 +183,14 @@ class Chat:
         It may come while a reply runs, also in the loop that reads it, and nothing of that is lost: the item
         stands after that reply.
         """
-        return TextInput(self._exchange, role)
+        return TextInput(self._connection, role)
 
     def output(self, call: FunctionCallItem) -> TextInput:
         """What a tool answers to `call`, sent while it runs, and computed meanwhile: see `TextInput`.
 
         For calls that are answered here: tools with a callable stream what they yield by themselves, in `run`.
         """
-        return TextInput(self._exchange, call_id=call.call_id)
+        return TextInput(self._connection, call_id=call.call_id)
 
     async def cancel(self) -> None:
         """Cut the running reply short; what was said stays. Harmless when nothing runs."""
@@ -198,7 +198,7 @@ class Chat:
         if isinstance(current, Turn | Run):
             current.stop()
         self._current = None
-        await self._exchange.cut()
+        await self._connection.cut()
 
     async def interrupt(self, heard: int | str | None = None) -> str:
         """Cut the last reply where it was heard or shown, whether it runs or is over; returns what stays.
@@ -221,26 +221,26 @@ class Chat:
         place = place_in(said, end)
         if place is None:  # not a word came
             await self.cancel()
-            await self._exchange.ended(witness)
+            await self._connection.ended(witness)
             said_late = None if reply is None else place_in(reply.said, 0)
             if said_late is not None:
-                await self._exchange.truncate(*said_late, witness)
+                await self._connection.truncate(*said_late, witness)
             return ""
-        await self._exchange.truncate(*place, witness)
+        await self._connection.truncate(*place, witness)
         return "".join(said.values())[:end]
 
     async def _interrupt_left(self, left: Progress, heard: int | str | None) -> str:
         """Cut a reply that nobody reads any more, and stop it; where less has come than was `heard`, when that
         has."""
         wanted = len(left.text) if heard is None else len(heard) if isinstance(heard, str) else heard
-        await self._exchange.ended(left.take, lambda: len(left.text) >= wanted)
+        await self._connection.ended(left.take, lambda: len(left.text) >= wanted)
         end = characters_heard(left.text, wanted if heard is None else heard)
         if not left.texts:  # not a word came
             await self.cancel()
-            await self._exchange.ended(left.take)
+            await self._connection.ended(left.take)
         place = place_in(left.texts, end)
         if place is not None:
-            await self._exchange.truncate(*place, left.take)
+            await self._connection.truncate(*place, left.take)
             left.shorten(*place)
         return left.text
 
@@ -252,7 +252,7 @@ class Chat:
         """
         await self._idle()
         target = to if isinstance(to, str | int) else to.id or ""
-        return await branches.rewind(self._exchange, target)
+        return await branches.rewind(self._connection, target)
 
     def steer(self, text: str, **overrides: Any) -> Turn:
         """Say `text` while a turn is being read: that ends in order, and the reply to this one follows.
@@ -263,7 +263,7 @@ class Chat:
         create = create_of(overrides)
         steer = ResponseSteer(input=[named(MessageItem.of("user", text))], response=create.response)
         rounds, claim = self._max_tool_rounds, self._take_over
-        return Turn(self._exchange, create, [], self._tools, rounds, claim, self._apart, steer)
+        return Turn(self._connection, create, [], self._tools, rounds, claim, self._apart, steer)
 
     async def fork(
         self, children: int = 1, at: AnyItem | str | None = None, *, shared: bool = False
@@ -274,10 +274,10 @@ class Chat:
         before, as `async with` blocks. Each has a connection of its own, or they share this chat's; one that is
         lost is made again for each alone. Raises `ServerError`, `SessionLost`, `ConnectionFailed`.
         """
-        back = self._exchange.way_back()
+        back = self._connection.way_back()
         item_id = at if at is None or isinstance(at, str) else at.id
-        sent = await self._exchange.send(SessionFork(at=item_id, children=children))
-        forked = await self._exchange.answer(sent, lambda event: isinstance(event, SessionForked))
+        sent = await self._connection.send(SessionFork(at=item_id, children=children))
+        forked = await self._connection.answer(sent, lambda event: isinstance(event, SessionForked))
         assert isinstance(forked, SessionForked)
         chats: list[Chat] = []
         for fork in forked.sessions:
@@ -295,12 +295,12 @@ class Chat:
         Raises `ServerError`.
         """
         await self._idle()
-        return await branches.tree(self._exchange)
+        return await branches.tree(self._connection)
 
     async def name(self, name: str) -> None:
         """Name this branch of the tree; `""` takes the name back. Raises `ServerError`: another has it."""
         await self._idle()
-        await branches.name(self._exchange, name)
+        await branches.name(self._connection, name)
 
     async def prune(self, branch: Chat | Relative | str) -> None:
         """End another session of the tree for good, by its chat, its place in the tree or its id.
@@ -315,7 +315,7 @@ class Chat:
             self._children, branch._children = others + branch._children, []  # its forks live on
             await branch.aclose()
             branch = branch.session.id or ""
-        await branches.prune(self._exchange, branch if isinstance(branch, str) else branch.id)
+        await branches.prune(self._connection, branch if isinstance(branch, str) else branch.id)
 
     # --- the conversation ---
 
@@ -325,7 +325,7 @@ class Chat:
         It has the id that `item` names, or one made here. Raises `ServerError`.
         """
         await self._idle()
-        return await editing.add(self._exchange, item, previous_item_id)
+        return await editing.add(self._connection, item, previous_item_id)
 
     async def answer(self, call: FunctionCallItem, output: str) -> AnyItem:
         """Add what a tool answered; then `say()` or `respond()` lets the model go on."""
@@ -334,12 +334,12 @@ class Chat:
     async def retrieve(self, item_id: str) -> AnyItem:
         """An item as the server has it. Raises `ServerError`."""
         await self._idle()
-        return await editing.retrieve(self._exchange, item_id)
+        return await editing.retrieve(self._connection, item_id)
 
     async def delete(self, item_id: str) -> None:
         """Take an item out of the conversation. Raises `ServerError`."""
         await self._idle()
-        await self._exchange.delete(item_id)
+        await self._connection.delete(item_id)
 
     async def update(self, *, tools: Iterable[ToolLike] | None = None, **fields: Any) -> SessionResource:
         """Change the session's fields that are given. Raises `FrameError`, `ToolInvalid`, `ServerError`."""
@@ -359,30 +359,30 @@ class Chat:
         when the session is wanted again. Raises `ServerError`.
         """
         await self._idle()
-        leased = await keeping.lease(self._exchange, priority, ttl, returns_in)
+        leased = await keeping.lease(self._connection, priority, ttl, returns_in)
         self._leased = leased.ttl > 0
         return leased
 
     async def stage(self) -> SessionStaged:
         """The next turn comes soon: have the session's KV brought up, and wait for it. Raises `ServerError`."""
         await self._idle()
-        return await keeping.stage(self._exchange)
+        return await keeping.stage(self._connection)
 
     async def settle(self, tier: Literal["host", "disk"] = "disk") -> SessionSettled:
         """The next turn is far: have the session's KV sent down to `tier`, and wait. Raises `ServerError`."""
         await self._idle()
-        return await keeping.settle(self._exchange, tier)
+        return await keeping.settle(self._connection, tier)
 
     # --- by hand ---
 
     async def send(self, event: ClientEvent) -> str:
         """Send any client event; returns its `event_id`."""
-        return await self._exchange.send(event)
+        return await self._connection.send(event)
 
     async def events(self) -> AsyncIterator[ServerEvent]:
         """All events as they come, whatever they belong to."""
         while True:
-            yield await self._exchange.receive()
+            yield await self._connection.receive()
 
     async def aclose(self) -> None:
         """End the session's connection, and those of the sessions forked from it.
@@ -398,7 +398,7 @@ class Chat:
         for child in children:
             await child.aclose()
         begun, reading = self._current is not None, self._reader()
-        await self._exchange.aclose(cut=begun and (reading is None or reading.given_up))
+        await self._connection.aclose(cut=begun and (reading is None or reading.given_up))
 
     async def __aenter__(self) -> Chat:
         return self
@@ -411,7 +411,7 @@ class Chat:
     async def _beside(self, fork: Fork, back: Return) -> tuple[Transport, SessionResumed] | None:
         """A fork on this chat's connection; None where that is lost meanwhile."""
         try:
-            line = await self._exchange.share(self.session.id or "").attach(fork.id, fork.handle)
+            line = await self._connection.share(self.session.id or "").attach(fork.id, fork.handle)
             return line, await back.greeted(line)
         except SessionLost:
             raise
@@ -426,7 +426,7 @@ class Chat:
     async def _claim(self, reading: _Reading, clear: Callable[[], Awaitable[None]] | None = None) -> None:
         """Let this turn, and no other, read from now on: of several that begin at once, one."""
         async with self._claiming:
-            await self._idle(clear or self._exchange.make_way)
+            await self._idle(clear or self._connection.make_way)
             self._follow(reading)
 
     async def _take_over(self, reading: _Reading) -> None:
@@ -450,7 +450,7 @@ class Chat:
             if isinstance(current, Turn | Run):
                 current.close()
         self._current = None
-        await (clear or self._exchange.quiet)()
+        await (clear or self._connection.quiet)()
         answers, self._answers = self._answers, None
         if answers is not None:  # of a run that was left: the conversation owes no answers
             await answers.settle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .connection import Exchange
+from .connection import Connection
 from .errors import ServerError
 from .frames.client import SessionUpdate
 from .frames.server import ServerEvent, SessionUpdated
@@ -17,8 +17,8 @@ from .tools.tool import Tool
 class Configuration:
     """Of one session."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._sure = True  # whether the answer to the last change was read
 
     def offers(self, session: SessionResource, tools: Mapping[str, Tool]) -> bool:
@@ -36,9 +36,9 @@ class Configuration:
             fields = {**fields, "tools": [tool.definition for tool in tools.values()]}
         patch = converted(fields, SessionPatch, "session")
         try:
-            sent = await self._exchange.send(SessionUpdate(session=patch))
+            sent = await self._connection.send(SessionUpdate(session=patch))
             self._sure = False
-            updated = await self._exchange.answer(sent, lambda event: _answers(event, tools))
+            updated = await self._connection.answer(sent, lambda event: _answers(event, tools))
         except ServerError:
             self._sure = True  # all is as it was
             raise

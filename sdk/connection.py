@@ -64,7 +64,7 @@ class _Wanted:
         return False
 
 
-class Exchange:
+class Connection:
     """Sends client events and receives server events.
 
     With a way `back` a lost connection is made again behind both: what was read is not read twice, what was
@@ -344,7 +344,7 @@ class Exchange:
         async with self._returning:
             back = self._back
             if self._transport is not transport:
-                return  # the other side of this exchange has found the way already
+                return  # the other side of this connection has found the way already
             if back is None or self._closed or not back.possible(lost):
                 raise lost
             give_up = deadline(back.patience)

@@ -17,7 +17,7 @@ TIDY_SECONDS = 0.1
 _Result = TypeVar("_Result")
 
 
-class Apart:
+class Detached:
     """The owner of what is left behind. ``len``: how many go on."""
 
     def __init__(self) -> None:

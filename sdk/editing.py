@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from .connection import Exchange
+from .connection import Connection
 from .frames.client import ItemCreate, ItemRetrieve
 from .frames.items import AnyItem
 from .frames.server import ItemDone, ItemRetrieved
 from .turn import named
 
 
-async def add(exchange: Exchange, item: AnyItem, previous_item_id: str | None) -> AnyItem:
+async def add(connection: Connection, item: AnyItem, previous_item_id: str | None) -> AnyItem:
     """The item as the server has it, at the end or after the one named. Raises `ServerError`."""
     item = named(item)
-    sent = await exchange.send(ItemCreate(item=item, previous_item_id=previous_item_id))
-    done = await exchange.answer(sent, lambda event: isinstance(event, ItemDone) and event.item.id == item.id)
+    sent = await connection.send(ItemCreate(item=item, previous_item_id=previous_item_id))
+    done = await connection.answer(
+        sent, lambda event: isinstance(event, ItemDone) and event.item.id == item.id
+    )
     assert isinstance(done, ItemDone)
     return done.item
 
 
-async def retrieve(exchange: Exchange, item_id: str) -> AnyItem:
+async def retrieve(connection: Connection, item_id: str) -> AnyItem:
     """An item as the server has it. Raises `ServerError`."""
-    sent = await exchange.send(ItemRetrieve(item_id=item_id))
-    found = await exchange.answer(
+    sent = await connection.send(ItemRetrieve(item_id=item_id))
+    found = await connection.answer(
         sent, lambda event: isinstance(event, ItemRetrieved) and event.item.id == item_id
     )
     assert isinstance(found, ItemRetrieved)

@@ -7,32 +7,32 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .connection import Exchange
+from .connection import Connection
 from .frames.client import SessionLease, SessionSettle, SessionStage
 from .frames.server import SessionLeased, SessionSettled, SessionStaged
 
 
 async def lease(
-    exchange: Exchange, priority: int | None, ttl: float | None, returns_in: float | None
+    connection: Connection, priority: int | None, ttl: float | None, returns_in: float | None
 ) -> SessionLeased:
     """Ask for a lease; the receipt."""
-    sent = await exchange.send(SessionLease(priority=priority, ttl=ttl, returns_in=returns_in))
-    leased = await exchange.answer(sent, lambda event: isinstance(event, SessionLeased))
+    sent = await connection.send(SessionLease(priority=priority, ttl=ttl, returns_in=returns_in))
+    leased = await connection.answer(sent, lambda event: isinstance(event, SessionLeased))
     assert isinstance(leased, SessionLeased)
     return leased
 
 
-async def stage(exchange: Exchange) -> SessionStaged:
+async def stage(connection: Connection) -> SessionStaged:
     """Bring KV up; where it came from."""
-    sent = await exchange.send(SessionStage())
-    staged = await exchange.answer(sent, lambda event: isinstance(event, SessionStaged))
+    sent = await connection.send(SessionStage())
+    staged = await connection.answer(sent, lambda event: isinstance(event, SessionStaged))
     assert isinstance(staged, SessionStaged)
     return staged
 
 
-async def settle(exchange: Exchange, tier: Literal["host", "disk"]) -> SessionSettled:
+async def settle(connection: Connection, tier: Literal["host", "disk"]) -> SessionSettled:
     """Send KV down; where it is."""
-    sent = await exchange.send(SessionSettle(tier=tier))
-    settled = await exchange.answer(sent, lambda event: isinstance(event, SessionSettled))
+    sent = await connection.send(SessionSettle(tier=tier))
+    settled = await connection.answer(sent, lambda event: isinstance(event, SessionSettled))
     assert isinstance(settled, SessionSettled)
     return settled

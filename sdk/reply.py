@@ -15,7 +15,7 @@ from itertools import accumulate
 import anyio
 import msgspec
 
-from .connection import Exchange, server_error
+from .connection import Connection, server_error
 from .errors import ProtocolBroken, ResponseFailed, SDKError
 from .frames.client import ItemCreate, ResponseCreate
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
@@ -135,7 +135,7 @@ class Reply:
 
     def __init__(
         self,
-        exchange: Exchange,
+        connection: Connection,
         create: ResponseCreate | ResponseSteer,
         first: Sequence[ItemCreate] = (),
         *,
@@ -143,7 +143,7 @@ class Reply:
         rounds: Rounds | None = None,
         sent: Sent | None = None,
     ) -> None:
-        self._exchange = exchange
+        self._connection = connection
         self._create = create
         self._first = deque(first)
         self._items = _items(create, first)
@@ -174,8 +174,8 @@ class Reply:
     def running(self) -> bool:
         """Whether there is more to read."""
         if self.response_id is not None:
-            return self._exchange.runs(self.response_id)
-        return self._create_id is not None and self._exchange.awaits(self._create_id)
+            return self._connection.runs(self.response_id)
+        return self._create_id is not None and self._connection.awaits(self._create_id)
 
     @property
     def given_up(self) -> bool:
@@ -207,7 +207,7 @@ class Reply:
         if self._create_id is None:
             await self._ask()
         while self.running:
-            event = await self._exchange.receive()
+            event = await self._connection.receive()
             if isinstance(event, ErrorEvent):
                 await self._refused(event)
             if self._is_ours(event):
@@ -225,16 +225,16 @@ class Reply:
                 create = whole
                 self._first.clear()
         while self._first:  # each once, though the waiting be cancelled and taken up again
-            self._first_ids.add(await self._exchange.send(self._first.popleft()))
+            self._first_ids.add(await self._connection.send(self._first.popleft()))
         self.rounds.latest = self._progress
-        self._create_id = await self._exchange.send(create)
+        self._create_id = await self._connection.send(create)
         if isinstance(self._create, ResponseSteer):
-            await self._exchange.others()  # who reads the reply that ends for this one reads it to its end
+            await self._connection.others()  # who reads the reply that ends for this one reads it to its end
 
     async def _refused(self, event: ErrorEvent) -> None:
         refused = event.error.event_id
         if refused in self._first_ids:
-            await self._exchange.quiet()  # the reply to what was refused with it is of no use
+            await self._connection.quiet()  # the reply to what was refused with it is of no use
         if refused == self._create_id:
             self.rounds.latest = None  # there is no such response: the last is the one before
             await self._take_back()
@@ -245,12 +245,12 @@ class Reply:
         """Leave the conversation as it was: what cannot be answered would stand in the next turn's way too."""
         for item_id in (*self._items, *self._sent.items):
             with suppress(SDKError):  # what is told is the refusal; a lost connection tells itself
-                await self._exchange.delete(item_id)
+                await self._connection.delete(item_id)
         for call_id, commit in self._sent.commits.items():
             with suppress(SDKError):
-                told = await self._exchange.committed(commit, call_id)
+                told = await self._connection.committed(commit, call_id)
                 if told is not None:
-                    await self._exchange.delete(told.item_id)
+                    await self._connection.delete(told.item_id)
 
     def _is_ours(self, event: ServerEvent) -> bool:
         if not self._progress.take(event):

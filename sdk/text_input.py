@@ -16,7 +16,7 @@ from types import TracebackType
 
 from msgspec import UNSET
 
-from .connection import Exchange, server_error
+from .connection import Connection, server_error
 from .errors import InputClosed, ServerError
 from .frames.client import TextAppend, TextClear, TextCommit, TextReplace, TypedRole
 from .frames.server import ServerEvent, TextCleared, TextCommitted
@@ -32,10 +32,12 @@ class TextInput:
     the text stays.
     """
 
-    def __init__(self, exchange: Exchange, role: TypedRole = "user", *, call_id: str | None = None) -> None:
+    def __init__(
+        self, connection: Connection, role: TypedRole = "user", *, call_id: str | None = None
+    ) -> None:
         self.text = ""
         self.committed: TextCommitted | None = None
-        self._exchange = exchange
+        self._connection = connection
         self._role: TypedRole | None = role if call_id is None else None
         self._call_id = call_id
         self._open = True
@@ -60,14 +62,14 @@ class TextInput:
         self._check()
         self._check_pieces()
         self._open = False
-        sent = await self._exchange.send(TextCommit(call_id=self._call_id))
-        self._exchange.buffer.release(self)
-        committed = await self._exchange.answer(sent, self._is_told)
+        sent = await self._connection.send(TextCommit(call_id=self._call_id))
+        self._connection.buffer.release(self)
+        committed = await self._connection.answer(sent, self._is_told)
         assert isinstance(committed, TextCommitted)
         try:
             self._check_pieces()
         except ServerError:
-            await self._exchange.delete(committed.item_id)
+            await self._connection.delete(committed.item_id)
             raise
         self.committed = committed
         return committed
@@ -76,9 +78,9 @@ class TextInput:
         """Take all of it back."""
         self._check()
         self._open = False
-        sent = await self._exchange.send(TextClear())
-        self._exchange.buffer.release(self)
-        await self._exchange.answer(sent, lambda event: isinstance(event, TextCleared))
+        sent = await self._connection.send(TextClear())
+        self._connection.buffer.release(self)
+        await self._connection.answer(sent, lambda event: isinstance(event, TextCleared))
 
     async def __aenter__(self) -> TextInput:
         if self._call_id is not None:
@@ -99,16 +101,16 @@ class TextInput:
 
     async def _send(self, event: TextAppend | TextReplace) -> None:
         self._check_pieces()
-        await self._exchange.buffer.claim(self)
-        await self._exchange.fresh()
-        self._pieces.add(await self._exchange.send(event))
+        await self._connection.buffer.claim(self)
+        await self._connection.fresh()
+        self._pieces.add(await self._connection.send(event))
 
     def _is_told(self, event: ServerEvent) -> bool:
         """Whether it is this text that was committed: that of a tool which streams is, too."""
         return isinstance(event, TextCommitted) and event.call_id == (self._call_id or UNSET)
 
     def _check_pieces(self) -> None:
-        for refusal in self._exchange.refusals:
+        for refusal in self._connection.refusals:
             if refusal.event_id in self._pieces:
                 raise server_error(refusal)
 

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 import anyio
 import msgspec
 
-from .connection import Exchange
-from .detached import Apart
+from .connection import Connection
+from .detached import Detached
 from .errors import ToolRoundsExceeded
 from .frames.client import ItemCreate, ResponseCreate
 from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem
@@ -34,16 +34,16 @@ class Turn:
 
     def __init__(
         self,
-        exchange: Exchange,
+        connection: Connection,
         create: ResponseCreate,
         first: Sequence[ItemCreate],
         tools: Mapping[str, Tool],
         max_rounds: int,
         claim: Callable[[Turn], Awaitable[None]],
-        apart: Apart,
+        apart: Detached,
         steer: ResponseSteer | None = None,
     ) -> None:
-        self._exchange = exchange
+        self._connection = connection
         self._create = in_brief(create)
         self._tools = tools
         self._max_rounds = max_rounds
@@ -54,7 +54,7 @@ class Turn:
         self._over = False
         self._given_up = False
         self.rounds = Rounds()
-        self._reply = Reply(exchange, in_brief(steer) if steer else self._create, first, rounds=self.rounds)
+        self._reply = Reply(connection, in_brief(steer) if steer else self._create, first, rounds=self.rounds)
 
     @property
     def running(self) -> bool:
@@ -117,11 +117,11 @@ class Turn:
             raise ToolRoundsExceeded(f"The model still calls tools after {self._max_rounds} rounds")
         outputs = await self._outputs(ours)
         if ours and len(ours) == len(calls) and not self._stopped:
-            self._reply = Reply(self._exchange, self._create, outputs, rounds=self.rounds)
+            self._reply = Reply(self._connection, self._create, outputs, rounds=self.rounds)
             return
         self._over = True
         for output in outputs:
-            await self._exchange.send(output)
+            await self._connection.send(output)
 
     def _is_ours(self, call: FunctionCallItem) -> bool:
         """Whether it is answered here: there is something to run, or no tool of that name."""

@@ -18,7 +18,7 @@ from ..runtime.link.client import EngineLink
 from ..runtime.link.crash_report import Death
 from ..runtime.link.generation import Generation
 from ..runtime.link.messages import Limits, Moved, Opening, Receipt, Reply, Sampling, State
-from .poison import Suspicion
+from .poison import PoisonRule
 from .token_ids import NONE, Ids, common_prefix
 
 
@@ -46,7 +46,7 @@ class _Turn:
         return self.sampling, self.limits, self.generated_from
 
 
-class LiveSequence:
+class EngineCopy:
     """At most one sequence of the engine, with the tokens it is known to hold.
 
     With an ``origin`` it begins as a fork of that one, where the two share at least a block. ``reopened``: an
@@ -57,7 +57,7 @@ class LiveSequence:
         self,
         link: EngineLink,
         salt: bytes = b"",
-        origin: LiveSequence | None = None,
+        origin: EngineCopy | None = None,
         *,
         reopened: bool = False,
     ) -> None:
@@ -82,7 +82,7 @@ class LiveSequence:
         self._lease: _Wish | None = None
         self._asking = 0  # leases that the engine has not answered yet
         self._turns = 0
-        self.suspicion = Suspicion()
+        self.suspicion = PoisonRule()
 
     @property
     def lost(self) -> bool:
@@ -109,11 +109,11 @@ class LiveSequence:
         if self._replies:
             await asyncio.wait(self._replies)
 
-    def child(self) -> LiveSequence:
+    def child(self) -> EngineCopy:
         """Another sequence that begins as a fork of this one."""
-        return LiveSequence(self._link, self._salt, self)
+        return EngineCopy(self._link, self._salt, self)
 
-    async def fork(self, children: Sequence[LiveSequence], ids: Ids) -> None:
+    async def fork(self, children: Sequence[EngineCopy], ids: Ids) -> None:
         """Make children that share the beginning of ``ids`` this one holds, all in one verb.
 
         Where that cannot be they begin when they are first brought to something. While this one generates,

@@ -67,7 +67,7 @@ class _Branch:
     name: str
 
 
-class FamilyTree:
+class ForkTree:
     """One tree: the sessions of it that are open, and, once `load` was called, all others.
 
     In order of birth, by their numbers; so parents stand before their children. ``opened``: how many are open.
@@ -172,7 +172,7 @@ class FamilyTree:
             self._names[normalize("NFC", record.name)] = record.id
 
 
-def checked_name(name: str, session_id: str, tree: FamilyTree) -> str:
+def checked_name(name: str, session_id: str, tree: ForkTree) -> str:
     """The name as it is kept: in Unicode's normal form C, so that the same text is the same name, however it
     was typed. Raises ``NameInvalid``: too long, or another of the family has it. Any number may have none.
     """
@@ -184,7 +184,7 @@ def checked_name(name: str, session_id: str, tree: FamilyTree) -> str:
     return name
 
 
-def check_pruned(target: str, asking: str, tree: FamilyTree) -> int:
+def check_pruned(target: str, asking: str, tree: ForkTree) -> int:
     """The number of ``target``. Raises ``MemberUnknown``, or ``PruneInvalid``: a session would prune itself."""
     number = tree.number(target)
     if number is None:

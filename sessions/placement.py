@@ -23,7 +23,7 @@ MOST = 1e9
 """Numbers beyond are cut to it before they cross the link; the engine clips them further."""
 
 
-class Keeping:
+class Placement:
     """One session's. ``leaves`` is told of how many tokens' KV, and in how many seconds it is expected back.
 
     Every verb outlives its engine, as a reply does: it waits for the next one, for ``recovery_seconds``, and

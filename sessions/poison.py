@@ -16,7 +16,7 @@ TRIAL = 2  # deaths after which a branch is computed alone
 MOST_KILLED = 16  # deaths by others' hands without a token between them, such as a kernel short of memory
 
 
-class Suspicion:
+class PoisonRule:
     """The account of one branch."""
 
     def __init__(self) -> None:

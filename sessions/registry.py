@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from ..runtime.link.client import EngineLink
-from .engine_copy import LiveSequence
+from .engine_copy import EngineCopy
 from .errors import HandleUnknown, SessionLimit, SessionUnknown, StorageUnavailable
-from .fork_tree import FamilyTree, Member, Page, check_pruned, checked_name, child_of, root_of
+from .fork_tree import ForkTree, Member, Page, check_pruned, checked_name, child_of, root_of
 from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
@@ -49,7 +49,7 @@ class Reopened:
     replayed: Replayed
 
 
-class SessionBook:
+class SessionRegistry:
     """All sessions of one engine. Without a ``journal`` they end with the process."""
 
     def __init__(
@@ -73,7 +73,7 @@ class SessionBook:
         self._opened = self._reopened = 0
         self._workers = Workers()
         self._tenants = Tenants(self.settings.tenants, self.settings.max_sessions, self._workers)
-        self._trees: dict[str, FamilyTree] = {}  # by root, of sessions that are open
+        self._trees: dict[str, ForkTree] = {}  # by root, of sessions that are open
         self._loading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by root: the journal is asked once
         self._numbers = itertools.count(1)  # of sessions without a journal
         self.waits = Waits()
@@ -109,7 +109,7 @@ class SessionBook:
         if session.log.fault is not None:
             raise session.log.fault
         history, operations = session.branch(at)
-        children: list[tuple[Session, LiveSequence]] = []
+        children: list[tuple[Session, EngineCopy]] = []
         try:
             children.extend(self._child(session, history.branch(), operations, config) for config in configs)
             await session.lend([sequence for _, sequence in children], history.tree.head)
@@ -325,7 +325,7 @@ class SessionBook:
             await self.close(session_id, interrupt=True)
         await self._workers.aclose()
 
-    async def _whole_tree(self, session_id: str) -> FamilyTree:
+    async def _whole_tree(self, session_id: str) -> ForkTree:
         """Its tree, with what the journal has of it. Raises what `fork_tree` does."""
         log, tree = self.get(session_id).log, self._tree_of(session_id)
         if self.journal is None or not isinstance(log, JournaledLog):
@@ -341,7 +341,7 @@ class SessionBook:
         self.get(session_id)
         return tree if tree is self._tree_of(session_id) else await self._whole_tree(session_id)
 
-    def _tree_of(self, session_id: str) -> FamilyTree:
+    def _tree_of(self, session_id: str) -> ForkTree:
         """What is known of the tree of an open session."""
         return self._trees[root_of(self._records[session_id])]
 
@@ -385,7 +385,7 @@ class SessionBook:
 
     def _child(
         self, parent: Session, history: History, operations: Iterable[AnyOperation], config: bytes
-    ) -> tuple[Session, LiveSequence]:
+    ) -> tuple[Session, EngineCopy]:
         record = child_of(self._records[parent.id], new_id("sess"), config)
         record = msgspec.structs.replace(record, origin=parent.log.position())
         sequence = parent.heir()
@@ -417,7 +417,7 @@ class SessionBook:
         log: SessionLog,
         handles: SessionHandles,
         history: History | None = None,
-        sequence: LiveSequence | None = None,
+        sequence: EngineCopy | None = None,
     ) -> Session:
         session = Session(
             record.id,
@@ -437,7 +437,7 @@ class SessionBook:
         self._tenants.enter(record.salt)
         self._records[session.id] = record
         self._sessions[session.id] = session
-        tree = self._trees.setdefault(root_of(record), FamilyTree())
+        tree = self._trees.setdefault(root_of(record), ForkTree())
         tree.add(log.number if isinstance(log, JournaledLog) else next(self._numbers), record)
         tree.opened += 1
         self._know_handles(session)

@@ -13,7 +13,7 @@ import asyncio
 from contextlib import suppress
 
 from ..runtime.errors import EngineGone, VerbRefused
-from .engine_copy import LiveSequence
+from .engine_copy import EngineCopy
 from .history import History
 from .items import FunctionCall
 
@@ -21,10 +21,10 @@ PATIENCE = 0.05
 """Seconds: most tools answer sooner, and nothing need be said of their sessions."""
 
 
-class Foresight:
+class ReturnHints:
     """One session's."""
 
-    def __init__(self, history: History, sequence: LiveSequence) -> None:
+    def __init__(self, history: History, sequence: EngineCopy) -> None:
         self._history = history
         self._sequence = sequence
         self._telling: asyncio.Task[None] | None = None

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from ..runtime.link.client import EngineLink
 from .edits import rewind, shorten
-from .engine_copy import LiveSequence
+from .engine_copy import EngineCopy
 from .errors import SessionClosed
 from .handles import SessionHandles
 from .history import History
@@ -19,17 +19,17 @@ from .items import Growing, Tool
 from .journal.log import EphemeralLog, SessionLog
 from .journal.records import AnyOperation, Begun, Branched, request_form
 from .journal.replay import Past, refused, retold
-from .placement import Keeping
-from .return_hints import Foresight
+from .placement import Placement
+from .return_hints import ReturnHints
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant
-from .text.eager_prefill import Anticipation, Arrival
+from .text.eager_prefill import Arrival, EagerPrefill
 from .text.language import Language
 from .tree import TurnNode
 from .turn.events import ReplyEvent
 from .turn.request import TurnRequest
 from .turn.response import Branch, Response
-from .turn.turn_grammar import Binding
+from .turn.turn_grammar import TurnGrammar
 from .waits import Waits
 
 
@@ -54,7 +54,7 @@ class Session:
         log: SessionLog | None = None,
         handles: SessionHandles | None = None,
         reopened: bool = False,
-        sequence: LiveSequence | None = None,
+        sequence: EngineCopy | None = None,
         waits: Waits | None = None,
         tenant: Tenant | None = None,
     ) -> None:
@@ -64,16 +64,16 @@ class Session:
         self.log: SessionLog = log or EphemeralLog()
         self.history.record = self.log.append
         self.handles = handles or SessionHandles(b"", self.log)
-        self._sequence = sequence or LiveSequence(link, salt, reopened=reopened)
+        self._sequence = sequence or EngineCopy(link, salt, reopened=reopened)
         renderer = language.renderer(now or datetime.now().astimezone())
-        binding = Binding(language)
+        binding = TurnGrammar(language)
         self._tenant = tenant or Tenant(TenantLimits())
         slot = self._tenant.slot
         self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, binding, slot)
-        self._anticipation = Anticipation(self._branch)
+        self._eager_prefill = EagerPrefill(self._branch)
         self._waits = waits or Waits()
-        self._foresight = Foresight(self.history, self._sequence)
-        self.keeping = Keeping(self._branch, self._leaves)
+        self._return_hints = ReturnHints(self.history, self._sequence)
+        self.keeping = Placement(self._branch, self._leaves)
         self._responses: list[Response] = []
         self._closed = False
 
@@ -110,7 +110,7 @@ class Session:
             undo.callback(response.withdraw)
             if response.writes:
                 self._waits.returns(self.id)
-                self._foresight.known()
+                self._return_hints.known()
             self._own(response)
             self.log.append(Begun(response=response.id, request=form, writes=response.writes, note=note))
             undo.pop_all()
@@ -184,12 +184,12 @@ class Session:
             rewind(history, at, self._branch.language.tokenizer)
         return history, [*operations, Branched()]
 
-    async def lend(self, children: Sequence[LiveSequence], head: TurnNode | None) -> None:
+    async def lend(self, children: Sequence[EngineCopy], head: TurnNode | None) -> None:
         """Let the engine's sequences of sessions that were forked share what they have in common with this."""
         if head is not None:
             await self._sequence.fork(children, head.tokens())
 
-    def heir(self) -> LiveSequence:
+    def heir(self) -> EngineCopy:
         """A sequence for a session that is forked off: `lend` gives it what it shares."""
         return self._sequence.child()
 
@@ -213,11 +213,11 @@ class Session:
     def expect(self, item: Growing | None) -> None:
         """This much of the next item has come: its settled beginning is prefilled. None: taken back."""
         if not self._closed:
-            self._anticipation.expect(item)
+            self._eager_prefill.expect(item)
 
     async def arrival(self) -> Arrival:
         """How much of the history's end the engine was given already. Raises ``TemplateFailed``."""
-        return await self._anticipation.arrival()
+        return await self._eager_prefill.arrival()
 
     def statistics(self) -> dict[str, float]:
         """Items, tokens on the branch, and responses that run."""
@@ -232,8 +232,8 @@ class Session:
         """Cancel what runs and let the engine's sequence go; its KV stays cached until evicted."""
         self._closed = True
         self._waits.ends(self.id)
-        await self._foresight.aclose()
-        await self._anticipation.aclose()
+        await self._return_hints.aclose()
+        await self._eager_prefill.aclose()
         for response in self._live():
             await response.leave()
         self._tenant.left(self._responses)
@@ -241,13 +241,13 @@ class Session:
         self.log.close()
 
     def _leaves(self, tokens: int, seconds: float) -> None:
-        self._foresight.known()
+        self._return_hints.known()
         self._waits.leaves(self.id, tokens, seconds)
 
     def _ended(self) -> None:
-        self._anticipation.resume()
+        self._eager_prefill.resume()
         if not self._closed:
-            self._foresight.left()
+            self._return_hints.left()
 
     def _check_open(self) -> None:
         if self._closed:

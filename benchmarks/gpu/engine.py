@@ -85,9 +85,10 @@ def _tests(*rooms: str) -> list[Figure]:
 def _marked() -> dict[str, list[str]]:
     """The files with the ``gpu`` mark, by room: where those of one cannot be imported, the others run."""
     files: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    tests = ROOT / "tests"
+    for path in sorted(tests.rglob("test_*.py")):
         if "pytest.mark.gpu" in path.read_text(encoding="utf-8"):
-            files.setdefault(path.parent.name, []).append(str(path))
+            files.setdefault(path.relative_to(tests).parts[0], []).append(str(path))
     return files
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE, ShelfStatistics
+from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE, DiskStatistics
 from holdfast.kvstore.disk.page_cache import PAGE
 from holdfast.kvstore.disk.store import Given, RecordStore
 from holdfast.kvstore.errors import KVStoreError
@@ -90,7 +90,7 @@ class InlineDisk:
         """As if it had been stored now."""
         self._touched.append(key)
 
-    def promise(self, holder: int, keys: Iterable[bytes]) -> None:
+    def lease(self, holder: int, keys: Iterable[bytes]) -> None:
         """Leases are of no account here."""
 
     def give_way(self, keys: Iterable[bytes]) -> None:
@@ -172,9 +172,9 @@ class InlineDisk:
             self._host.filled(slot, tokens=header.tokens, digest=xxh3_64_intdigest(memory.payload(slot)))
         self._fetching.clear()
 
-    def statistics(self) -> ShelfStatistics:
+    def statistics(self) -> DiskStatistics:
         """Records."""
-        return ShelfStatistics(len(self._store), 0, 0, 0, 0, 0)
+        return DiskStatistics(len(self._store), 0, 0, 0, 0, 0)
 
     def close(self) -> None:
         """Nothing to leave."""

@@ -20,7 +20,7 @@ import torch
 
 from holdfast.kernels.cpu.cores import bind
 from holdfast.kvstore.disk.client import DiskTier
-from holdfast.kvstore.disk.process import ShelfKeeper
+from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
@@ -50,7 +50,7 @@ class Tiered(Ours):
         self._folder = folder
         self._base = 0
         self._records: list[bytes] = []
-        self._keeper: ShelfKeeper
+        self._keeper: DiskProcess
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
         """Load with a host tier and a shelf, as the supervisor would start them."""
@@ -68,13 +68,13 @@ class Tiered(Ours):
         )
         memory = host_memory(settings)
         assert memory is not None
-        self._keeper = ShelfKeeper(memory)
+        self._keeper = DiskProcess(memory)
         control = os.dup(self._keeper.theirs.fileno())
         self._keeper.start()
         engine = load_engine(settings, lambda done, what: None, Pulse(), memory, control).engine
         assert isinstance(engine, Engine)
         # Restoring is what is measured: never computed instead.
-        engine.scheduler.shelving.fetching.costs = CostBook(None)
+        engine.scheduler.offload.restore.costs = CostBook(None)
         self._engine = engine
         bind()  # as the engine's own process does
         self._until_ready()
@@ -82,7 +82,7 @@ class Tiered(Ours):
 
     def close(self) -> None:
         """End the shelf."""
-        self._engine.scheduler.shelving.close()
+        self._engine.scheduler.offload.close()
         self._keeper.stop()
 
     # --- requests ---------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Tiered(Ours):
 
     @property
     def _disk(self) -> DiskTier:
-        disk = self._engine.scheduler.shelving.disk
+        disk = self._engine.scheduler.offload.disk
         assert disk is not None
         return disk
 
@@ -193,7 +193,7 @@ class Tiered(Ours):
 
     def _flush(self) -> None:
         """All that the host tier has is on disk."""
-        shelving = self._engine.scheduler.shelving
+        shelving = self._engine.scheduler.offload
         shelving.flush()
         while shelving.busy:
             shelving.tick(time.monotonic())
@@ -212,7 +212,7 @@ class Tiered(Ours):
         while not self._disk.ready:
             if time.monotonic() > end:
                 raise RuntimeError("no shelf")
-            self._engine.scheduler.shelving.tick(time.monotonic())
+            self._engine.scheduler.offload.tick(time.monotonic())
             time.sleep(0.01)
 
     def _forget_pages(self) -> None:

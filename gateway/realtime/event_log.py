@@ -82,7 +82,7 @@ class _Told:
     done: ResponseDone | None = None  # it shows the current handle whenever it is told
 
 
-class Feed:
+class EventLog:
     """The events of one session. ``replies``: how many replies there were before this opening.
 
     ``handle`` gives the session's current one.

@@ -36,11 +36,11 @@ from .conversation import Conversation
 from .edits import VERBS, Verbs
 from .effects import CancelResponse, CountArrival, Effect, Expect, KeepingEvent, MoveKV, Send, StartResponse
 from .event_ids import EventNames, typed_since
-from .event_log import NEWS, WRITER, Feed
+from .event_log import NEWS, WRITER, EventLog
 from .outbox import Sink
 from .placement import Moves
 from .translate import preamble_of
-from .tree_events import TREE_VERBS, Relatives
+from .tree_events import TREE_VERBS, TreeEvents
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +98,10 @@ class LiveSession:
             admit=session.check_turns,
             most_characters=session.most_characters,
         )
-        self.feed = Feed(limits, replies, lambda: session.handles.current)
+        self.event_log = EventLog(limits, replies, lambda: session.handles.current)
         self._verbs = Verbs(session, self.conversation, self._acknowledge)
-        self.relatives = Relatives(session.id, self.conversation, self._acknowledge)
-        self._moves = Moves(session, self.conversation, self.feed, limits.moves)
+        self.relatives = TreeEvents(session.id, self.conversation, self._acknowledge)
+        self._moves = Moves(session, self.conversation, self.event_log, limits.moves)
         self.forker: Forker = _no_forks
         self.resumable = False
         self.reopened = False
@@ -121,7 +121,7 @@ class LiveSession:
         """A new session's; its greeting is the first it tells."""
         made = cls(session, birth, limits, vocab_size)
         handle = session.handles.current
-        made.feed.post(made.conversation.greet(handle), ticket=session.log.sync())
+        made.event_log.post(made.conversation.greet(handle), ticket=session.log.sync())
         return made
 
     @classmethod
@@ -167,7 +167,7 @@ class LiveSession:
         Raises ``EventsExpired``.
         """
         writing = any(response.writes for response in self._responses.values())
-        self.feed.attach(outbox, self._resumed, after, running=writing)
+        self.event_log.attach(outbox, self._resumed, after, running=writing)
 
     def _resumed(self, event_id: str, other_opening: bool) -> server.SessionResumed:
         """The answer to a client that comes back. What answers were on their way then may be lost."""
@@ -203,7 +203,7 @@ class LiveSession:
             return
         refusal = self._refusal(event)
         if refusal is not None:
-            self.feed.post([self.conversation.refusal(refusal, event.event_id)])
+            self.event_log.post([self.conversation.refusal(refusal, event.event_id)])
             return
         if isinstance(event, VERBS):
             self._hear(event)
@@ -227,7 +227,7 @@ class LiveSession:
 
     def refuse(self, error: Exception, event_id: str | None = None) -> None:
         """Tell of a frame that was no event, or of an event out of place."""
-        self.feed.post([self.conversation.refusal(error, event_id)])
+        self.event_log.post([self.conversation.refusal(error, event_id)])
 
     def _refusal(self, event: client.ClientEvent) -> Exception | None:
         if self._draining and isinstance(event, client.ResponseCreate | ResponseSteer):
@@ -271,7 +271,7 @@ class LiveSession:
             config = msgspec.msgpack.encode(conversation.session)
             journal.append(Configured(preamble=preamble_of(conversation.session), config=config))
         if answers:
-            self.feed.post(answers, ticket=journal.sync() if isinstance(event, CHANGES) else None)
+            self.event_log.post(answers, ticket=journal.sync() if isinstance(event, CHANGES) else None)
         return rest
 
     def _hear(self, event: client.ClientEvent) -> None:
@@ -282,7 +282,7 @@ class LiveSession:
 
     def _acknowledge(self, events: Iterable[server.ServerEvent]) -> None:
         """Let events leave when all so far is in the journal."""
-        self.feed.post(events, ticket=self.session.log.sync())
+        self.event_log.post(events, ticket=self.session.log.sync())
 
     def birth_of_child(self) -> Birth:
         """What is kept of a session that is forked from this one, from birth."""
@@ -292,7 +292,7 @@ class LiveSession:
         try:
             children = await self.forker(self, event.children, event.at)
         except SessionError as error:
-            self.feed.post([self.conversation.refusal(error, event.event_id)])
+            self.event_log.post([self.conversation.refusal(error, event.event_id)])
             return
         forks = [Fork(id=child.id, handle=child.session.handles.current) for child in children]
         self._acknowledge([SessionForked(event_id=self.conversation.event_id(), sessions=forks)])
@@ -302,7 +302,9 @@ class LiveSession:
             arrival = await self.session.arrival()
         except (SessionError, RuntimeFault):  # the next turn says so again; the item is there all the same
             arrival = Arrival(0, 0)
-        self.feed.post(self.conversation.incoming.committed(arrival, count), ticket=self.session.log.sync())
+        self.event_log.post(
+            self.conversation.incoming.committed(arrival, count), ticket=self.session.log.sync()
+        )
 
     def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Work of the session's own: it ends with the session, not with a socket."""
@@ -323,11 +325,11 @@ class LiveSession:
             self._verbs.answer_again(event)
         elif self.reopened:
             self._ids.of(event.event_id)
-            self.feed.post(self.conversation.answered(event), ticket=self.session.log.sync())
+            self.event_log.post(self.conversation.answered(event), ticket=self.session.log.sync())
 
     async def _cancel(self, response_id: str, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
         """A reply that is told again is cut where its client was, not before."""
-        if self.feed.behind:
+        if self.event_log.behind:
             self._waiting_cancels[response_id] = reason
         elif response_id in self._responses:
             await self._responses[response_id].cancel(reason)
@@ -337,9 +339,9 @@ class LiveSession:
         try:
             response_id = self.conversation.check_steer(event)
         except (SessionError, FrameError, GatewayError) as error:
-            self.feed.post([self.conversation.refusal(error, event.event_id)])
+            self.event_log.post([self.conversation.refusal(error, event.event_id)])
             return False
-        self.feed.post([self.conversation.accept_steer(response_id)])
+        self.event_log.post([self.conversation.accept_steer(response_id)])
         if response_id is not None:
             await self._cancel(response_id, EndReason.STEERED)
         await self._ended(response_id)
@@ -359,12 +361,12 @@ class LiveSession:
             response = self.session.respond(start.request, start.response_id, note, whole_calls=brief)
         except Exception as error:  # the journal knows no such reply, so none may be counted
             self._report(start.response_id, error)
-            self.feed.post(self.conversation.failed(start.response_id, error))
+            self.event_log.post(self.conversation.failed(start.response_id, error))
             return
         lane = start.response_id if start.request.out_of_band else WRITER
         try:
             if lane == WRITER:
-                self.feed.begin_reply()
+                self.event_log.begin_reply()
             self._run(response, lane)
         except BaseException as error:
             response.refuse(error)
@@ -392,10 +394,10 @@ class LiveSession:
             async with response:
                 async for event in response:
                     self._tell(self.conversation.reply(response.id, event), lane)
-                    if response.id in self._waiting_cancels and not self.feed.behind:
+                    if response.id in self._waiting_cancels and not self.event_log.behind:
                         await response.cancel(self._waiting_cancels.pop(response.id))
                     if not isinstance(event, ReplyDone):
-                        await self.feed.room()
+                        await self.event_log.room()
         except Exception as error:  # whatever it is, it ends this response and no more
             self._report(response.id, error)
             if response.id in self.conversation.running:
@@ -416,43 +418,43 @@ class LiveSession:
             ticket = self.session.log.sync() if isinstance(event, HELD) else None
             # Told in brief, a reply's beginning need not be written by itself.
             patient = isinstance(event, server.ResponseCreated) and self.conversation.brief(event.response.id)
-            self.feed.post([event], lane, ticket, patient=patient)
+            self.event_log.post([event], lane, ticket, patient=patient)
 
     def _bring_back(self, past: Past, after_reply: set[str]) -> None:
         """The last response as the journal has it: told again to its end, or going on."""
         self.conversation.revive(past.id, past.request, past.note, after_reply)
-        self.feed.begin_reply()
+        self.event_log.begin_reply()
         if past.ended is None:
             try:
                 response = self.session.go_on(past)
             except Exception as error:  # as where its grammar cannot be written any more
                 self._report(past.id, error)
-                self.feed.post(self.conversation.failed(past.id, error), WRITER)
+                self.event_log.post(self.conversation.failed(past.id, error), WRITER)
             else:
                 self._run(response, WRITER)
             return
         for event in self.session.retold(past):
-            self.feed.post(self.conversation.reply(past.id, event), WRITER)
+            self.event_log.post(self.conversation.reply(past.id, event), WRITER)
         if not past.ended.began:
-            self.feed.post(self.conversation.failed(past.id, error_of(past.ended.error)), WRITER)
+            self.event_log.post(self.conversation.failed(past.id, error_of(past.ended.error)), WRITER)
 
     def _lose(self, orphan: Begun) -> None:
         """A response out of band is not gone on with: its end is told."""
         self.conversation.revive(orphan.response, None, orphan.note)
         events = self.conversation.reply(orphan.response, ReplyStarted(0))
         events += self.conversation.failed(orphan.response, error_of(None))
-        self.feed.post(events, orphan.response)
+        self.event_log.post(events, orphan.response)
 
     # --- leaving --------------------------------------------------------------------------------------------
 
     def alarm(self, fault: StorageUnavailable) -> None:
         """The journal cannot write: who waits for an acknowledgement is told so."""
-        if self.feed.holding:
-            self.feed.post([self.conversation.refusal(fault)], NEWS)
+        if self.event_log.holding:
+            self.event_log.post([self.conversation.refusal(fault)], NEWS)
 
     def recovered(self, lost_seconds: float) -> None:
         """Tell that the session has another engine."""
-        self.feed.post([self.conversation.recovered(round(lost_seconds * 1000, 1))], NEWS)
+        self.event_log.post([self.conversation.recovered(round(lost_seconds * 1000, 1))], NEWS)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new responses; wait until none runs and all that was said has left.
@@ -461,7 +463,9 @@ class LiveSession:
         cut: it ends as incomplete, naming the reason.
         """
         self._draining = True
-        self.feed.post([self.conversation.going_away(seconds, self.session.handles.current or None)], NEWS)
+        self.event_log.post(
+            [self.conversation.going_away(seconds, self.session.handles.current or None)], NEWS
+        )
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.idle()
@@ -469,7 +473,7 @@ class LiveSession:
             for response in list(self._responses.values()):
                 await response.cancel(EndReason.SERVER_LEAVING)
             await self.idle()
-        await self.feed.settled()
+        await self.event_log.settled()
 
     async def idle(self) -> None:
         """Wait until no response runs."""
@@ -477,7 +481,7 @@ class LiveSession:
 
     async def aclose(self) -> None:
         """End what still runs here. The session itself is closed by its book."""
-        self.feed.detach()
+        self.event_log.detach()
         tasks = [*self._followers.values(), *self._beside_tasks, *self._moves.tasks]
         for task in tasks:
             task.cancel()

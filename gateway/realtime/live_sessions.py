@@ -18,7 +18,7 @@ from ...sdk.frames.session import SessionResource
 from ...sessions.errors import SessionLimit, StorageUnavailable
 from ...sessions.fork_tree import Page
 from ...sessions.items import new_id
-from ...sessions.registry import Reopened, SessionBook
+from ...sessions.registry import Reopened, SessionRegistry
 from ...sessions.session import Session
 from ..settings import Limits
 from .live_session import Birth, LiveSession
@@ -36,7 +36,7 @@ class Holder(Protocol):
 class Registry:
     """All sessions in memory. ``model`` is what they speak with."""
 
-    def __init__(self, book: SessionBook, link: EngineLink, model: str, limits: Limits) -> None:
+    def __init__(self, book: SessionRegistry, link: EngineLink, model: str, limits: Limits) -> None:
         self._book = book
         self._link = link
         self._model = model
@@ -122,7 +122,7 @@ class Registry:
     async def fork(self, live: LiveSession, children: int, at: str | None) -> list[LiveSession]:
         """Sessions that go on from this one. Their lease runs: who has a handle comes for them.
 
-        Raises what ``SessionBook.fork`` does.
+        Raises what ``SessionRegistry.fork`` does.
         """
         return await self._whole(self._forked(live, children, at))
 
@@ -175,15 +175,15 @@ class Registry:
         return fork.at_rest and fork.session.log.durable
 
     async def tree(self, session_id: str, limit: int, after: str | None) -> Page:
-        """Some of the tree of sessions that this one is in. Raises what ``SessionBook.family_page`` does."""
+        """A page of this session's fork tree. Raises what ``SessionRegistry.family_page`` does."""
         return await self._book.family_page(session_id, limit, after)
 
     async def name(self, session_id: str, name: str) -> str:
-        """Name a session. Raises what ``SessionBook.name`` does."""
+        """Name a session. Raises what ``SessionRegistry.name`` does."""
         return await self._book.name(session_id, name)
 
     async def prune(self, session_id: str, target: str) -> None:
-        """End a session of this one's tree and forget it. Raises what ``SessionBook.check_pruned`` does."""
+        """End a session of this one's tree and forget it. Raises what ``SessionRegistry.check_pruned`` does."""
         owner = self._book.get(session_id).handles.owner  # of the whole tree
         number = await self._book.check_pruned(session_id, target)
         await self._whole(self._pruned(target, number, owner))
@@ -214,7 +214,7 @@ class Registry:
         if self._holders.get(live.id) is not holder:
             return  # it went on elsewhere
         del self._holders[live.id]
-        live.feed.detach()
+        live.event_log.detach()
         if live.resumable and not self._closing:
             self._wait_for(live)
         else:

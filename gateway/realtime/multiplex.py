@@ -48,10 +48,10 @@ class Line:
         self._gone.set()
 
 
-class Guest:
+class MultiplexedSession:
     """A further session's hold on a socket; ``gone`` is told when it goes on elsewhere."""
 
-    def __init__(self, line: Line, gone: Callable[[Guest], None]) -> None:
+    def __init__(self, line: Line, gone: Callable[[MultiplexedSession], None]) -> None:
         self.line = line
         self.live: LiveSession | None = None
         self._gone = gone

@@ -15,7 +15,7 @@ from ...sessions.session import Session
 from ..errors import INTERNAL, TooManyMoves, wire_error
 from .conversation import Conversation
 from .effects import KeepingEvent
-from .event_log import NEWS, Feed
+from .event_log import NEWS, EventLog
 
 log = logging.getLogger(__name__)
 
@@ -23,18 +23,18 @@ log = logging.getLogger(__name__)
 class Moves:
     """Those of one session, at most ``most`` on their way: an engine may be long over each."""
 
-    def __init__(self, session: Session, conversation: Conversation, feed: Feed, most: int) -> None:
+    def __init__(self, session: Session, conversation: Conversation, feed: EventLog, most: int) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         self._session = session
         self._conversation = conversation
-        self._feed = feed
+        self._event_log = feed
         self._most = most
 
     def begin(self, event: KeepingEvent) -> None:
         """Ask, and answer when there is an answer; or refuse at once."""
         if len(self.tasks) >= self._most:
             many = TooManyMoves(f"At most {self._most} leases, stages and settles are on their way at once")
-            self._feed.post([self._conversation.refusal(many, event.event_id)])
+            self._event_log.post([self._conversation.refusal(many, event.event_id)])
             return
         task = asyncio.create_task(self._move(event))
         self.tasks.add(task)
@@ -47,7 +47,7 @@ class Moves:
             if wire_error(error) is INTERNAL:
                 log.exception("%s failed", event.type)
             answer = self._conversation.refusal(error, event.event_id)
-        self._feed.post([answer], NEWS)
+        self._event_log.post([answer], NEWS)
 
     async def _asked(self, event: KeepingEvent) -> ServerEvent:
         keeping = self._session.keeping

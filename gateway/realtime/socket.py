@@ -35,7 +35,7 @@ from ..settings import Limits
 from .channel import Channel, ChannelClosed
 from .live_session import LiveSession
 from .live_sessions import Registry
-from .multiplex import Guest, Line
+from .multiplex import Line, MultiplexedSession
 from .outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Realtime:
         self._limits = limits
         self._live: LiveSession | None = None
         self._line = self._new_line()
-        self._guests: dict[str, Guest] = {}
+        self._guests: dict[str, MultiplexedSession] = {}
         self._shared = self._attaching = False
         self._invalid = TokenBucket(limits.invalid_events, time.monotonic)
         self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
@@ -127,7 +127,7 @@ class Realtime:
             raise _Goodbye(wire_error(error)) from None
         self._live.resumable = self._visitor.resumable
         self._line.session_id = self._live.id
-        self._live.feed.open_to(self._line)
+        self._live.event_log.open_to(self._line)
 
     async def _turn_away(self, error: SessionError) -> None:
         """Say why this socket gets no session; nothing else is ever written to it."""
@@ -214,7 +214,7 @@ class Realtime:
         return None if guest is None else guest.live
 
     async def _attach(self, event: SessionAttach) -> None:
-        guest = Guest(self._new_line(), self._lost)
+        guest = MultiplexedSession(self._new_line(), self._lost)
         self._attaching = True
         try:
             live = await self._registry.resume(guest, event.session, self._visitor.owner)
@@ -242,13 +242,13 @@ class Realtime:
             self._dismiss(self._guests[live.id])
             self._tell_detached(live.id)
 
-    def _dismiss(self, guest: Guest) -> None:
+    def _dismiss(self, guest: MultiplexedSession) -> None:
         """A guest leaves; whoever has its handle can come back to it."""
         live = guest.live
         if live is not None and self._guests.pop(live.id, None) is not None:
             self._registry.left(live, guest)
 
-    def _lost(self, guest: Guest) -> None:
+    def _lost(self, guest: MultiplexedSession) -> None:
         """A guest goes on elsewhere."""
         live = guest.live
         if live is not None and self._guests.pop(live.id, None) is not None:

@@ -42,7 +42,7 @@ class Keeper(Protocol):
         """End and forget another session of its tree, whoever has it."""
 
 
-class Relatives:
+class TreeEvents:
     """Those of one session. ``post`` lets events leave once all that was done is in the journal."""
 
     def __init__(

@@ -26,7 +26,7 @@ from ..host.tier import HostTier
 from ..keys import KEY_BYTES
 from ..system_limits import explained
 from .deadline import Patience
-from .direct_read import Lying, Parts, Shortcut
+from .direct_read import DirectRead, Lying, Parts
 from .messages import (
     PACKET_BYTES,
     Begin,
@@ -43,7 +43,7 @@ from .messages import (
     encode,
 )
 from .messages import up_decoder as decoder
-from .reads import Rising
+from .reads import PendingReads
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
@@ -62,7 +62,7 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True)
-class ShelfStatistics:
+class DiskStatistics:
     """``records`` and ``waiting`` requests now; counts: requests done by kind, refused, ``lost`` shelves.
 
     ``read``: records that came past the shelf. ``budget``: bytes that records may take now; less than was asked
@@ -80,7 +80,7 @@ class ShelfStatistics:
 
 
 class DiskTier:
-    """Records below ``host``; ``control`` is the engine's end of a `keeper.ShelfKeeper`'s socket.
+    """Records below ``host``; ``control`` is the engine's end of a `keeper.DiskProcess`'s socket.
 
     ``blocks``: the bytes of a device block, in parts, where this process can write them: then what lies in
     memory anyway can be ``read`` into them past the shelf.
@@ -98,7 +98,7 @@ class DiskTier:
         self._begin = begin
         self._budget = begin.budget
         self._blocks = blocks
-        self._shortcut = Shortcut(Path(begin.folder), begin.block_bytes)
+        self._shortcut = DirectRead(Path(begin.folder), begin.block_bytes)
         self._sock: socket.socket | None = None
         self._ready = False
         self._patience = Patience()
@@ -109,7 +109,7 @@ class DiskTier:
         self._looked = 0.0  # when answers were taken last
         self._storing: set[bytes] = set()
         self._most_storing = max(1, min(STORES_IN_FLIGHT, host.memory.slots // STORING_SHARE))
-        self._rising = Rising(host)
+        self._rising = PendingReads(host)
         self._superseded: list[bytes] = []
         self._touched: dict[bytes, bool] = {}  # used now, or first to go
         self._covers: dict[int, frozenset[bytes]] = {}  # by holder of a lease
@@ -249,7 +249,7 @@ class DiskTier:
             if key in here or key in coming:
                 moved[key] = False
 
-    def promise(self, holder: int, keys: Iterable[bytes]) -> None:
+    def lease(self, holder: int, keys: Iterable[bytes]) -> None:
         """A lease of ``holder`` covers these records, here now or later, and no others any more.
 
         On disk they give way after all others, from the next that is stored on.
@@ -279,9 +279,9 @@ class DiskTier:
                 if self._patience.over(now, deadlines, opening=not self._ready):
                     self._lose("does not answer")
 
-    def statistics(self) -> ShelfStatistics:
+    def statistics(self) -> DiskStatistics:
         """Gauges and counters."""
-        return ShelfStatistics(
+        return DiskStatistics(
             len(self),
             len(self._requests),
             self._stored,

@@ -41,7 +41,7 @@ class Lying:
     digest: int
 
 
-class Shortcut:
+class DirectRead:
     """Reads records of ``length`` bytes out of the file that a shelf keeps in ``folder``."""
 
     def __init__(self, folder: Path, length: int) -> None:

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from ..quotas import by_largest
 
 
-class RecordOrder:
+class RecordEviction:
     """Keys by tenant, in each the longest unused first."""
 
     def __init__(self) -> None:

@@ -42,8 +42,8 @@ class Place:
     header: RecordHeader
 
 
-class Places:
-    """Places of payloads in the file at ``path``, which this process maps."""
+class PayloadOffsets:
+    """PayloadOffsets of payloads in the file at ``path``, which this process maps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

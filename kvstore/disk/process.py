@@ -30,7 +30,7 @@ CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 log = logging.getLogger(__name__)
 
 
-class ShelfKeeper:
+class DiskProcess:
     """Serves one engine: ``theirs`` is its end of the control socket. ``memory``: the slots' memfd."""
 
     def __init__(self, memory: int) -> None:

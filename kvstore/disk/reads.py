@@ -13,7 +13,7 @@ PIECE_BYTES = 1 << 20  # of records that are asked for at once: while one comes 
 MOST_IN_PIECE = 64
 
 
-class Rising:
+class PendingReads:
     """What is on its way into ``host``'s slots, or into memory."""
 
     def __init__(self, host: HostTier) -> None:

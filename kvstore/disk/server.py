@@ -48,7 +48,7 @@ ROOM_SHARE = 32  # a change of room by one part in so many is told
 log = logging.getLogger(__name__)
 
 
-class Shelf:
+class DiskServer:
     """Serves ``sock`` from ``store``, with the slots of ``memory``."""
 
     def __init__(self, sock: socket.socket, memory: SlotMemory, store: RecordStore) -> None:
@@ -236,7 +236,7 @@ def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
     with contextlib.suppress(OSError):  # a full disk: only who looks from outside misses it
         write_about(folder, begin.block_bytes)
     try:
-        Shelf(sock, memory, store).run()
+        DiskServer(sock, memory, store).run()
     except (BrokenPipeError, ConnectionResetError):
         return
     finally:

@@ -28,10 +28,10 @@ from xxhash import xxh3_64_intdigest
 
 from ..errors import KVStoreError, RecordDamaged, RecordMissing
 from ..system_limits import OUT_OF_DESCRIPTORS, errno_of, explained
-from .eviction import RecordOrder
+from .eviction import RecordEviction
 from .free_pages import ListUnreadable, punch_free_pages
 from .lock import hold
-from .payload_offsets import FILE, Places, stride_of
+from .payload_offsets import FILE, PayloadOffsets, stride_of
 from .record import RecordHeader, read_header
 
 FIRST_MAP = 16 << 20
@@ -112,9 +112,9 @@ class RecordStore:
         self.floor = floor
         self.given_up: list[bytes] = []
         self._most = {tenant: cap // self._record_size for tenant, cap in (caps or {}).items()}
-        self._order = RecordOrder()
+        self._order = RecordEviction()
         self._used: set[bytes] = set()  # read since the last batch
-        self._places = Places(folder / FILE)
+        self._places = PayloadOffsets(folder / FILE)
         self._stamp = 0
         self.ignored = 0
         try:
@@ -455,7 +455,7 @@ class RecordStore:
 
     def _environment(self) -> Any:
         size = max(FIRST_MAP, (self.folder / FILE).stat().st_size if self._made else 0)
-        # With readahead, for the scan at the beginning; then `Places` says what is read ahead.
+        # With readahead, for the scan at the beginning; then `PayloadOffsets` says what is read ahead.
         return lmdb.open(str(self.folder), map_size=size, max_dbs=2, sync=False, writemap=False)
 
     @property

@@ -155,7 +155,7 @@ class HostTier:
         found.reverse()
         self._rank(found)
 
-    def promise(self, holder: int, keys: Iterable[bytes], returns: float) -> None:
+    def lease(self, holder: int, keys: Iterable[bytes], returns: float) -> None:
         """A lease of ``holder`` covers these records, here now or later, and no others any more.
 
         They give way after all others, the latest return first.
@@ -173,7 +173,7 @@ class HostTier:
         for key in {*before, *now}:
             slot = self._slot_of.get(key)
             if slot is not None:
-                self._order.promise(slot, self._return_of(key))
+                self._order.lease(slot, self._return_of(key))
 
     def promised(self, key: bytes, besides: int | None = None) -> bool:
         """Whether a lease covers the record, of another than the holder ``besides``."""
@@ -202,7 +202,7 @@ class HostTier:
         self._tokens[slot] = tokens
         self._filling.add(slot)
         if key in self._promised:
-            self._order.promise(slot, self._return_of(key))
+            self._order.lease(slot, self._return_of(key))
         return slot
 
     def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:

@@ -16,9 +16,9 @@ from ..plan import NOBODY, Handle, Outcome, Plan, Runner
 
 
 @dataclass(frozen=True, slots=True)
-class _PacedHandle:
+class _WatchedHandle:
     handle: Handle
-    runner: PacedRunner
+    runner: WatchedRunner
     tokens_planned: int
     began: float
     sequences: frozenset[int]
@@ -33,7 +33,7 @@ class _PacedHandle:
         return outcomes
 
 
-class PacedRunner:
+class WatchedRunner:
     """Enters the pulse's phase before each launch and each wait, and while a kernel is compiled in them."""
 
     def __init__(self, runner: Runner, pulse: Pulse, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class PacedRunner:
         except BaseException:
             self.landed(sequences)
             raise
-        return _PacedHandle(handle, self, plan.tokens, began, sequences)
+        return _WatchedHandle(handle, self, plan.tokens, began, sequences)
 
     def landed(self, sequences: frozenset[int]) -> None:
         """A step of these is over."""

@@ -63,7 +63,7 @@ def available() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-class Guidance:
+class LLGuidance:
     """`grammars.Compiler` for one model."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
@@ -133,7 +133,7 @@ class Guidance:
             tokenizer.eos_tokens
         )  # the library takes one where none is named
         ends = frozenset(token for token in stop_ids if token in own or tokenizer.is_special_token(token))
-        return GuidedReply(matcher, ends, own - ends, frozenset(stop_ids))
+        return LLGuidanceMatcher(matcher, ends, own - ends, frozenset(stop_ids))
 
     def _loaded(self) -> LLTokenizer:
         with self._loading:
@@ -186,7 +186,7 @@ class Guidance:
                 self._bytes -= len(oldest.text)
 
 
-class GuidedReply:
+class LLGuidanceMatcher:
     """`grammars.Matcher`: one reply's own copy of a compiled grammar.
 
     ``ends``: tokens that end it, allowed exactly where the grammar accepts. ``others``: end tokens of the model

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GrammarFault, GrammarInvalid, GrammarUnavailable
-from ..kv_placement.offload import Shelving
+from ..kv_placement.offload import Offload
 from ..kv_placement.restore import FETCH_POLL_SECONDS
 from ..link.messages import Grammar, Row
 from ..plan import RowFault
 from ..scheduler.commit import Committer
-from ..scheduler.queues import Roster
+from ..scheduler.queues import Queues
 from ..sequence import Sequence, Turn
 from .matcher import Compiler, Matcher
 
@@ -41,16 +41,16 @@ class _Awaited:
     job: Future[Matcher] | None = None
 
 
-class Constraints:
+class GrammarQueue:
     """Gives turns their matchers. Without a ``compiler`` a grammar is refused."""
 
     def __init__(
-        self, compiler: Compiler | None, roster: Roster, committer: Committer, shelving: Shelving
+        self, compiler: Compiler | None, queues: Queues, committer: Committer, offload: Offload
     ) -> None:
         self._compiler = compiler
-        self._roster = roster
+        self._queues = queues
         self._committer = committer
-        self._shelving = shelving
+        self._offload = offload
         self._awaited: list[_Awaited] = []
         self._running: dict[int, Future[Matcher]] = {}  # by tenant; the first began last longest ago
         self._told: list[Row] = []
@@ -64,8 +64,8 @@ class Constraints:
         """A turn began that follows ``grammar``, as `check` let it: it runs as soon as that is compiled."""
         turn, compiler = sequence.turn, self._compiler
         assert turn is not None and compiler is not None
-        self._roster.taken(sequence)
-        self._roster.compiling[sequence.id] = sequence
+        self._queues.taken(sequence)
+        self._queues.compiling[sequence.id] = sequence
         size = len(grammar.text.encode())
         if size > MOST_GRAMMAR_BYTES:
             self._fail(sequence, GrammarInvalid(f"it has {size} bytes; at most {MOST_GRAMMAR_BYTES}"))
@@ -73,8 +73,8 @@ class Constraints:
             self._fail(sequence, GrammarInvalid(f"{MOST_WAITING} others are being compiled; try again"))
         else:
             said = sequence.tokens.view(turn.prompt)[turn.output_from :].copy()
-            self._awaited.append(_Awaited(sequence, turn, grammar, said, self._shelving.now))
-            self.tick(self._shelving.now)
+            self._awaited.append(_Awaited(sequence, turn, grammar, said, self._offload.now))
+            self.tick(self._offload.now)
 
     def tick(self, now: float) -> None:
         """Let those run whose matchers are there; end those that waited too long."""
@@ -122,7 +122,7 @@ class Constraints:
     def _wanted(self, awaited: _Awaited) -> bool:
         """Whether its turn is not over yet; else its job is given up. It may have begun another turn."""
         sequence = awaited.sequence
-        if sequence.turn is awaited.turn and self._roster.compiling.get(sequence.id) is sequence:
+        if sequence.turn is awaited.turn and self._queues.compiling.get(sequence.id) is sequence:
             return True
         if awaited.job is not None:
             awaited.job.cancel()
@@ -167,8 +167,8 @@ class Constraints:
         if row is not None:
             self._told.append(row)
         if sequence.turn is not None:
-            del self._roster.compiling[sequence.id]
-            self._shelving.fetching.line_up(sequence)
+            del self._queues.compiling[sequence.id]
+            self._offload.restore.line_up(sequence)
 
     def _fail(self, sequence: Sequence, fault: GrammarFault) -> None:
         row = self._committer.fail(sequence, RowFault(f"grammar: {fault.message}", fault.code))

@@ -17,19 +17,19 @@ from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ..plan import BlockCopy
 from ..sequence import Sequence
-from .residency import Lookup
-from .transfers import Moves
+from .residency import Residency
+from .transfers import Transfers
 
 
-class Paging:
+class BlockManager:
     """Moves blocks between sequences and ``pool``; keys are made by ``hasher`` under ``namespace``."""
 
-    def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, moves: Moves) -> None:
+    def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, moves: Transfers) -> None:
         self.pool = pool
-        self.moves = moves
+        self.transfers = moves
         pool.gives_up, moves.block_of = moves.given_up, pool.index.block_of
         self.block_tokens = hasher.block_tokens
-        self.lookup = Lookup(pool.index, hasher, namespace, moves)
+        self.residency = Residency(pool.index, hasher, namespace, moves)
         self._sources: list[tuple[int, int]] = []  # (block, owner): read by copies of the step being planned
 
     def blocks_for(self, tokens: int) -> int:
@@ -48,7 +48,7 @@ class Paging:
         own, most = sequence.computed // self.block_tokens, (len(sequence.tokens) - 1) // self.block_tokens
         if most <= own:
             return 0
-        self.lookup.name(sequence, most)
+        self.residency.name(sequence, most)
         parent = sequence.keys[own - 1] if own else sequence.root
         match = self.pool.index.match(sequence.keys[own:most], parent)
         if not match.blocks:
@@ -60,40 +60,40 @@ class Paging:
         sequence.computed = sequence.planned = own * self.block_tokens + match.tokens
         sequence.sealed = len(sequence.table)
         sequence.shared_tail = False
-        sequence.frontier = max(sequence.frontier, sequence.computed)
+        sequence.high_water = max(sequence.high_water, sequence.computed)
         return sequence.computed - before
 
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
         """Lease blocks, which are available, for as many of ``keys`` as are sound, and load them.
 
-        ``keys``: see `Lookup.below`. Returns tokens restored. The blocks are found by their keys at once:
+        ``keys``: see `Residency.below`. Returns tokens restored. The blocks are found by their keys at once:
         whoever reads them does so in this step or a later one.
         """
-        tier = self.moves.tier
+        tier = self.transfers.tier
         if tier is None:
             return 0
-        slots = self.moves.checked(keys)
+        slots = self.transfers.checked(keys)
         tokens = self._believed(sequence, keys, list(map(tier.tokens_of, slots)))
         if not tokens:
             return 0
         own = sequence.computed // self.block_tokens
-        leased = self.pool.lease(len(tokens), sequence.id)
+        leased = self.pool.allocate(len(tokens), sequence.id)
         self._drop(sequence, own)
         blocks = self._named(sequence, keys, leased, tokens)
         pairs = zip(slots, leased, blocks, strict=False)
-        self.moves.load([(slot, block) for slot, block, named in pairs if named == block])
+        self.transfers.load([(slot, block) for slot, block, named in pairs if named == block])
         return self._count_in(sequence, own, keys, blocks, tokens)
 
     def read_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier) -> int:
         """Copy as many of ``keys`` as are sound, and blocks available for, to the device, now: no step is in
         flight. Returns tokens brought up.
 
-        ``keys``: see `Lookup.at_hand`. Blocks whose bytes a move that waits still reads or writes are passed
+        ``keys``: see `Residency.at_hand`. Blocks whose bytes a move that waits still reads or writes are passed
         over.
         """
         own = sequence.computed // self.block_tokens
-        leased = self.pool.lease(min(len(keys), self.pool.available), sequence.id)
-        busy = self.moves.pending()
+        leased = self.pool.allocate(min(len(keys), self.pool.available), sequence.id)
+        busy = self.transfers.pending()
         blocks = [block for block in leased if block not in busy]
         found = self._believed(sequence, keys, disk.read(keys[: len(blocks)], blocks))
         used = set(blocks[: len(found)])
@@ -101,7 +101,7 @@ class Paging:
         if not found:
             return 0
         self._drop(sequence, own)
-        self.moves.raised(used, sequence.tenant)
+        self.transfers.raised(used, sequence.tenant)
         named = self._named(sequence, keys, blocks[: len(found)], found)
         return self._count_in(sequence, own, keys, named, found)
 
@@ -118,14 +118,14 @@ class Paging:
         elif full < len(tokens) and keys[full] == self._tail_of(sequence, own + full, tokens[full]):
             return tokens[: full + 1]
         if full < len(tokens):
-            self.moves.drop(keys[full])
+            self.transfers.drop(keys[full])
         return tokens[:full]
 
     def _tail_of(self, sequence: Sequence, block: int, tokens: int) -> bytes | None:
         """The key of so many tokens of a partial block; None: a partial one cannot hold that many."""
         end = block * self.block_tokens + tokens
         fits = 0 < tokens < self.block_tokens and end <= len(sequence.tokens)
-        return self.lookup.tail(sequence, end) if fits else None
+        return self.residency.tail(sequence, end) if fits else None
 
     def _named(
         self, sequence: Sequence, keys: Items[bytes], leased: list[int], tokens: Items[int]
@@ -150,7 +150,7 @@ class Paging:
         restored, sequence.computed, sequence.planned = end - sequence.computed, end, end
         sequence.sealed = end // self.block_tokens
         sequence.shared_tail = False
-        sequence.frontier = max(sequence.frontier, end)
+        sequence.high_water = max(sequence.high_water, end)
         sequence.host += restored
         return restored
 
@@ -164,12 +164,12 @@ class Paging:
             return sequence.planned
         return (len(sequence.table) + blocks - sequence.shared_tail) * self.block_tokens
 
-    def lease(self, sequence: Sequence, end: int) -> tuple[BlockCopy, ...]:
+    def allocate(self, sequence: Sequence, end: int) -> tuple[BlockCopy, ...]:
         """Lease the `shortfall`, which is available; returns the copy of a shared tail, if there is one."""
         short = self.shortfall(sequence, end)
         if not short:
             return ()
-        blocks = self.pool.lease(short, sequence.id)
+        blocks = self.pool.allocate(short, sequence.id)
         copies: tuple[BlockCopy, ...] = ()
         if sequence.shared_tail:
             target = blocks.pop()
@@ -197,38 +197,38 @@ class Paging:
         full = sequence.computed // self.block_tokens
         if full <= sequence.sealed:
             return
-        self.lookup.name(sequence, full)
+        self.residency.name(sequence, full)
         for index in range(sequence.sealed, full):
             block = sequence.table[index]
             kept = self.pool.join(block, sequence.keys[index], sequence.id)
             if kept != block:
                 sequence.table.replace(index, kept)
-            self.moves.save(sequence.keys[index], kept, tenant=sequence.tenant)
+            self.transfers.save(sequence.keys[index], kept, tenant=sequence.tenant)
         sequence.sealed = full
 
     def save_tail(self, sequence: Sequence) -> None:
         """Have the partial last block kept below, in place of the one that was kept before it."""
         full, part = divmod(sequence.computed, self.block_tokens)
-        if not part or self.moves.tier is None:
+        if not part or self.transfers.tier is None:
             return
-        key = self.lookup.tail(sequence, sequence.computed)
+        key = self.residency.tail(sequence, sequence.computed)
         if sequence.tail is not None and sequence.tail[0] != key:
-            self.moves.drop(sequence.tail[0])
-        self.moves.save(key, sequence.table[full], part, sequence.tenant)
+            self.transfers.drop(sequence.tail[0])
+        self.transfers.save(key, sequence.table[full], part, sequence.tenant)
         sequence.tail = key, sequence.computed
 
     def settle(self, sequence: Sequence) -> None:
         """A turn is over: its tail is kept below, and was used now. Full blocks are when the device gives them
         up, or before, where there is room.
         """
-        if self.moves.tier is not None:
+        if self.transfers.tier is not None:
             self.save_tail(sequence)
-            self.moves.touch([sequence.tail[0]] if sequence.tail else [])
+            self.transfers.touch([sequence.tail[0]] if sequence.tail else [])
 
     def lower(self, sequence: Sequence) -> None:
         """Full blocks that the host tier does not have go there: those, too, that came past it from disk."""
         for key, block in zip(sequence.keys, sequence.table.view[: sequence.sealed].tolist(), strict=False):
-            self.moves.save(key, block, tenant=sequence.tenant)
+            self.transfers.save(key, block, tenant=sequence.tenant)
 
     def fork(self, parent: Sequence, children: Items[Sequence]) -> None:
         """Share with ``children``, whose tokens begin the parent's and are equally many, the committed KV of
@@ -240,7 +240,7 @@ class Paging:
         self.pool.share(held, *(child.id for child in children))
         for child in children:
             child.computed = child.planned = computed
-            child.frontier = min(parent.frontier, length)
+            child.high_water = min(parent.high_water, length)
             child.table = parent.table.copy(len(held))
             child.keys = parent.keys.copy(length // self.block_tokens)
             child.sealed = min(parent.sealed, computed // self.block_tokens)
@@ -280,7 +280,7 @@ class Paging:
         self.cut(sequence, length)
         sequence.tokens.truncate(length)
         sequence.keys.truncate(length // self.block_tokens)
-        sequence.frontier = min(sequence.frontier, length)
+        sequence.high_water = min(sequence.high_water, length)
 
     def distrust(self, sequence: Sequence, blocks: list[int]) -> bool:
         """Drop all from the first of ``blocks`` on, whose content nobody knows; whether it had one."""
@@ -288,7 +288,7 @@ class Paging:
         if not len(places):
             return False
         self.cut(sequence, min(sequence.computed, int(places[0]) * self.block_tokens))
-        sequence.unmatched = True
+        sequence.needs_lookup = True
         return True
 
     def drop_tail(self, sequence: Sequence) -> None:
@@ -307,7 +307,7 @@ class Paging:
             self.save_tail(sequence)
         if kept:
             self.cut(sequence, kept * self.block_tokens)
-            sequence.unmatched = True
+            sequence.needs_lookup = True
             return held - len(sequence.table)
         self._drop(sequence, 0, keep=keep)
         if not keep:
@@ -316,7 +316,7 @@ class Paging:
             sequence.host = sequence.disk = 0
         sequence.computed = sequence.planned = sequence.sealed = 0
         sequence.shared_tail = False
-        sequence.unmatched = True
+        sequence.needs_lookup = True
         return held
 
     def retire(self, sequence: Sequence) -> None:
@@ -324,7 +324,7 @@ class Paging:
         blocks = {key: self.pool.index.block_of(key) for key in sequence.keys}
         self.pool.give_way(block for block in blocks.values() if block is not None)
         held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
-        self.moves.retire([key for key in sequence.names() if key not in held])
+        self.transfers.retire([key for key in sequence.names() if key not in held])
 
     def held(self, sequences: Iterable[Sequence]) -> dict[int, int]:
         """References by block that ``sequences`` account for, as the pool's audit wants them."""
@@ -339,8 +339,8 @@ class Paging:
             self.pool.release(sequence.table.truncate(kept), sequence.id, keep=keep)
 
     def _drop_below(self, sequence: Sequence) -> None:
-        for key in sequence.keys[:] if self.moves.tier is not None else ():
+        for key in sequence.keys[:] if self.transfers.tier is not None else ():
             if self.pool.index.block_of(key) is None:
-                self.moves.drop(key)
+                self.transfers.drop(key)
         if sequence.tail is not None:
-            self.moves.drop(sequence.tail[0])
+            self.transfers.drop(sequence.tail[0])

@@ -18,11 +18,11 @@ from itertools import count
 
 from ...kvstore.quotas import tenant_of
 from ..link.messages import Grant, Lease, Receipt
-from ..scheduler.queues import Roster
-from ..sequence import Promise, Sequence
+from ..scheduler.queues import Queues
+from ..sequence import GrantedLease, Sequence
 from ..settings import SchedulerSettings
-from .block_manager import Paging
-from .offload import Shelving
+from .block_manager import BlockManager
+from .offload import Offload
 
 MOST_SECONDS = 86_400.0
 USUAL_SECONDS = 300.0
@@ -38,18 +38,18 @@ class Leases:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, roster: Roster, paging: Paging, shelving: Shelving
+        self, settings: SchedulerSettings, queues: Queues, block_manager: BlockManager, offload: Offload
     ) -> None:
         self._settings = settings
-        self._roster = roster
-        self._paging = paging
-        self._shelving = shelving
+        self._queues = queues
+        self._block_manager = block_manager
+        self._offload = offload
         self._held: dict[int, Sequence] = {}
         self._ends = math.inf  # none ends before
         self._expected: list[tuple[float, int, Sequence]] = []  # a heap of returns, some of them over
         self._said = count()
         self._blocks = self._records = 0
-        roots = {paging.lookup.root(salt): most for salt, most in settings.lease_caps.items()}
+        roots = {block_manager.residency.root(salt): most for salt, most in settings.lease_caps.items()}
         self._caps = {tenant_of(root): most for root, most in roots.items()}
         self._blocks_of: Counter[int] = Counter()
         self._records_of: Counter[int] = Counter()
@@ -71,7 +71,7 @@ class Leases:
                 return Receipt(Grant.DENIED, 0, 0.0, 0.0 if wish.returns_in is None else returns_in, 0, 0)
             grant = Grant.GRANTED if (asked, back) == (0.0, returns_in) else Grant.CLIPPED
             return Receipt(grant, 0, 0.0, returns_in, 0, 0)
-        sequence.promise = Promise(priority, now + ttl, now + returns_in, 0, 0)
+        sequence.lease = GrantedLease(priority, now + ttl, now + returns_in, 0, 0)
         self._held[sequence.id] = sequence
         self._ends = min(self._ends, now + ttl)
         self._expect(sequence, now + returns_in, now)
@@ -83,34 +83,34 @@ class Leases:
 
     def cover(self, sequence: Sequence) -> None:
         """The lease, if there is one, covers what the sequence is now, as far as the budget goes."""
-        promise = sequence.promise
+        promise = sequence.lease
         if promise is None:
             return
         self._count(sequence, -promise.blocks, -promise.records)
         names = sequence.names()
-        blocks = min(self._paging.blocks_for(len(sequence.tokens)), self._room(sequence))
+        blocks = min(self._block_manager.blocks_for(len(sequence.tokens)), self._room(sequence))
         records = min(len(names), self._slots(sequence))
         self._count(sequence, blocks, records)
-        sequence.promise = replace(promise, blocks=blocks, records=records)
-        self._paging.moves.promise(sequence.id, names[:records], promise.returns)
+        sequence.lease = replace(promise, blocks=blocks, records=records)
+        self._block_manager.transfers.lease(sequence.id, names[:records], promise.returns)
 
     def end(self, sequence: Sequence) -> None:
         """The lease, if there is one, is over."""
         sequence.returns = None
-        if sequence.promise is not None:
+        if sequence.lease is not None:
             del self._held[sequence.id]
-            self._count(sequence, -sequence.promise.blocks, -sequence.promise.records)
-            sequence.promise = None
-            self._paging.moves.promise(sequence.id, [], 0.0)
+            self._count(sequence, -sequence.lease.blocks, -sequence.lease.records)
+            sequence.lease = None
+            self._block_manager.transfers.lease(sequence.id, [], 0.0)
             self._rank(sequence)
 
     def tick(self, now: float) -> None:
         """End what is over, bring up what is expected."""
         if now >= self._ends:
             for sequence in list(self._held.values()):
-                if sequence.promise is not None and sequence.promise.until <= now:
+                if sequence.lease is not None and sequence.lease.until <= now:
                     self.end(sequence)
-            ends = (held.promise.until for held in self._held.values() if held.promise is not None)
+            ends = (held.lease.until for held in self._held.values() if held.lease is not None)
             self._ends = min(ends, default=math.inf)
         while self._next_return() <= now + LEAD_SECONDS:
             self._recall(heappop(self._expected)[2])
@@ -130,9 +130,9 @@ class Leases:
         """It comes back then; None: nobody knows. Who may be back any moment is not brought up for that: what
         it holds it keeps, and what it was made to give, or gave by itself, it asks for when it is here."""
         sequence.returns = returns
-        if returns is not None and (sequence.promise is not None or returns > now + LEAD_SECONDS):
+        if returns is not None and (sequence.lease is not None or returns > now + LEAD_SECONDS):
             heappush(self._expected, (returns, next(self._said), sequence))
-            if len(self._expected) > 2 * len(self._roster.sequences) + SPARE:
+            if len(self._expected) > 2 * len(self._queues.sequences) + SPARE:
                 self._expected = [one for one in self._expected if self._is_expected(*one)]
                 heapify(self._expected)
         self._rank(sequence)
@@ -144,20 +144,20 @@ class Leases:
 
     def _is_expected(self, returns: float, _: int, sequence: Sequence) -> bool:
         """Whether it is still away, and nothing else was said since."""
-        return sequence.returns == returns and self._roster.sequences.get(sequence.id) is sequence
+        return sequence.returns == returns and self._queues.sequences.get(sequence.id) is sequence
 
     def _recall(self, sequence: Sequence) -> None:
         """It comes back soon: it has its KV by then. What is nowhere is computed ahead for a lease alone: who
         only said when it comes may be late, and lose that again."""
-        fetching = self._shelving.fetching
-        if sequence.turn is None and (sequence.promise is not None or fetching.finds(sequence)):
-            sequence.unmatched = True
-            self._roster.touch(sequence)
+        fetching = self._offload.restore
+        if sequence.turn is None and (sequence.lease is not None or fetching.finds(sequence)):
+            sequence.needs_lookup = True
+            self._queues.touch(sequence)
             fetching.stage(sequence)
 
     def _rank(self, sequence: Sequence) -> None:
-        if sequence.id in self._roster.holders or sequence.id in self._roster.leased:
-            self._roster.rank(sequence)
+        if sequence.id in self._queues.idle_eviction or sequence.id in self._queues.leased:
+            self._queues.rank(sequence)
 
     def _count(self, sequence: Sequence, blocks: int, records: int) -> None:
         tenant = tenant_of(sequence.root)
@@ -173,7 +173,7 @@ class Leases:
 
     def _slots(self, sequence: Sequence) -> int:
         """Slots that they have left."""
-        tier = self._paging.moves.tier
+        tier = self._block_manager.transfers.tier
         if tier is None:
             return 0
         left = int(self._settings.lease_share * tier.memory.slots) - self._records
@@ -186,7 +186,7 @@ class Leases:
 
     def _covered(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens that the lease covers on the device, and in the host tier."""
-        promise = sequence.promise
+        promise = sequence.lease
         assert promise is not None
         size, length = self._settings.block_tokens, len(sequence.tokens)
         below = min(promise.records, len(sequence.keys)) * size

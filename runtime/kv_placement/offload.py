@@ -16,8 +16,8 @@ from itertools import islice
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ..sequence import Sequence
-from .block_manager import Paging
-from .restore import FETCH_POLL_SECONDS, Fetching
+from .block_manager import BlockManager
+from .restore import FETCH_POLL_SECONDS, Restore
 
 IDLE_SECONDS = 2.0
 POLL_SECONDS = 0.002
@@ -27,28 +27,28 @@ LEAVING_SHARE = 4  # of the host tier's records so many are on disk before their
 MOST_LEAVING = 1024
 
 
-class Shelving:
-    """Moves records between ``paging``'s host tier and ``disk``, from which ``fetching`` brings them up."""
+class Offload:
+    """Sends records from the host tier to ``disk``; ``restore`` brings them up again."""
 
-    def __init__(self, paging: Paging, disk: DiskTier | None, fetching: Fetching) -> None:
+    def __init__(self, block_manager: BlockManager, disk: DiskTier | None, fetching: Restore) -> None:
         self.disk = disk
-        self.fetching = fetching
-        self._paging = paging
+        self.restore = fetching
+        self._block_manager = block_manager
         self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
         self._queue: OrderedDict[bytes, None] = OrderedDict()
         self._next: dict[bytes, None] = {}  # what the host tier gives up next, when last looked
         self._looked = -1  # how often the host tier had been used then, and nothing was to be stored
-        if disk is not None and paging.moves.tier is not None:
-            paging.moves.tier.gives_up = self._left
+        if disk is not None and block_manager.transfers.tier is not None:
+            block_manager.transfers.tier.gives_up = self._left
 
     @property
     def now(self) -> float:
         """The caller's time, as last told."""
-        return self.fetching.now
+        return self.restore.now
 
     @now.setter
     def now(self, now: float) -> None:
-        self.fetching.now = now
+        self.restore.now = now
 
     # --- down -------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class Shelving:
         if self.disk is None or not self.disk.full:
             self.leave(sequence)
         self._idle.pop(sequence.id, None)
-        self._paging.retire(sequence)
+        self._block_manager.retire(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """It is wanted on disk: it goes there now."""
@@ -77,13 +77,13 @@ class Shelving:
 
     def flush(self) -> None:
         """All that the host tier has goes to disk, the longest unused last."""
-        tier = self._paging.moves.tier
+        tier = self._block_manager.transfers.tier
         if self.disk is not None and tier is not None:
             self._enqueue(reversed(tier.oldest(len(tier))))
 
     def close(self) -> None:
         """Let the disk go, and keep what was learned of it."""
-        self.fetching.costs.save()
+        self.restore.costs.save()
         if self.disk is not None:
             self.disk.close()
 
@@ -95,7 +95,7 @@ class Shelving:
         if self.disk is None:
             return
         self.disk.poll(now)
-        self.fetching.tick()
+        self.restore.tick()
         while self._idle:
             sequence, since = next(iter(self._idle.values()))
             if now < since + IDLE_SECONDS:
@@ -111,7 +111,7 @@ class Shelving:
             return None
         if not self.disk.ready:
             return ABSENT_SECONDS
-        if self.fetching:
+        if self.restore:
             return FETCH_POLL_SECONDS
         if self.disk.waiting or self._queue:
             return POLL_SECONDS
@@ -130,7 +130,7 @@ class Shelving:
         if self.disk is None:
             return {}
         disk = {f"disk_{name}": value for name, value in asdict(self.disk.statistics()).items()}
-        return {**disk, "disk_queue": len(self._queue), "fetching": len(self.fetching)}
+        return {**disk, "disk_queue": len(self._queue), "fetching": len(self.restore)}
 
     # --- inside -----------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Shelving:
 
     def _leaving(self, tier: HostTier, disk: DiskTier) -> list[bytes]:
         """What the host tier would give up next and nobody else has: a share of it, ahead of the need."""
-        on_device = self._paging.pool.index.block_of
+        on_device = self._block_manager.pool.index.block_of
         most = min(MOST_LEAVING, max(disk.room, tier.memory.slots // LEAVING_SHARE))
         alone = (key for key in tier.in_order() if on_device(key) is None and not tier.yields(key))
         before, leaving = self._next, dict.fromkeys(islice(alone, most))
@@ -159,7 +159,7 @@ class Shelving:
             self.disk.touch(key)
 
     def _send_down(self, disk: DiskTier) -> None:
-        tier = self._paging.moves.tier
+        tier = self._block_manager.transfers.tier
         if tier is not None and not self._queue and tier.free * PRESSED < tier.memory.slots:
             if self._looked != tier.uses:
                 self._enqueue(self._leaving(tier, disk))
@@ -168,6 +168,6 @@ class Shelving:
         unsaved: list[bytes] = []
         while self._queue and disk.room > 0:
             key, _ = self._queue.popitem(last=False)
-            if not disk.store(key, self.now) and self._paging.moves.saving(key):
+            if not disk.store(key, self.now) and self._block_manager.transfers.saving(key):
                 unsaved.append(key)
         self._queue.update(dict.fromkeys(unsaved))

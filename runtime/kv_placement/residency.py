@@ -11,19 +11,19 @@ from ...kvstore.disk.client import DiskTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.prefix_index import PrefixIndex
 from ..sequence import Sequence
-from .transfers import Moves
+from .transfers import Transfers
 
 
-class Lookup:
+class Residency:
     """Finds blocks by keys of ``hasher`` under ``namespace``: in ``index`` on the device, below in ``moves``'
     tier and a disk.
     """
 
-    def __init__(self, index: PrefixIndex, hasher: BlockHasher, namespace: bytes, moves: Moves) -> None:
+    def __init__(self, index: PrefixIndex, hasher: BlockHasher, namespace: bytes, moves: Transfers) -> None:
         self._index = index
         self._hasher = hasher
         self._namespace = namespace
-        self._moves = moves
+        self._transfers = moves
         self._block_tokens = hasher.block_tokens
 
     def root(self, salt: bytes) -> bytes:
@@ -33,9 +33,9 @@ class Lookup:
     def below(self, sequence: Sequence) -> list[bytes]:
         """Keys of the records in the host tier that go on where the computed tokens end, a tail the last.
 
-        As with `Paging.adopt` never up to the last token. Their bytes are not checked yet.
+        As with `BlockManager.adopt` never up to the last token. Their bytes are not checked yet.
         """
-        tier, size = self._moves.tier, self._block_tokens
+        tier, size = self._transfers.tier, self._block_tokens
         most = len(sequence.tokens) - 1
         if (
             tier is None
@@ -47,8 +47,8 @@ class Lookup:
         own = sequence.computed // size
         self.name(sequence, most // size)
         keys = sequence.keys[own : most // size]
-        found = keys[: len(self._moves.found(keys))]
-        if len(found) < len(keys) and self._moves.fetching(keys[len(found)]):
+        found = keys[: len(self._transfers.found(keys))]
+        if len(found) < len(keys) and self._transfers.fetching(keys[len(found)]):
             return found
         tail = next((key for key in self._tails(sequence, own + len(found)) if key in tier), None)
         return found if tail is None else [*found, tail]
@@ -57,7 +57,7 @@ class Lookup:
         """Keys of the records that go on where tokens are computed, and are neither on the device nor in the
         host tier, but on disk or on their way from it.
         """
-        tier, size, most = self._moves.tier, self._block_tokens, len(sequence.tokens) - 1
+        tier, size, most = self._transfers.tier, self._block_tokens, len(sequence.tokens) - 1
         if tier is None or sequence.planned != sequence.computed or sequence.computed >= most:
             return []
         found: list[bytes] = []
@@ -85,7 +85,7 @@ class Lookup:
         size, most = self._block_tokens, (len(sequence.tokens) - 1) // self._block_tokens
         self.name(sequence, most)
         first = sequence.computed // size
-        on_device, here = self._index.here, {} if self._moves.tier is None else self._moves.tier.here
+        on_device, here = self._index.here, {} if self._transfers.tier is None else self._transfers.tier.here
         first += len(list(takewhile(on_device.__contains__, sequence.keys[first:most])))
         found: list[bool] = []
         for key in sequence.keys[first:most]:
@@ -97,9 +97,9 @@ class Lookup:
 
     def at_hand(self, sequence: Sequence, disk: DiskTier) -> list[bytes]:
         """Keys of the records that go on where the computed tokens end and can be copied to the device now,
-        a tail the last; none where not one of them is on disk, so that `Paging.restore` does as well.
+        a tail the last; none where not one of them is on disk, so that `BlockManager.restore` does as well.
         """
-        tier, size, most = self._moves.tier, self._block_tokens, len(sequence.tokens) - 1
+        tier, size, most = self._transfers.tier, self._block_tokens, len(sequence.tokens) - 1
         if tier is None or sequence.planned != sequence.computed:
             return []
         own, full = sequence.computed // size, most // size
@@ -115,7 +115,7 @@ class Lookup:
         """Keys of the records that go on where the computed tokens end, not on the device, but in the host tier
         or ``there``; a tail the last.
         """
-        tier, size, most = self._moves.tier, self._block_tokens, len(sequence.tokens) - 1
+        tier, size, most = self._transfers.tier, self._block_tokens, len(sequence.tokens) - 1
         if tier is None or sequence.planned != sequence.computed or sequence.computed >= most:
             return []
 

@@ -1,6 +1,6 @@
 """KV that comes back from disk: turns that wait for it, and sequences that are expected to be wanted.
 
-A turn whose KV is on disk stands in the roster as *fetching* while others run; its records come through the
+A turn whose KV is on disk stands in the queues as *fetching* while others run; its records come through the
 host tier piece by piece, and what has come goes to the device while the rest comes, so that a long sequence
 needs few slots there. When all have come, or will not, it waits for admission like any other. A sequence
 without a turn is fetched for the same way, at the first sign of its return. Where the device is this machine,
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ..counters import Counters
-from ..scheduler.preemption import Pressure
-from ..scheduler.queues import Roster
+from ..scheduler.preemption import Preemption
+from ..scheduler.queues import Queues
 from ..sequence import Sequence
-from .block_manager import Paging
+from .block_manager import BlockManager
 from .costs import CostBook
 from .restore_cost import Held, blocks_to_compute
 
@@ -41,7 +41,8 @@ class _Awaited:
         [arrived, asked)  on their way there
         [asked, end)      on disk
 
-    ``since``: when it began; ``stirred``: when the last piece came. ``meets``: computed up to there meanwhile.
+    ``since``: when it began; ``stirred``: when the last piece came. ``compute_until``: the position up to which
+    tokens are computed meanwhile.
     ``tokens``: the sequence's when its records were looked for.
     """
 
@@ -50,7 +51,7 @@ class _Awaited:
     keys: list[bytes]
     since: float
     stirred: float
-    meets: int = 0
+    compute_until: int = 0
     bare: bool = False
     moved: int = 0
     arrived: int = 0
@@ -60,7 +61,7 @@ class _Awaited:
     def goes_on(self, sequence: Sequence) -> bool:
         """Whether all that could be looked for is on its way."""
         same = self.sequence is sequence and self.tokens == len(sequence.tokens)
-        return same and not self.broken and not self.meets
+        return same and not self.broken and not self.compute_until
 
     def cut(self) -> None:
         """One of them will not come: what follows it is of no use."""
@@ -68,14 +69,14 @@ class _Awaited:
         del self.keys[self.asked :]
 
 
-class Fetching:
-    """Brings records from ``disk`` up for the sequences of ``roster``."""
+class Restore:
+    """Brings records from ``disk`` up for the sequences of ``queues``."""
 
     def __init__(
         self,
-        roster: Roster,
-        paging: Paging,
-        pressure: Pressure,
+        queues: Queues,
+        block_manager: BlockManager,
+        preemption: Preemption,
         counters: Counters,
         disk: DiskTier | None,
         costs: CostBook | None = None,
@@ -83,9 +84,9 @@ class Fetching:
         self.now = 0.0
         self._disk = disk
         self.costs = costs or CostBook(None)
-        self._roster = roster
-        self._paging = paging
-        self._pressure = pressure
+        self._queues = queues
+        self._block_manager = block_manager
+        self._preemption = preemption
         self._counters = counters
         self._awaited: dict[int, _Awaited] = {}
 
@@ -94,8 +95,8 @@ class Fetching:
 
     def finds(self, sequence: Sequence) -> bool:
         """Whether a tier below the device holds what goes on where the sequence's computed tokens end."""
-        disk, lookup = self._disk, self._paging.lookup
-        return bool(lookup.below(sequence) or (disk is not None and lookup.on_disk(sequence, disk)))
+        disk, residency = self._disk, self._block_manager.residency
+        return bool(residency.below(sequence) or (disk is not None and residency.on_disk(sequence, disk)))
 
     def fetch(self, sequence: Sequence, *, bare: bool = True) -> bool:
         """Have what the disk holds of a sequence brought up; whether it has to wait for that.
@@ -103,7 +104,7 @@ class Fetching:
         A turn need not wait where it is computed instead, by measured costs, or computed from its beginning to
         where it meets what is on its way. ``bare``: past the host tier, where the device is within reach.
         """
-        disk, tier = self._disk, self._paging.moves.tier
+        disk, tier = self._disk, self._block_manager.transfers.tier
         if disk is None or tier is None or not len(disk):
             return False
         began = self._awaited.get(sequence.id)
@@ -113,9 +114,9 @@ class Fetching:
         bare &= disk.reaches and not meets
         if began is not None and began.goes_on(sequence) and began.bare <= bare and not skipped and not meets:
             return True
-        keys = self._paging.lookup.on_disk(sequence, disk)[skipped:]
+        keys = self._block_manager.residency.on_disk(sequence, disk)[skipped:]
         if keys:  # what comes up must not take the places of its own beginning
-            self._paging.moves.touch(sequence.keys)
+            self._block_manager.transfers.touch(sequence.keys)
         same = began is not None and began.sequence is sequence and began.bare == bare
         since = began.since if same and began is not None else self.now
         awaited = _Awaited(sequence, len(sequence.tokens), keys, since, self.now, meets, bare)
@@ -125,16 +126,16 @@ class Fetching:
         sequence.from_disk.update(keys)
         self._awaited[sequence.id] = awaited
         if meets:
-            sequence.meets = meets
+            sequence.compute_until = meets
         return not meets
 
     def line_up(self, sequence: Sequence) -> None:
         """A turn takes its place among the others, or does so when its KV has come up."""
-        self._roster.taken(sequence)
-        self._roster.fetching[sequence.id] = sequence
+        self._queues.taken(sequence)
+        self._queues.restoring[sequence.id] = sequence
         if not self.fetch(sequence):
-            del self._roster.fetching[sequence.id]
-            self._roster.enqueue(sequence)
+            del self._queues.restoring[sequence.id]
+            self._queues.enqueue(sequence)
 
     def _read_up(self, sequence: Sequence, disk: DiskTier, tier: HostTier) -> None:
         """What lies in this machine's memory anyway goes to a device that is this machine, at once.
@@ -142,18 +143,18 @@ class Fetching:
         Nothing is sooner computed than that; what is left comes by way of the shelf.
         """
         self._adopt(sequence)
-        keys = self._paging.lookup.at_hand(sequence, disk)
+        keys = self._block_manager.residency.at_hand(sequence, disk)
         before = disk.reading_seconds
         self._copy_up(sequence, keys, disk, tier)
         sequence.restore_seconds += disk.reading_seconds - before
 
     def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
         """Up to which position a turn is computed meanwhile, 0 for none; and records on disk before it."""
-        costs, tier = self.costs.costs(), self._paging.moves.tier
+        costs, tier = self.costs.costs(), self._block_manager.transfers.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
-        first, on_disk = self._paging.lookup.to_restore(sequence, disk)
-        size = self._paging.block_tokens
+        first, on_disk = self._block_manager.residency.to_restore(sequence, disk)
+        size = self._block_manager.block_tokens
         held = Held(first * size, tuple(on_disk), size, tier.memory.block_bytes)
         count = blocks_to_compute(held, costs)
         sequence.chosen = count * size
@@ -168,8 +169,8 @@ class Fetching:
     def stage(self, sequence: Sequence) -> None:
         """An idle sequence will be wanted: bring it up, or as far as the host tier first."""
         if self.fetch(sequence):
-            self._roster.prefill.pop(sequence.id, None)
-            self._roster.staged[sequence.id] = sequence
+            self._queues.prefill.pop(sequence.id, None)
+            self._queues.staged[sequence.id] = sequence
 
     def tick(self) -> None:
         """See what has come, and let go on who waited for it."""
@@ -190,16 +191,16 @@ class Fetching:
         So much at a time as nobody else notices.
         """
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
-        if len(keys) > self._paging.pool.available:
-            self._pressure.relieve(len(keys), sequence)
+        if len(keys) > self._block_manager.pool.available:
+            self._preemption.relieve(len(keys), sequence)
         sequence.from_disk.update(key for key in keys if key not in tier)
-        own = sequence.computed // self._paging.block_tokens
-        restored = self._paging.read_up(sequence, keys, disk) if keys else 0
+        own = sequence.computed // self._block_manager.block_tokens
+        restored = self._block_manager.read_up(sequence, keys, disk) if keys else 0
         self._counters.restored += restored
         return keys[: len(sequence.table) - own] if restored else []
 
     def _adopt(self, sequence: Sequence) -> None:
-        adopted = self._paging.adopt(sequence)
+        adopted = self._block_manager.adopt(sequence)
         self._counters.adopted += adopted
         sequence.found(adopted)
 
@@ -220,7 +221,7 @@ class Fetching:
 
     def _advance(self, awaited: _Awaited, disk: DiskTier) -> None:
         """See what has come; have it taken to the device, and ask for more, or be done."""
-        tier = self._paging.moves.tier
+        tier = self._block_manager.transfers.tier
         assert tier is not None
         before = awaited.arrived
         self._count(awaited, disk, tier)
@@ -228,14 +229,14 @@ class Fetching:
             awaited.stirred = self.now
         if not self._wanted(awaited.sequence):
             awaited.cut()
-            awaited.sequence.meets = None
+            awaited.sequence.compute_until = None
         elif awaited.bare and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier):
             return self._turn_to_slots(awaited)
         if not awaited.broken and self.now <= awaited.stirred + FETCH_SECONDS:
             self._ask(awaited, disk, tier)
         met = self._met(awaited)
         if met and awaited.arrived > awaited.moved:
-            awaited.sequence.unmatched = True
+            awaited.sequence.needs_lookup = True
         over = awaited.arrived == len(awaited.keys) and met
         if over or self.now > awaited.stirred + FETCH_SECONDS:
             self._arrived(awaited, tier)
@@ -250,13 +251,13 @@ class Fetching:
         went: set[bytes] = set()
         while came - went:
             self._adopt(sequence)
-            keys = self._paging.lookup.going_on(sequence, disk, came.__contains__)
+            keys = self._block_manager.residency.going_on(sequence, disk, came.__contains__)
             copied = self._copy_up(sequence, keys, disk, tier)
             if not copied:
                 break
             went.update(copied)
         if sequence.turn is None:
-            self._roster.rank(sequence)
+            self._queues.rank(sequence)
         self._pass_moved(awaited, went)
         return awaited.moved == awaited.arrived
 
@@ -280,7 +281,7 @@ class Fetching:
 
     def _pass_moved(self, awaited: _Awaited, went: Container[bytes] = ()) -> None:
         """Count those on the device; ``went``: there, if no longer."""
-        on_device, keys = self._paging.pool.index.block_of, awaited.keys
+        on_device, keys = self._block_manager.pool.index.block_of, awaited.keys
         while awaited.moved < awaited.arrived:
             key = keys[awaited.moved]
             if key not in went and on_device(key) is None:
@@ -288,36 +289,36 @@ class Fetching:
             awaited.moved += 1
 
     def _is_above(self, key: bytes, tier: HostTier) -> bool:
-        return key in tier or self._paging.pool.index.block_of(key) is not None
+        return key in tier or self._block_manager.pool.index.block_of(key) is not None
 
     def _wanted(self, sequence: Sequence) -> bool:
         """Whether it still waits: it was not stopped, closed, or taken for another."""
-        roster = self._roster
-        waits = roster.fetching.get(sequence.id) is sequence or roster.staged.get(sequence.id) is sequence
-        meets = sequence.meets is not None and roster.sequences.get(sequence.id) is sequence
+        queues = self._queues
+        waits = queues.restoring.get(sequence.id) is sequence or queues.staged.get(sequence.id) is sequence
+        meets = sequence.compute_until is not None and queues.sequences.get(sequence.id) is sequence
         return waits or meets
 
     def _met(self, awaited: _Awaited) -> bool:
         """Whether the turn has been computed up to what was fetched, or never will be."""
         sequence = awaited.sequence
-        return sequence.meets is None or sequence.computed >= sequence.meets
+        return sequence.compute_until is None or sequence.computed >= sequence.compute_until
 
     def _arrived(self, awaited: _Awaited, tier: HostTier) -> None:
         sequence = awaited.sequence
         del self._awaited[sequence.id]
-        sequence.meets = None
+        sequence.compute_until = None
         whole = awaited.arrived == len(awaited.keys) and not awaited.broken
-        if whole and (self.costs.beside or not awaited.meets):
+        if whole and (self.costs.beside or not awaited.compute_until):
             self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, awaited.stirred - awaited.since)
-        if self._roster.sequences.get(sequence.id) is sequence:
+        if self._queues.sequences.get(sequence.id) is sequence:
             sequence.restore_seconds += self.now - awaited.since
             self._let_go(sequence)
 
     def _let_go(self, sequence: Sequence) -> None:
         """It waits for the disk no longer."""
-        sequence.unmatched = True
-        if self._roster.fetching.pop(sequence.id, None) is not None:
-            self._roster.enqueue(sequence)
+        sequence.needs_lookup = True
+        if self._queues.restoring.pop(sequence.id, None) is not None:
+            self._queues.enqueue(sequence)
         elif sequence.turn is None:
-            self._roster.staged.pop(sequence.id, None)
-            self._roster.touch(sequence)
+            self._queues.staged.pop(sequence.id, None)
+            self._queues.touch(sequence)

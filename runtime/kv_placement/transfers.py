@@ -24,7 +24,7 @@ ALONE = 8
 """That go in a plan without rows: what comes meanwhile waits for them."""
 
 
-class Moves:
+class Transfers:
     """Between a pool of blocks of ``block_tokens`` tokens and ``tier``; ``disk`` is told what is dropped.
 
     ``beside``: copies run beside the step, at nobody's expense.
@@ -100,12 +100,12 @@ class Moves:
         if self.tier is not None:
             self.tier.touch(keys)
 
-    def promise(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
+    def lease(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
         """A lease of ``holder`` covers these from now on, and no others; it is wanted again at ``returns``."""
         if self.tier is not None:
-            self.tier.promise(holder, keys, returns)
+            self.tier.lease(holder, keys, returns)
         if self.disk is not None:
-            self.disk.promise(holder, keys)
+            self.disk.lease(holder, keys)
 
     def saving(self, key: bytes) -> bool:
         """Whether it is on its way down to the tier."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
 from .crash_report import Death
-from .gateway_end import Wire
+from .gateway_end import GatewayEnd
 from .generation import Generation
 from .messages import (
     Close,
@@ -54,7 +54,7 @@ class EngineLink:
         self.incarnation = 0
         self.deaths: deque[Death] = deque(maxlen=KEPT_DEATHS)  # of engines that were ready, the latest last
         self._recovered: list[Callable[[float], None]] = []
-        self._wire: Wire | None = None
+        self._wire: GatewayEnd | None = None
         self._hello: Hello | None = None
         self._ended: EngineGone | None = None
         self._settled = asyncio.Event()  # an engine is there, or none will ever be
@@ -186,7 +186,7 @@ class EngineLink:
         verb = Generate(request, seq, sampling, limits, generated_from, list(tokens), opening)
         return await self._generated(wire, verb)
 
-    async def _generated(self, wire: Wire, verb: Generate) -> Generation:
+    async def _generated(self, wire: GatewayEnd, verb: Generate) -> Generation:
         generation = Generation(self.stop)
         await wire.call(verb, generation)
         return generation
@@ -243,7 +243,7 @@ class EngineLink:
 
     # --- for the two forms ----------------------------------------------------------------------------------
 
-    def attach(self, wire: Wire) -> None:
+    def attach(self, wire: GatewayEnd) -> None:
         """An engine has been started on ``wire``; it loads."""
         self._wire = wire
         self._loaded = False
@@ -272,11 +272,11 @@ class EngineLink:
         self._settled.set()
 
     @property
-    def _up(self) -> Wire | None:
+    def _up(self) -> GatewayEnd | None:
         """The wire to an engine that is loaded and there."""
         return self._wire if self._wire and self._loaded and self._wire.gone is None else None
 
-    def _there(self, seq: int | None = None) -> Wire:
+    def _there(self, seq: int | None = None) -> GatewayEnd:
         if seq is not None and 0 < seq < self._gone_below:
             raise SequenceUnknown(f"sequence {seq} was of an engine that is gone")
         if self._up is None:

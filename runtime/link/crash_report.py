@@ -43,7 +43,7 @@ class Death:
     stacks: str = ""
 
 
-class BlackBox:
+class CrashReport:
     """The parent's end makes it with ``new``; the child's opens the descriptor that it inherited."""
 
     def __init__(self, fd: int) -> None:
@@ -51,7 +51,7 @@ class BlackBox:
         self._record = mmap.mmap(fd, STACKS)
 
     @classmethod
-    def new(cls) -> BlackBox:
+    def new(cls) -> CrashReport:
         """An empty one, closed at exec unless it is passed on."""
         fd = os.memfd_create("holdfast-blackbox")
         try:

@@ -25,7 +25,7 @@ STALL_SECONDS = 30.0
 READ_BYTES = 256 * 1024
 
 
-class Uplink:
+class EngineEnd:
     """Owns ``sock``. ``orphaned`` is called on the link thread at the gateway's end; it must not wait."""
 
     def __init__(

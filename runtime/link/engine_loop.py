@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from ..errors import EngineDied, LinkClosed, RuntimeFault
-from .engine_end import Uplink
+from .engine_end import EngineEnd
 from .heartbeat import LOAD_STALL, STEP_FLOOR, Pulse
 from .messages import AnyVerb, Hello, Phase, Refusal, Reply, Statistics, Step
 
@@ -67,7 +67,7 @@ def serve(
     link thread when the other end closes; this returns after the step in flight, unless that hangs.
     """
     pulse = pulse or Pulse()
-    uplink = Uplink(sock, pulse, orphaned)
+    uplink = EngineEnd(sock, pulse, orphaned)
     uplink.start()
     try:
         loaded = _load(load, uplink, pulse)
@@ -87,7 +87,7 @@ def serve(
         uplink.close()
 
 
-def _load(load: Load, uplink: Uplink, pulse: Pulse) -> Loaded:
+def _load(load: Load, uplink: EngineEnd, pulse: Pulse) -> Loaded:
     def progress(fraction: float, detail: str) -> None:
         uplink.check()  # nobody waits for it any more: stop loading
         pulse.enter(Phase.LOADING, LOAD_STALL, detail, fraction)
@@ -96,7 +96,7 @@ def _load(load: Load, uplink: Uplink, pulse: Pulse) -> Loaded:
     return load(progress, pulse)
 
 
-def _drive(loaded: Loaded, uplink: Uplink, pulse: Pulse) -> None:
+def _drive(loaded: Loaded, uplink: EngineEnd, pulse: Pulse) -> None:
     engine, busy = loaded.engine, True
     while True:
         if not busy:
@@ -119,14 +119,14 @@ def _drive(loaded: Loaded, uplink: Uplink, pulse: Pulse) -> None:
                 uplink.send(step)
 
 
-def _shorten(uplink: Uplink, pulse: Pulse) -> None:
+def _shorten(uplink: EngineEnd, pulse: Pulse) -> None:
     """Before what is sent next: a process that stops behind it must not look busy with what it has done."""
     beat = pulse.shortened()
     if beat is not None:
         uplink.send(beat)
 
 
-def _answer(engine: Serves, verb: AnyVerb, uplink: Uplink) -> Reply | Refusal | None:
+def _answer(engine: Serves, verb: AnyVerb, uplink: EngineEnd) -> Reply | Refusal | None:
     answer = engine.apply(verb)
     if isinstance(verb, Statistics) and isinstance(answer, Reply):
         return msgspec.structs.replace(

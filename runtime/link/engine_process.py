@@ -20,8 +20,8 @@ import anyio
 import anyio.to_thread
 
 from ..errors import EngineDied
-from .crash_report import ASK, BlackBox, Death
-from .gateway_end import Wire
+from .crash_report import ASK, CrashReport, Death
+from .gateway_end import GatewayEnd
 
 GRACE = 2.0  # seconds a child has to leave after its socket ended
 TICK = 0.25  # seconds between two looks at its heartbeat
@@ -48,10 +48,10 @@ class Lateness:
         return self._own >= PATIENCE or self._all >= STARVED
 
 
-class Incarnation:
+class EngineProcess:
     """Owns ``process`` and ``box``; ``wire`` is its link."""
 
-    def __init__(self, process: subprocess.Popen[bytes], box: BlackBox, wire: Wire) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], box: CrashReport, wire: GatewayEnd) -> None:
         self.wire = wire
         self._process = process
         self._box = box

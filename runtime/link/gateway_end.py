@@ -47,7 +47,7 @@ class _Call:
 FIRST_HEARTBEAT = 20.0  # seconds a new engine has to be heard of; its process starts in them
 
 
-class Wire(asyncio.Protocol):
+class GatewayEnd(asyncio.Protocol):
     """Made on the event loop that it is used on; ``heard`` is told of each heartbeat."""
 
     def __init__(self, heard: Callable[[Heartbeat], None] = lambda beat: None) -> None:

@@ -21,16 +21,16 @@ from types import TracebackType
 
 import anyio
 
-from ...kvstore.disk.process import ShelfKeeper
+from ...kvstore.disk.process import DiskProcess
 from ...kvstore.system_limits import explained
 from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
 from ..kv_placement.tier_setup import host_memory, make_room, with_secret
 from ..settings import EngineSettings
 from .client import EngineLink
 from .codec import frame
-from .crash_report import BlackBox, Death
-from .engine_process import Incarnation
-from .gateway_end import Wire
+from .crash_report import CrashReport, Death
+from .engine_process import EngineProcess
+from .gateway_end import GatewayEnd
 from .messages import Heartbeat
 
 PROGRAM = (sys.executable, "-m", "holdfast.runtime")
@@ -85,11 +85,11 @@ class ChildEngine:
         self.link = EngineLink()
         self._settings = settings
         self._memory: int | None = None
-        self._shelf: ShelfKeeper | None = None
+        self._shelf: DiskProcess | None = None
         self._backoff = backoff or Backoff()
         self._heard = heard
         self._program = program
-        self._child: Incarnation | None = None
+        self._child: EngineProcess | None = None
         self._watch: asyncio.Task[None] | None = None
         self._leaving = False
 
@@ -139,19 +139,19 @@ class ChildEngine:
                 os.close(self._memory)
                 self._memory = None
 
-    async def _start(self) -> Incarnation:
+    async def _start(self) -> EngineProcess:
         """One incarnation: spawn, hand over the settings, wait until it is loaded or has hung in it."""
-        wire = Wire(self._heard)
+        wire = GatewayEnd(self._heard)
         with ExitStack() as undone:
             ours, theirs = socket.socketpair()
             undone.callback(ours.close)
             with theirs:
-                box = BlackBox.new()
+                box = CrashReport.new()
                 undone.callback(box.close)
                 undone.callback(self._drop_keeper)
                 process = self._spawn(theirs, box)
             undone.pop_all()
-        self._child = child = Incarnation(process, box, wire)
+        self._child = child = EngineProcess(process, box, wire)
         self.link.attach(wire)
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=ours)
         transport.write(frame(self._settings))
@@ -163,7 +163,7 @@ class ChildEngine:
             await asyncio.wait([watching])
         return child
 
-    async def _supervise(self, child: Incarnation) -> None:
+    async def _supervise(self, child: EngineProcess) -> None:
         delays = self._backoff.delays()
         while True:
             began = time.monotonic()
@@ -178,7 +178,7 @@ class ChildEngine:
                 return
             child = restarted
 
-    async def _restart(self, delays: Iterator[float]) -> Incarnation | None:
+    async def _restart(self, delays: Iterator[float]) -> EngineProcess | None:
         while True:
             await anyio.sleep(next(delays))
             try:
@@ -213,14 +213,14 @@ class ChildEngine:
             log.error("stacks of engine %d:\n%s", death.incarnation, death.stacks)
         return death
 
-    def _spawn(self, sock: socket.socket, box: BlackBox) -> subprocess.Popen[bytes]:
+    def _spawn(self, sock: socket.socket, box: CrashReport) -> subprocess.Popen[bytes]:
         command = [*self._program, "--fd", str(sock.fileno()), "--box", str(box.fd)]
         fds = [sock.fileno(), box.fd]
         if self._memory is not None:
             command += ["--memory", str(self._memory)]
             fds.append(self._memory)
             if self._settings.store is not None:
-                self._shelf = ShelfKeeper(self._memory)
+                self._shelf = DiskProcess(self._memory)
                 command += ["--shelf", str(self._shelf.theirs.fileno())]
                 fds.append(self._shelf.theirs.fileno())
         process = subprocess.Popen(

@@ -22,7 +22,7 @@ from ..errors import EngineDied, LinkClosed
 from ..settings import EngineSettings
 from .client import EngineLink
 from .engine_loop import Loaded, Progress, serve
-from .gateway_end import Wire
+from .gateway_end import GatewayEnd
 from .heartbeat import Pulse
 from .messages import Heartbeat
 
@@ -65,7 +65,7 @@ class ThreadEngine:
             target=self._serve, args=(theirs,), name="holdfast-engine", daemon=True
         )
         self._thread.start()
-        wire = Wire(self._heard)
+        wire = GatewayEnd(self._heard)
         self.link.attach(wire)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=ours)
@@ -87,7 +87,7 @@ class ThreadEngine:
         except Exception:
             log.exception("the engine's thread ended")
 
-    async def _until_lost(self, wire: Wire) -> None:
+    async def _until_lost(self, wire: GatewayEnd) -> None:
         """Nothing starts a thread again: whoever waits for an engine is told."""
         await wire.lost.wait()
         self.link.end(wire.gone or EngineDied("the engine's thread ended"))

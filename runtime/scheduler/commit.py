@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from ..counters import Counters
-from ..kv_placement.block_manager import Paging
+from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.leases import Leases
-from ..kv_placement.offload import Shelving
+from ..kv_placement.offload import Offload
 from ..link.messages import Finish, Row, TokenLogprob, Work
 from ..plan import Outcome, Plan, RowFault, Scored
 from ..sequence import Flight, Sequence, Turn
-from .queues import Roster
+from .queues import Queues
 
 
 class Committer:
     """Settles plans, in the order in which they were made."""
 
     def __init__(
-        self, roster: Roster, paging: Paging, shelving: Shelving, leases: Leases, counters: Counters
+        self,
+        queues: Queues,
+        block_manager: BlockManager,
+        offload: Offload,
+        leases: Leases,
+        counters: Counters,
     ) -> None:
-        self._shelving = shelving
+        self._offload = offload
         self._leases = leases
-        self._roster = roster
-        self._paging = paging
+        self._queues = queues
+        self._block_manager = block_manager
         self._counters = counters
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], *, moved: bool = True) -> list[Row]:
@@ -31,10 +36,10 @@ class Committer:
 
         Not ``moved``: it failed as a whole, so that its moves may not have been made.
         """
-        self._paging.pool.finished(plan.step)
+        self._block_manager.pool.finished(plan.step)
         flights = [self._flight(row.seq, plan.step) for row in plan.rows]
         if moved:
-            self._paging.moves.finish(plan)
+            self._block_manager.transfers.finish(plan)
         else:
             self._distrust(plan)
         rows: list[Row] = []
@@ -49,16 +54,16 @@ class Committer:
 
         Its moves may not have been made, so blocks that were their targets are not trusted either.
         """
-        self._paging.pool.finished(plan.step)
+        self._block_manager.pool.finished(plan.step)
         suspects = []
         for planned in plan.rows:
-            sequence = self._roster.sequences.get(planned.seq)
+            sequence = self._queues.sequences.get(planned.seq)
             if sequence is not None and plan.step in sequence.in_flight:
                 sequence.recall()
-                self._paging.trim(sequence)
+                self._block_manager.trim(sequence)
                 suspects.append(sequence)
                 if sequence.turn is None:
-                    self._roster.touch(sequence)
+                    self._queues.touch(sequence)
         self._distrust(plan)
         return suspects
 
@@ -66,13 +71,13 @@ class Committer:
         """End a turn, for whatever reason; the sequence keeps what is computed and is idle."""
         read = sequence.turn is not None and sequence.computed >= sequence.turn.prompt
         work = sequence.end()
-        self._paging.trim(sequence)
-        self._paging.settle(sequence)
+        self._block_manager.trim(sequence)
+        self._block_manager.settle(sequence)
         self._leases.cover(sequence)
-        self._roster.rest(sequence)
+        self._queues.rest(sequence)
         if read:
-            self._roster.defer(sequence)
-        self._shelving.rest(sequence)
+            self._queues.defer(sequence)
+        self._offload.rest(sequence)
         self._counters.turns += 1
         return work
 
@@ -86,11 +91,11 @@ class Committer:
         self._counters.faults += 1
         if sequence.turn is None:
             sequence.recall()
-            self._paging.trim(sequence)
-            self._roster.prefill.pop(sequence.id, None)
+            self._block_manager.trim(sequence)
+            self._queues.prefill.pop(sequence.id, None)
             return None
         work = self.end(sequence)
-        self._roster.prefill.pop(sequence.id, None)
+        self._queues.prefill.pop(sequence.id, None)
         length = len(sequence.tokens)
         return Row(
             sequence.id, sequence.epoch, [], length, Finish.ERROR, work, fault.message, code=fault.code
@@ -98,18 +103,18 @@ class Committer:
 
     def _distrust(self, plan: Plan) -> None:
         """Whoever holds a block that ``plan`` was to fill by a copy or a load drops it, and all behind it."""
-        self._paging.moves.revoke(plan)
+        self._block_manager.transfers.revoke(plan)
         targets = [copy.target for copy in plan.copies] + [load.block for load in plan.loads]
         if not targets:
             return
-        for sequence in self._roster.sequences.values():
-            if self._paging.distrust(sequence, targets) and sequence.turn is None:
-                self._roster.touch(sequence)
-        self._paging.pool.distrust(targets)
+        for sequence in self._queues.sequences.values():
+            if self._block_manager.distrust(sequence, targets) and sequence.turn is None:
+                self._queues.touch(sequence)
+        self._block_manager.pool.distrust(targets)
 
     def _flight(self, seq: int, step: int) -> tuple[Sequence, Flight] | None:
         """What step ``step`` did for a sequence; None if it was stopped, cut, preempted or closed since."""
-        sequence = self._roster.sequences.get(seq)
+        sequence = self._queues.sequences.get(seq)
         flight = sequence.in_flight.pop(step, None) if sequence is not None else None
         if sequence is None or flight is None:
             self._counters.discarded += 1
@@ -123,7 +128,7 @@ class Committer:
         self._counters.computed += flight.end - flight.first
         self._counters.prefilled += prefilled
         self._counters.recomputed += recomputed
-        self._paging.seal(sequence)
+        self._block_manager.seal(sequence)
         if not flight.samples:
             return None
         assert outcome is not None, "a row that samples came back without a token"

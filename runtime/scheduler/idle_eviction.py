@@ -17,7 +17,7 @@ USUAL_ABSENCE = 120.0
 """Seconds: the pauses of people, who say nothing of them, have medians of 85 to 123 in the traces we know."""
 
 
-class Holders:
+class IdleEviction:
     """See above. ``now``: how late it is, by the clock of ``Sequence.used`` and ``Sequence.returns``."""
 
     def __init__(self) -> None:

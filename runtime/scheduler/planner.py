@@ -17,13 +17,13 @@ from itertools import islice
 import numpy as np
 
 from ..counters import Counters
-from ..kv_placement.block_manager import Paging
+from ..kv_placement.block_manager import BlockManager
 from ..plan import BlockCopy, Plan, PlanRow
 from ..sequence import Flight, Sequence
 from ..settings import SchedulerSettings
-from .preemption import Pressure
-from .prefill_budget import Courtesy
-from .queues import Roster
+from .preemption import Preemption
+from .prefill_budget import PrefillBudget
+from .queues import Queues
 
 PARTS = 8
 """Through a full host tier one part in so many of its slots comes up in a step."""
@@ -47,42 +47,42 @@ class Planner:
     def __init__(
         self,
         settings: SchedulerSettings,
-        roster: Roster,
-        paging: Paging,
-        pressure: Pressure,
-        courtesy: Courtesy,
+        queues: Queues,
+        block_manager: BlockManager,
+        preemption: Preemption,
+        prefill_budget: PrefillBudget,
         counters: Counters,
     ) -> None:
         self._settings = settings
-        self._roster = roster
-        self._paging = paging
-        self._pool = paging.pool
-        self._pressure = pressure
-        self._courtesy = courtesy
+        self._queues = queues
+        self._block_manager = block_manager
+        self._pool = block_manager.pool
+        self._preemption = preemption
+        self._prefill_budget = prefill_budget
         self._counters = counters
 
     def plan(self) -> Plan | None:
         """The next step; None if nothing can be computed before a commit or a verb."""
-        roster = self._roster
+        queues = self._queues
         self._bring_up()
-        self._pressure.admit()
-        suspect = next((sequence for sequence in roster.running.values() if sequence.alone), None)
+        self._preemption.admit()
+        suspect = next((sequence for sequence in queues.running.values() if sequence.isolated), None)
         if suspect is not None:
-            if any(other.in_flight for other in roster.sequences.values() if other is not suspect):
+            if any(other.in_flight for other in queues.sequences.values() if other is not suspect):
                 return None  # what is in flight lands first: its step is to hold nobody else
             plan = self.plan_alone(suspect)
             if plan is not None or suspect.in_flight:
                 return plan
-        running = [sequence for sequence in roster.running.values() if not sequence.alone]
+        running = [sequence for sequence in queues.running.values() if not sequence.isolated]
         ready = {sequence.id for sequence in running if self._adopt(sequence)}
         to_do = [sequence.to_do for sequence in running]
         draft = self._draft(self._settings.max_step_tokens - to_do.count(1))
         for sequence, tokens in zip(running, to_do, strict=True):
             # Else it was preempted for an older one, or waits for blocks to bring KV up into.
-            if sequence.id in roster.running and sequence.id in ready:
+            if sequence.id in queues.running and sequence.id in ready:
                 self._add(draft, sequence, tokens, reserved=tokens == 1)
         # What a turn waits for would go to those that nobody waits for, a little in each step.
-        if not roster.waiting and len(ready) == len(running):
+        if not queues.waiting and len(ready) == len(running):
             self._add_idle(draft)
         return self._emit(draft)
 
@@ -97,10 +97,10 @@ class Planner:
         return _Draft(self._counters.steps + 1, chunk)
 
     def _emit(self, draft: _Draft) -> Plan | None:
-        if not draft.rows and not self._paging.moves.waiting:
+        if not draft.rows and not self._block_manager.transfers.waiting:
             return None
-        self._paging.launched(draft.step)
-        moves = self._paging.moves.emit(draft.rows)
+        self._block_manager.launched(draft.step)
+        moves = self._block_manager.transfers.emit(draft.rows)
         plan = Plan(draft.step, tuple(draft.rows), tuple(draft.copies), *moves)
         self._counters.steps = draft.step
         self._counters.rows += len(plan.rows)
@@ -112,28 +112,28 @@ class Planner:
 
         False: the blocks to bring KV up into lie behind the step fence; the sequence stands still meanwhile.
         """
-        if not sequence.unmatched or sequence.planned != sequence.computed:
+        if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
-        sequence.unmatched = False
-        adopted = self._paging.adopt(sequence)
+        sequence.needs_lookup = False
+        adopted = self._block_manager.adopt(sequence)
         self._counters.adopted += adopted
         sequence.found(adopted)
-        keys = self._paging.lookup.below(sequence)
+        keys = self._block_manager.residency.below(sequence)
         if not keys:
             return True
         if len(keys) > self._pool.available:
-            self._pressure.relieve(len(keys), sequence)
+            self._preemption.relieve(len(keys), sequence)
         room, coming = self._pool.available, self._pool.statistics().fenced
         if room < len(keys):
-            sequence.unmatched = True  # the rest another time
+            sequence.needs_lookup = True  # the rest another time
             if coming and room + coming >= len(keys):
                 self._counters.stalls += 1
                 return False
         most = self._at_once(len(keys))
-        self._counters.restored += self._paging.restore(sequence, keys[: min(room, most)])
-        sequence.unmatched |= most < len(keys)
+        self._counters.restored += self._block_manager.restore(sequence, keys[: min(room, most)])
+        sequence.needs_lookup |= most < len(keys)
         # The rest comes in the next step, if this one carries anything: of damaged records it does not.
-        return most >= min(room, len(keys)) or not self._paging.moves.waiting
+        return most >= min(room, len(keys)) or not self._block_manager.transfers.waiting
 
     def _at_once(self, blocks: int) -> int:
         """Blocks to bring up in this step, of so many.
@@ -141,7 +141,7 @@ class Planner:
         Where the host tier is full, what they push off the device takes the slots that those of the step before
         have left; else it would push out what is not on disk yet. Never fewer than would be computed.
         """
-        tier = self._paging.moves.tier
+        tier = self._block_manager.transfers.tier
         if tier is None or tier.free >= blocks:
             return blocks
         least = self._settings.blocks_for(self._settings.least_chunk)
@@ -149,20 +149,20 @@ class Planner:
 
     def _bring_up(self) -> None:
         """What has come from disk for sequences that do not run goes to the device, while the rest comes."""
-        for sequence in (*self._roster.fetching.values(), *self._roster.staged.values()):
-            if sequence.unmatched:
+        for sequence in (*self._queues.restoring.values(), *self._queues.staged.values()):
+            if sequence.needs_lookup:
                 self._adopt(sequence)
                 if sequence.turn is None:
-                    self._roster.rank(sequence)
+                    self._queues.rank(sequence)
 
     def _add_idle(self, draft: _Draft) -> None:
-        waiting = list(islice(self._roster.prefill.values(), self._settings.max_sequences))
-        self._add_all(draft, [sequence for sequence in waiting if sequence.due])
-        others = [sequence for sequence in waiting if not sequence.due]
+        waiting = list(islice(self._queues.prefill.values(), self._settings.max_sequences))
+        self._add_all(draft, [sequence for sequence in waiting if sequence.turn_expected])
+        others = [sequence for sequence in waiting if not sequence.turn_expected]
         if others:
             tokens = sum(sequence.to_do for sequence in others)
-            more = len(self._roster.sequences) > len(waiting)
-            draft.chunk = self._courtesy.limit(draft.chunk, draft.rows, tokens, others=more)
+            more = len(self._queues.sequences) > len(waiting)
+            draft.chunk = self._prefill_budget.limit(draft.chunk, draft.rows, tokens, others=more)
             self._add_all(draft, others)
 
     def _add_all(self, draft: _Draft, sequences: list[Sequence]) -> None:
@@ -170,12 +170,12 @@ class Planner:
             if draft.chunk <= 0 or len(draft.rows) >= self._settings.max_sequences:
                 return
             # else its KV was taken for one used after it; a suspect is not computed before its turn
-            if sequence.id in self._roster.prefill and not sequence.alone:
+            if sequence.id in self._queues.prefill and not sequence.isolated:
                 if not self._adopt(sequence):
                     continue
                 self._add(draft, sequence, sequence.to_do, reserved=False)
                 if not sequence.to_do:
-                    del self._roster.prefill[sequence.id]
+                    del self._queues.prefill[sequence.id]
 
     def _add(self, draft: _Draft, sequence: Sequence, to_do: int, *, reserved: bool) -> None:
         """Give the sequence a row, as far as budgets allow; ``reserved``: one token was put aside for it."""
@@ -188,7 +188,7 @@ class Planner:
             self._counters.stalls += 1
             return
         draft.chunk -= count - reserved
-        draft.copies += self._paging.lease(sequence, end)
+        draft.copies += self._block_manager.allocate(sequence, end)
         draft.rows.append(self._row(draft, sequence, end))
 
     def _secure(self, sequence: Sequence, most: int) -> int:
@@ -197,20 +197,20 @@ class Planner:
         if end > sequence.planned or not sequence.shared_tail or self._pool.statistics().fenced:
             return end
         # No block for the copy and none to come: the last few tokens are computed again in its stead.
-        self._paging.drop_tail(sequence)
+        self._block_manager.drop_tail(sequence)
         return self._find_room(sequence, most)
 
     def _find_room(self, sequence: Sequence, most: int) -> int:
         end = sequence.planned + most
-        short = self._paging.shortfall(sequence, end)
+        short = self._block_manager.shortfall(sequence, end)
         if not short:
             return end
         if short > self._pool.available:
-            self._pressure.relieve(short, sequence)
-            least = self._paging.shortfall(sequence, sequence.planned + 1)
+            self._preemption.relieve(short, sequence)
+            least = self._block_manager.shortfall(sequence, sequence.planned + 1)
             if sequence.turn is not None and least > self._pool.available:
-                self._pressure.preempt(least, sequence)
-        return min(end, self._paging.reach(sequence, self._pool.available))
+                self._preemption.preempt(least, sequence)
+        return min(end, self._block_manager.reach(sequence, self._pool.available))
 
     def _row(self, draft: _Draft, sequence: Sequence, end: int) -> PlanRow:
         first, turn = sequence.planned, sequence.turn
@@ -225,7 +225,7 @@ class Planner:
             tokens = sequence.tokens.span(first, end)
         sampling = turn.sampling if turn is not None and samples else None
         past = sequence.tokens.view(end - 1) if sampling is not None and sampling.reads_past else None
-        forbidden = turn.forbidden(sequence.promised) if turn is not None and samples else ()
+        forbidden = turn.forbidden(sequence.pending_samples) if turn is not None and samples else ()
         sequence.advance(Flight(draft.step, len(draft.rows), first, end, samples))
         return PlanRow(
             seq=sequence.id,
@@ -233,7 +233,7 @@ class Planner:
             first=first,
             count=end - first,
             tokens=tokens,
-            table=sequence.table.view[: self._paging.blocks_for(end)],
+            table=sequence.table.view[: self._block_manager.blocks_for(end)],
             sampling=sampling,
             fed_by=fed_by,
             past=past,

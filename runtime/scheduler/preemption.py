@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from itertools import chain, takewhile
 
 from ..counters import Counters
-from ..kv_placement.block_manager import Paging
+from ..kv_placement.block_manager import BlockManager
 from ..sequence import Sequence
 from ..settings import SchedulerSettings
-from .queues import Roster
+from .queues import Queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +32,28 @@ class _Victim:
     kept: int = 0
 
 
-class Pressure:
+class Preemption:
     """Admits turns, and makes room in the pool at the cost of the right sequence."""
 
     def __init__(
-        self, settings: SchedulerSettings, roster: Roster, paging: Paging, counters: Counters
+        self, settings: SchedulerSettings, queues: Queues, block_manager: BlockManager, counters: Counters
     ) -> None:
         self._settings = settings
-        self._roster = roster
-        self._paging = paging
-        self._pool = paging.pool
+        self._queues = queues
+        self._block_manager = block_manager
+        self._pool = block_manager.pool
         self._counters = counters
 
     # --- admission --------------------------------------------------------------------------------------
 
     def admit(self) -> None:
         """Let turns run, first come first served, while their prompts find room beside the running ones."""
-        roster = self._roster
-        while roster.waiting and len(roster.running) < self._settings.max_sequences:
-            if not self._fits(roster.waiting[0]):
+        queues = self._queues
+        while queues.waiting and len(queues.running) < self._settings.max_sequences:
+            if not self._fits(queues.waiting[0]):
                 return
-            sequence = roster.admit()
-            self._counters.adopted += self._paging.adopt(sequence)
+            sequence = queues.admit()
+            self._counters.adopted += self._block_manager.adopt(sequence)
             sequence.admit()
 
     def _fits(self, head: Sequence) -> bool:
@@ -63,16 +63,16 @@ class Pressure:
         a preemption, never progress: the oldest turn takes what it needs.
         """
         needed = self._missing(head)
-        if self._roster.running:
-            needed += self._settings.watermark_blocks + sum(map(self._missing, self._roster.running.values()))
+        if self._queues.running:
+            needed += self._settings.watermark_blocks + sum(map(self._missing, self._queues.running.values()))
         found = self._pool.available
-        others = (waiting for waiting in self._roster.waiting if waiting is not head)
-        roster = self._roster
+        others = (waiting for waiting in self._queues.waiting if waiting is not head)
+        queues = self._queues
         holders = chain(
-            roster.fetching.values(),
-            roster.holders,
-            roster.leased.values(),
-            roster.compiling.values(),
+            queues.restoring.values(),
+            queues.idle_eviction,
+            queues.leased.values(),
+            queues.compiling.values(),
             others,
         )
         while found < needed:
@@ -84,7 +84,7 @@ class Pressure:
 
     def _missing(self, sequence: Sequence) -> int:
         """Blocks to lease before the turn has sampled one more token."""
-        return max(0, self._paging.blocks_for(sequence.total) - len(sequence.table))
+        return max(0, self._block_manager.blocks_for(sequence.total) - len(sequence.table))
 
     # --- room -------------------------------------------------------------------------------------------
 
@@ -92,24 +92,24 @@ class Pressure:
         """Have ``blocks`` available, now or behind the fence, at the cost of KV whose turn does not run."""
         if sequence.turn is None:
             return self._take(blocks, self._before(blocks, sequence))
-        coming_up = reversed(self._roster.fetching.values())
-        if sequence.id in self._roster.fetching:
+        coming_up = reversed(self._queues.restoring.values())
+        if sequence.id in self._queues.restoring:
             behind = takewhile(lambda other: other is not sequence, coming_up)
             return self._take(blocks, chain(self._ends(blocks, behind), self._idle(blocks)))
-        later = chain(self._roster.compiling.values(), reversed(self._roster.waiting))
+        later = chain(self._queues.compiling.values(), reversed(self._queues.waiting))
         return self._take(
             blocks, chain(self._ends(blocks, coming_up), self._idle(blocks), map(_Victim, later))
         )
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
         """The same at the cost of running turns behind ``sequence``, the last first."""
-        running = self._roster.running
+        running = self._queues.running
         while self._coming() < blocks:
             last = next(reversed(running.values()))
             if last is sequence:
                 return
-            self._roster.preempt()
-            self._paging.surrender(last)
+            self._queues.preempt()
+            self._block_manager.surrender(last)
             self._counters.preempted += 1
 
     def _take(self, blocks: int, victims: Iterator[_Victim]) -> None:
@@ -118,12 +118,12 @@ class Pressure:
             if victim is None:
                 return
             holder = victim.sequence
-            if self._paging.surrender(holder, victim.kept):
+            if self._block_manager.surrender(holder, victim.kept):
                 self._counters.taken += 1
             if victim.kept:
-                self._roster.prefill.pop(holder.id, None)
+                self._queues.prefill.pop(holder.id, None)
             elif holder.turn is None:
-                self._roster.taken(holder)
+                self._queues.taken(holder)
 
     def _ends(self, blocks: int, sequences: Iterator[Sequence]) -> Iterator[_Victim]:
         """Of each the end first, as much as is missing; then all, where others share that end."""
@@ -133,10 +133,10 @@ class Pressure:
 
     def _idle(self, blocks: int) -> Iterator[_Victim]:
         """Idle holders in the order of taking; each is taken, or keeps what it may, before the next comes."""
-        while self._roster.holders:
-            yield from self._ends(blocks, iter([self._roster.holders.longest()]))
-        leased = sorted(self._roster.leased.values(), key=_return, reverse=True)
-        size = self._paging.block_tokens  # what is only being written beyond it goes with the rest
+        while self._queues.idle_eviction:
+            yield from self._ends(blocks, iter([self._queues.idle_eviction.longest()]))
+        leased = sorted(self._queues.leased.values(), key=_return, reverse=True)
+        size = self._block_manager.block_tokens  # what is only being written beyond it goes with the rest
         beyond = [holder for holder in leased if holder.computed > _covered(holder) * size]
         yield from (_Victim(holder, _covered(holder)) for holder in beyond)
         yield from self._ends(blocks, iter(leased))
@@ -153,8 +153,8 @@ class Pressure:
 
 
 def _return(sequence: Sequence) -> float:
-    return sequence.promise.returns if sequence.promise is not None else 0.0
+    return sequence.lease.returns if sequence.lease is not None else 0.0
 
 
 def _covered(sequence: Sequence) -> int:
-    return sequence.promise.blocks if sequence.promise is not None else 0
+    return sequence.lease.blocks if sequence.lease is not None else 0

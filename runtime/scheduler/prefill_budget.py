@@ -43,7 +43,7 @@ SOON, SOON_ENOUGH = 0.05, 0.2
 """Seconds of a step in which no turn has a row; where nobody else is there, either."""
 
 
-class Courtesy:
+class PrefillBudget:
     """``stretch``: see above; 1 or less: no limit."""
 
     def __init__(self, stretch: float) -> None:

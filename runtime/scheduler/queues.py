@@ -23,13 +23,13 @@ from itertools import islice
 
 from ..errors import SequenceUnknown
 from ..sequence import Sequence
-from .idle_eviction import Holders
+from .idle_eviction import IdleEviction
 
 HEAD_START = 32
 """Turns that one step of priority is worth."""
 
 
-class Roster:
+class Queues:
     """All open sequences, each idle, waiting or running.
 
     ``holders``: idle ones without a lease that may hold blocks; ``leased``: those with one. ``prefill``: idle
@@ -43,10 +43,10 @@ class Roster:
         self.sequences: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.waiting: deque[Sequence] = deque()
-        self.holders = Holders()
+        self.idle_eviction = IdleEviction()
         self.leased: OrderedDict[int, Sequence] = OrderedDict()
         self.prefill: OrderedDict[int, Sequence] = OrderedDict()
-        self.fetching: dict[int, Sequence] = {}
+        self.restoring: dict[int, Sequence] = {}
         self.staged: dict[int, Sequence] = {}
         self.compiling: dict[int, Sequence] = {}
         self._turns = 0
@@ -61,11 +61,11 @@ class Roster:
     def touch(self, sequence: Sequence) -> None:
         """An idle sequence was used: it stands anew among those that lose their KV, and may have work."""
         self.sequences[sequence.id] = sequence
-        sequence.used = self.holders.now
+        sequence.used = self.idle_eviction.now
         self.rank(sequence)
         if sequence.to_do:
             self.prefill[sequence.id] = sequence
-            if sequence.promise is not None or sequence.due:
+            if sequence.lease is not None or sequence.turn_expected:
                 self.prefill.move_to_end(sequence.id, last=False)
         else:
             self.prefill.pop(sequence.id, None)
@@ -73,15 +73,15 @@ class Roster:
     def rank(self, sequence: Sequence) -> None:
         """An idle sequence may hold blocks: it stands among those it is to lose them with."""
         self.leased.pop(sequence.id, None)
-        if sequence.promise is None:
-            self.holders.put(sequence)
+        if sequence.lease is None:
+            self.idle_eviction.put(sequence)
         else:
-            self.holders.discard(sequence.id)
+            self.idle_eviction.discard(sequence.id)
             self.leased[sequence.id] = sequence
 
     def taken(self, sequence: Sequence) -> None:
         """An idle sequence lost its KV; it is computed again when it is used again, not before."""
-        self.holders.discard(sequence.id)
+        self.idle_eviction.discard(sequence.id)
         self.leased.pop(sequence.id, None)
         self.prefill.pop(sequence.id, None)
         self.staged.pop(sequence.id, None)
@@ -117,7 +117,7 @@ class Roster:
 
     def rest(self, sequence: Sequence) -> None:
         """The turn is over."""
-        for away in (self.fetching, self.compiling, self.running):
+        for away in (self.restoring, self.compiling, self.running):
             if away.pop(sequence.id, None) is not None:
                 break
         else:

@@ -4,9 +4,9 @@
 
     verbs ──▶ Verbs ─┐
                      ▼
-                  Roster (who, in what order) ──▶ Planner ──▶ plan ──▶ (runner) ──▶ Committer ──▶ rows
+                  Queues (who, in what order) ──▶ Planner ──▶ plan ──▶ (runner) ──▶ Committer ──▶ rows
                      ▲                              │ ▲                                 │
-                     └──────── Pressure ◀───────────┘ └── Paging (whose blocks) ◀───────┘
+                     └──────── Preemption ◀───────────┘ └── BlockManager (whose blocks) ◀───────┘
 
 At depth 1 plan and commit alternate. At depth 2 a plan is made while the one before it is in flight: its rows
 may be fed by tokens that the earlier one has still to sample. Plans are committed, or revoked, in the order
@@ -26,13 +26,13 @@ from ...kvstore.pool import BlockPool
 from ..counters import Counters
 from ..errors import SettingsInvalid
 from ..grammar.matcher import Compiler
-from ..grammar.queue import Constraints
-from ..kv_placement.block_manager import Paging
+from ..grammar.queue import GrammarQueue
+from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.costs import CostBook
 from ..kv_placement.leases import Leases
-from ..kv_placement.offload import POLL_SECONDS, Shelving
-from ..kv_placement.restore import Fetching
-from ..kv_placement.transfers import Moves
+from ..kv_placement.offload import POLL_SECONDS, Offload
+from ..kv_placement.restore import Restore
+from ..kv_placement.transfers import Transfers
 from ..link.messages import (
     Close,
     Extend,
@@ -52,11 +52,11 @@ from ..link.messages import (
 from ..plan import Outcome, Plan
 from ..settings import SchedulerSettings
 from .commit import Committer
-from .pending_moves import Errands
+from .pending_moves import PendingMoves
 from .planner import Planner
-from .preemption import Pressure
-from .prefill_budget import Courtesy
-from .queues import Roster
+from .preemption import Preemption
+from .prefill_budget import PrefillBudget
+from .queues import Queues
 from .verbs import Verbs
 
 SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Stage | Settle
@@ -95,27 +95,33 @@ class Scheduler:
         self.settings = settings
         self.pool = pool
         self.counters = Counters()
-        self._roster = Roster()
-        self._moves = Moves(tier, settings.block_tokens, disk, beside=costs is not None and costs.beside)
-        self._paging = Paging(pool, hasher, namespace, self._moves)
-        pressure = Pressure(settings, self._roster, self._paging, self.counters)
-        self._courtesy = Courtesy(settings.idle_stretch)
-        self._planner = Planner(settings, self._roster, self._paging, pressure, self._courtesy, self.counters)
-        fetching = Fetching(self._roster, self._paging, pressure, self.counters, disk, costs)
-        self.shelving = Shelving(self._paging, disk, fetching)
-        self._leases = Leases(settings, self._roster, self._paging, self.shelving)
-        self._errands = Errands(self._roster, self._paging, self.shelving)
-        self._committer = Committer(self._roster, self._paging, self.shelving, self._leases, self.counters)
-        self._constraints = Constraints(compiler, self._roster, self._committer, self.shelving)
+        self._queues = Queues()
+        self._transfers = Transfers(
+            tier, settings.block_tokens, disk, beside=costs is not None and costs.beside
+        )
+        self._block_manager = BlockManager(pool, hasher, namespace, self._transfers)
+        preemption = Preemption(settings, self._queues, self._block_manager, self.counters)
+        self._prefill_budget = PrefillBudget(settings.idle_stretch)
+        self._planner = Planner(
+            settings, self._queues, self._block_manager, preemption, self._prefill_budget, self.counters
+        )
+        fetching = Restore(self._queues, self._block_manager, preemption, self.counters, disk, costs)
+        self.offload = Offload(self._block_manager, disk, fetching)
+        self._leases = Leases(settings, self._queues, self._block_manager, self.offload)
+        self._pending_moves = PendingMoves(self._queues, self._block_manager, self.offload)
+        self._committer = Committer(
+            self._queues, self._block_manager, self.offload, self._leases, self.counters
+        )
+        self._grammar_queue = GrammarQueue(compiler, self._queues, self._committer, self.offload)
         self._verbs = Verbs(
             settings,
-            self._roster,
-            self._paging,
+            self._queues,
+            self._block_manager,
             self._committer,
-            self.shelving,
+            self.offload,
             self._leases,
             self.counters,
-            self._constraints,
+            self._grammar_queue,
         )
 
     def apply(self, verb: SequenceVerb) -> State | None:
@@ -147,47 +153,47 @@ class Scheduler:
 
     def follow(self, verb: Stage | Settle, now: float) -> None:
         """The same, answered among `answers` when it is done."""
-        sequence = self._roster[verb.seq]
+        sequence = self._queues[verb.seq]
         if isinstance(verb, Stage):
-            errand = self._errands.before(verb.request, sequence, now)
+            move = self._pending_moves.before(verb.request, sequence, now)
             self.apply(verb)
-            self._errands.stage(errand)
+            self._pending_moves.stage(move)
         else:
             self.apply(verb)
-            self._errands.settle(verb.request, sequence, now, disk=verb.disk)
+            self._pending_moves.settle(verb.request, sequence, now, disk=verb.disk)
 
     def note(self, now: float) -> None:
         """So late it is, and nothing more is done about it."""
-        self.shelving.now = self._roster.holders.now = now
+        self.offload.now = self._queues.idle_eviction.now = now
 
     def tick(self, now: float) -> None:
         """So late it is: what the disk says, leases that end, KV that is expected back, grammars."""
         self.note(now)
         self._leases.tick(now)
-        self.shelving.tick(now)
-        self._constraints.tick(now)
+        self.offload.tick(now)
+        self._grammar_queue.tick(now)
 
     def look(self, now: float, *, idle: bool) -> None:
         """See who has what he waits for; ``idle``: there was nothing to plan."""
-        self._errands.tick(now, idle=idle)
+        self._pending_moves.tick(now, idle=idle)
 
     def prepare(self) -> bool:
         """In an idle moment: do ahead what a later step would wait for; False: there is nothing left of it."""
-        tier = self._moves.tier
+        tier = self._transfers.tier
         return tier is not None and tier.prepare()
 
     def rows(self) -> list[Row]:
         """Of turns that went on or ended without a step, since this was asked last."""
-        return self._constraints.rows()
+        return self._grammar_queue.rows()
 
     def answers(self) -> list[Reply]:
         """To verbs that were followed, and are done since this was asked last."""
-        return self._errands.answers()
+        return self._pending_moves.answers()
 
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do if nothing else happens; None: never."""
-        errands = POLL_SECONDS if self._errands.busy else None
-        dues = (self.shelving.due(), self._leases.due(now), errands, self._constraints.due())
+        pending_moves = POLL_SECONDS if self._pending_moves.busy else None
+        dues = (self.offload.due(), self._leases.due(now), pending_moves, self._grammar_queue.due())
         return min((due for due in dues if due is not None), default=None)
 
     def plan(self) -> Plan | None:
@@ -196,11 +202,11 @@ class Scheduler:
 
     def took(self, plan: Plan, seconds: float) -> None:
         """The device was so long busy with a step: what later ones may carry beside turns depends on it."""
-        self._courtesy.took(plan, seconds)
+        self._prefill_budget.took(plan, seconds)
 
     def plan_alone(self, seq: int) -> Plan | None:
         """A step for this sequence alone, to find out whether it is the one that fails."""
-        return self._planner.plan_alone(self._roster[seq])
+        return self._planner.plan_alone(self._queues[seq])
 
     def commit(self, plan: Plan, outcomes: Items[Outcome], *, moved: bool = True) -> list[Row]:
         """``plan`` is done; ``outcomes`` are aligned with its rows. Not ``moved``: it failed as a whole."""
@@ -212,41 +218,41 @@ class Scheduler:
         return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan)))
 
     def evict(self, seq: int) -> int:
-        """Take a sequence's KV as pressure would; it is computed again when wanted. Returns its blocks."""
-        sequence = self._roster[seq]
-        blocks = self._paging.surrender(sequence)
+        """Take a sequence's KV as preemption would; it is computed again when wanted. Returns its blocks."""
+        sequence = self._queues[seq]
+        blocks = self._block_manager.surrender(sequence)
         if sequence.turn is None:
-            self._roster.taken(sequence)
+            self._queues.taken(sequence)
         return blocks
 
     def state(self, seq: int) -> State:
         """What is held of a sequence. Raises `SequenceUnknown`."""
-        return self._roster[seq].state
+        return self._queues[seq].state
 
     @property
     def tier(self) -> HostTier | None:
         """The tier below the device."""
-        return self._moves.tier
+        return self._transfers.tier
 
     def statistics(self) -> dict[str, float]:
         """Lengths of all queues, the pool's books, and counts since the start."""
-        roster = self._roster
+        queues = self._queues
         gauges = {
-            "sequences": len(roster.sequences),
-            "running": len(roster.running),
-            "waiting": len(roster.waiting),
-            "idle_holding": len(roster.holders) + len(roster.leased),
-            "idle_expected": roster.holders.told,
-            "idle_prefill": len(roster.prefill),
+            "sequences": len(queues.sequences),
+            "running": len(queues.running),
+            "waiting": len(queues.waiting),
+            "idle_holding": len(queues.idle_eviction) + len(queues.leased),
+            "idle_expected": queues.idle_eviction.told,
+            "idle_prefill": len(queues.prefill),
         }
         pool = {f"pool_{name}": value for name, value in asdict(self.pool.statistics()).items()}
         return {
             **gauges,
             **pool,
-            **self._moves.statistics(),
-            **self.shelving.statistics(),
+            **self._transfers.statistics(),
+            **self.offload.statistics(),
             **self._leases.statistics(),
-            **self._constraints.statistics(),
+            **self._grammar_queue.statistics(),
             **asdict(self.counters),
         }
 
@@ -256,5 +262,5 @@ class Scheduler:
         Raises:
             LeakFound: they are not.
         """
-        self.pool.audit(self._paging.held(self._roster.sequences.values()))
-        self._moves.audit()
+        self.pool.audit(self._block_manager.held(self._queues.sequences.values()))
+        self._transfers.audit()

@@ -17,10 +17,10 @@ from ..errors import (
     SequenceBusy,
     SequenceExists,
 )
-from ..grammar.queue import Constraints
-from ..kv_placement.block_manager import Paging
+from ..grammar.queue import GrammarQueue
+from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.leases import Leases
-from ..kv_placement.offload import Shelving
+from ..kv_placement.offload import Offload
 from ..link.messages import (
     Close,
     Extend,
@@ -41,7 +41,7 @@ from ..sequence import Sequence, Turn
 from ..settings import SchedulerSettings
 from ..tokens import TokenList, checked_tokens
 from .commit import Committer
-from .queues import Roster
+from .queues import Queues
 from .sampling_limits import check_sampling
 
 
@@ -51,20 +51,20 @@ class Verbs:
     def __init__(
         self,
         settings: SchedulerSettings,
-        roster: Roster,
-        paging: Paging,
+        queues: Queues,
+        block_manager: BlockManager,
         committer: Committer,
-        shelving: Shelving,
+        offload: Offload,
         leases: Leases,
         counters: Counters,
-        constraints: Constraints,
+        grammar_queue: GrammarQueue,
     ) -> None:
-        self._constraints = constraints
-        self._shelving = shelving
+        self._grammar_queue = grammar_queue
+        self._offload = offload
         self._leases = leases
         self._settings = settings
-        self._roster = roster
-        self._paging = paging
+        self._queues = queues
+        self._block_manager = block_manager
         self._committer = committer
         self._counters = counters
 
@@ -74,11 +74,11 @@ class Verbs:
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         self._check_context(len(tokens))
         sequence = Sequence(
-            verb.seq, self._paging.lookup.root(verb.salt), TokenList(tokens), alone=verb.alone
+            verb.seq, self._block_manager.residency.root(verb.salt), TokenList(tokens), isolated=verb.alone
         )
-        self._counters.adopted += self._paging.adopt(sequence)
-        self._roster.touch(sequence)
-        self._shelving.fetching.stage(sequence)
+        self._counters.adopted += self._block_manager.adopt(sequence)
+        self._queues.touch(sequence)
+        self._offload.restore.stage(sequence)
         return sequence.state
 
     def extend(self, verb: Extend) -> State:
@@ -87,14 +87,14 @@ class Verbs:
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         self._check_context(sequence.total + len(tokens))
         sequence.extend(tokens)
-        sequence.due = verb.due
-        self._roster.touch(sequence)
-        self._shelving.fetching.stage(sequence)
+        sequence.turn_expected = verb.due
+        self._queues.touch(sequence)
+        self._offload.restore.stage(sequence)
         return sequence.state
 
     def truncate(self, verb: Truncate) -> State:
         """Keep the first ``length`` tokens. A running turn is ended, as by `stop`."""
-        sequence = self._roster[verb.seq]
+        sequence = self._queues[verb.seq]
         if verb.expect_epoch != sequence.epoch:
             raise EpochStale(f"sequence {verb.seq} is at epoch {sequence.epoch}, not {verb.expect_epoch}")
         self._check_length(sequence, verb.length)
@@ -113,20 +113,20 @@ class Verbs:
             there = self._check_opening(verb.seq, opening)
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         turn = self._checked_turn(verb, there + len(tokens))
-        sequence = self._roster[verb.seq] if opening is None else self._begun(verb.seq, opening)
+        sequence = self._queues[verb.seq] if opening is None else self._begun(verb.seq, opening)
         if len(tokens):
             sequence.extend(tokens)
         if opening is not None and opening.parent is None:
-            self._counters.adopted += self._paging.adopt(sequence)
-            self._shelving.fetching.stage(sequence)
+            self._counters.adopted += self._block_manager.adopt(sequence)
+            self._offload.restore.stage(sequence)
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
-            self._paging.cut(sequence, sequence.total - 1)
+            self._block_manager.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
         state = sequence.state
         if verb.sampling.grammar is None:
-            self._shelving.fetching.line_up(sequence)
+            self._offload.restore.line_up(sequence)
         else:
-            self._constraints.begin(sequence, verb.sampling.grammar)
+            self._grammar_queue.begin(sequence, verb.sampling.grammar)
         return state
 
     def stop(self, verb: Stop) -> State:
@@ -134,7 +134,7 @@ class Verbs:
 
         But for what is beyond ``keep``: tokens that nobody has read.
         """
-        sequence = self._roster[verb.seq]
+        sequence = self._queues[verb.seq]
         if verb.keep is None or verb.keep >= len(sequence.tokens):
             self._halt(sequence)
         else:
@@ -144,7 +144,7 @@ class Verbs:
 
     def fork(self, verb: Fork) -> State:
         """Make children from what is committed; they share its blocks, and copy a tail to write it."""
-        parent = self._roster[verb.seq]
+        parent = self._queues[verb.seq]
         length = len(parent.tokens) if verb.at is None else verb.at
         self._check_length(parent, length)
         self._check_new(verb.children)
@@ -153,64 +153,66 @@ class Verbs:
 
     def close(self, verb: Close) -> None:
         """Forget a sequence."""
-        sequence = self._roster[verb.seq]
+        sequence = self._queues[verb.seq]
         self._leases.end(sequence)
-        self._paging.surrender(sequence, keep=verb.keep_kv)
+        self._block_manager.surrender(sequence, keep=verb.keep_kv)
         if verb.keep_kv:
-            self._shelving.retire(sequence)
-        self._roster.close(sequence)
+            self._offload.retire(sequence)
+        self._queues.close(sequence)
 
     def lease(self, verb: Lease, now: float) -> tuple[State, Receipt]:
-        """Promise what the budget has room for; at any time, for turns that begin later."""
-        sequence = self._roster[verb.seq]
+        """GrantedLease what the budget has room for; at any time, for turns that begin later."""
+        sequence = self._queues[verb.seq]
         receipt = self._leases.grant(sequence, verb, now)
         return sequence.state, receipt
 
     def stage(self, verb: Stage) -> State:
         """An idle sequence comes back soon: what lower tiers hold of it is brought up, the rest computed."""
         sequence = self._idle(verb.seq)
-        sequence.unmatched = True
-        self._roster.touch(sequence)
-        self._shelving.fetching.stage(sequence)
+        sequence.needs_lookup = True
+        self._queues.touch(sequence)
+        self._offload.restore.stage(sequence)
         return sequence.state
 
     def settle(self, verb: Settle) -> State:
         """An idle sequence will not be wanted for a while: its KV leaves the device, what it can for disk."""
         sequence = self._idle(verb.seq)
-        self._paging.settle(sequence)
+        self._block_manager.settle(sequence)
         if not verb.disk:
-            self._paging.lower(sequence)
-        self._paging.surrender(sequence)
-        self._roster.taken(sequence)
+            self._block_manager.lower(sequence)
+        self._block_manager.surrender(sequence)
+        self._queues.taken(sequence)
         if verb.disk:
-            self._shelving.leave(sequence)
+            self._offload.leave(sequence)
         return sequence.state
 
     def _begun(self, seq: int, opening: Opening) -> Sequence:
         """A sequence as its opening has it."""
         if opening.parent is not None:
-            (child,) = self._forked(self._roster[opening.parent], [seq], opening.at)
+            (child,) = self._forked(self._queues[opening.parent], [seq], opening.at)
             return child
-        sequence = Sequence(seq, self._paging.lookup.root(opening.salt), TokenList(), alone=opening.alone)
-        self._roster.touch(sequence)
+        sequence = Sequence(
+            seq, self._block_manager.residency.root(opening.salt), TokenList(), isolated=opening.alone
+        )
+        self._queues.touch(sequence)
         return sequence
 
     def _forked(self, parent: Sequence, seqs: list[int], length: int) -> list[Sequence]:
         children = [Sequence(seq, parent.root, parent.tokens.copy(length)) for seq in seqs]
-        self._paging.fork(parent, children)
+        self._block_manager.fork(parent, children)
         for child in children:
-            self._roster.touch(child)
-            self._roster.prefill.pop(
+            self._queues.touch(child)
+            self._queues.prefill.pop(
                 child.id, None
             )  # what the parent computes need not be computed beside it
         return children
 
     def _shorten(self, sequence: Sequence, length: int) -> None:
         self._halt(sequence)
-        self._paging.forget(sequence, length)
+        self._block_manager.forget(sequence, length)
         if sequence.tail is not None:
-            self._paging.save_tail(sequence)
-        self._roster.touch(sequence)
+            self._block_manager.save_tail(sequence)
+        self._queues.touch(sequence)
 
     def _halt(self, sequence: Sequence) -> None:
         if sequence.turn is not None:
@@ -221,7 +223,7 @@ class Verbs:
 
     def _idle(self, seq: int, length: int | None = None) -> Sequence:
         """The sequence, which has no turn, and ``length`` tokens if one is given."""
-        sequence = self._roster[seq]
+        sequence = self._queues[seq]
         if sequence.turn is not None:
             raise SequenceBusy(f"sequence {seq} is generating")
         if length is not None and length != sequence.total:
@@ -233,7 +235,7 @@ class Verbs:
         at = 0
         if opening.parent is not None:
             at = opening.at
-            self._check_length(self._roster[opening.parent], at)
+            self._check_length(self._queues[opening.parent], at)
         self._check_new([seq])
         return at
 
@@ -241,10 +243,10 @@ class Verbs:
         if len(set(seqs)) < len(seqs):
             raise SequenceExists("one number for two sequences")
         for seq in seqs:
-            if seq in self._roster.sequences:
+            if seq in self._queues.sequences:
                 raise SequenceExists(f"sequence {seq} is open already")
-        if len(self._roster.sequences) + len(seqs) > self._settings.max_open:
-            raise EngineOverloaded(f"{len(self._roster.sequences)} sequences are open")
+        if len(self._queues.sequences) + len(seqs) > self._settings.max_open:
+            raise EngineOverloaded(f"{len(self._queues.sequences)} sequences are open")
 
     def _check_context(self, length: int) -> None:
         if length > self._settings.max_context:
@@ -259,7 +261,7 @@ class Verbs:
             raise LengthInvalid(f"sequence {verb.seq} has no tokens to go on from")
         check_sampling(verb.sampling, verb.limits, self._settings.vocab_size)
         if verb.sampling.grammar is not None:
-            self._constraints.check(verb.sampling.grammar)
+            self._grammar_queue.check(verb.sampling.grammar)
         left = verb.limits.max_tokens - verb.generated_from
         if verb.generated_from < 0 or left < 1:
             raise SamplingInvalid(f"{verb.generated_from} of {verb.limits.max_tokens} tokens are generated")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from ..connection import Exchange
+from ..connection import Connection
 from ..errors import ConnectionLost, SDKError
 from ..frames.client import ClientEvent, ItemCreate, TextAppend, TextClear, TextCommit, TextReplace
 from ..params import Sent
@@ -42,8 +42,8 @@ class Answered:
 class Answers:
     """One run's; ``calls`` are what it takes from."""
 
-    def __init__(self, exchange: Exchange, calls: Calls) -> None:
-        self._exchange = exchange
+    def __init__(self, connection: Connection, calls: Calls) -> None:
+        self._connection = connection
         self._calls = calls
         self._task: asyncio.Task[None] | None = None
         self._sent = Sent()
@@ -73,7 +73,7 @@ class Answers:
         """Let no tool go on, and send what is owed."""
         self._calls.cancel()
         for output in (await self.take()).outputs:
-            await self._exchange.send(output)
+            await self._connection.send(output)
 
     async def aclose(self) -> None:
         """Let no tool go on, and leave nothing half sent."""
@@ -83,7 +83,7 @@ class Answers:
             await asyncio.wait([self._task])
             if self._filling:
                 with suppress(SDKError), anyio.move_on_after(LAST_SECONDS):
-                    await self._exchange.send(TextClear())
+                    await self._connection.send(TextClear())
         await self._calls.over()
 
     async def _go(self) -> None:
@@ -95,17 +95,17 @@ class Answers:
             if ready is None:
                 await self._calls.stirred.wait()
                 continue
-            if not self._exchange.buffer.lend(self, self._give_way):
+            if not self._connection.buffer.lend(self, self._give_way):
                 self._displaced = True
                 continue
             *before, streaming = ready
             for call in before:
                 await self._send(_item_of(call))
                 call.sent = True
-            await self._exchange.fresh()
+            await self._connection.fresh()
             if not self._displaced:
                 await self._stream(streaming)
-            self._exchange.buffer.release(self)
+            self._connection.buffer.release(self)
 
     def _ready(self) -> list[Call] | None:
         """The next call that still streams and those before it, if these have answered."""
@@ -152,7 +152,7 @@ class Answers:
         self._sent.commits[call.id] = await self._send(TextCommit(call_id=call.id))
 
     async def _send(self, event: ClientEvent) -> str:
-        event_id = await self._exchange.send(event)
+        event_id = await self._connection.send(event)
         self._sent.events.append(event_id)
         if isinstance(event, ItemCreate) and event.item.id:
             self._sent.items.append(event.item.id)

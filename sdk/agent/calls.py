@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from anyio import CancelScope
 
-from ..detached import Apart
+from ..detached import Detached
 from ..frames.items import FunctionCallItem
 from ..tools.context import ToolContext
 from ..tools.outputs import broken_off, failure
@@ -50,7 +50,7 @@ class Calls:
     """All calls of a step. ``events``: what they told, for who reads; ``news`` is set when there is more.
     ``stirred`` is set when one has begun to answer, or has answered."""
 
-    def __init__(self, tools: Mapping[str, Tool], apart: Apart) -> None:
+    def __init__(self, tools: Mapping[str, Tool], apart: Detached) -> None:
         self.events: deque[RunEvent] = deque()
         self.news = asyncio.Event()
         self.stirred = asyncio.Event()

@@ -18,8 +18,8 @@ import anyio
 import msgspec
 
 from .. import keeping
-from ..connection import Exchange
-from ..detached import Apart
+from ..connection import Connection
+from ..detached import Detached
 from ..errors import ChatBusy, SDKError
 from ..frames.client import ItemCreate, ResponseCancel, ResponseCreate
 from ..frames.items import FunctionCallItem
@@ -47,7 +47,7 @@ class Run:
 
     def __init__(
         self,
-        exchange: Exchange,
+        connection: Connection,
         create: ResponseCreate,
         first: Sequence[ItemCreate],
         tools: Mapping[str, Tool],
@@ -55,9 +55,9 @@ class Run:
         claim: Callable[[Run], Awaitable[None]],
         tracers: Tracers,
         hint_seconds: float | None,
-        apart: Apart,
+        apart: Detached,
     ) -> None:
-        self._exchange = exchange
+        self._connection = connection
         self._create = in_brief(create)
         self._tools = tools
         self._budget = Budget(limits)
@@ -74,9 +74,9 @@ class Run:
         self._begun = self._over = self._given_up = False
         self._done: RunDone | None = None
         self.calls = Calls(tools, apart)
-        self.answers = Answers(exchange, self.calls)
+        self.answers = Answers(connection, self.calls)
         self.rounds = Rounds()
-        self._reply = Reply(exchange, self._create, first, rounds=self.rounds)
+        self._reply = Reply(connection, self._create, first, rounds=self.rounds)
 
     # --- as the chat sees a turn ---
 
@@ -156,7 +156,7 @@ class Run:
     def _ask(self, answered: Answered) -> None:
         """The response to what the tools have answered."""
         outputs, sent = answered.outputs, answered.sent
-        self._reply = Reply(self._exchange, self._next(), outputs, rounds=self.rounds, sent=sent)
+        self._reply = Reply(self._connection, self._next(), outputs, rounds=self.rounds, sent=sent)
 
     async def _advance(self) -> None:
         if self._waiting is not None:
@@ -176,8 +176,8 @@ class Run:
         if deadline.cancelled_caught:
             self._stop = "seconds"
             self.calls.cancel()
-            if self._exchange.busy:
-                await self._exchange.send(ResponseCancel())
+            if self._connection.busy:
+                await self._connection.send(ResponseCancel())
             else:  # nothing was asked for
                 await self._end("seconds")
         elif isinstance(event, TextDelta):
@@ -249,7 +249,7 @@ class Run:
     async def _foretell(self, expected: float) -> None:
         """No promise is asked for: those who wait longest would use up the budget of those who need it."""
         with suppress(SDKError):  # a hint; what is wrong with the connection its reader is told
-            await keeping.lease(self._exchange, None, 0.0, expected)
+            await keeping.lease(self._connection, None, 0.0, expected)
 
     async def _wait(self) -> None:
         """For the next that a tool tells."""
@@ -275,7 +275,7 @@ class Run:
             self._ask(answered)
             return
         for output in answered.outputs:
-            await self._exchange.send(output)
+            await self._connection.send(output)
         await self._end(stop)
 
     async def _end(self, stop: StopReason) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 import msgspec
 
-from ..detached import Apart
+from ..detached import Detached
 from ..errors import ToolInvalid
 from ..frames.session import FunctionTool
 from .context import ToolContext
@@ -86,7 +86,7 @@ class Tool:
     expected: float | None = None
     streams: bool = False
     durations: Durations = field(default_factory=Durations, compare=False, repr=False)
-    apart: Apart = field(default_factory=Apart, compare=False, repr=False)
+    apart: Detached = field(default_factory=Detached, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not (self.timeout is None or (_is_number(self.timeout) and self.timeout > 0)):
@@ -109,7 +109,7 @@ class Tool:
         return self.durations.usual() if self.expected is None else self.expected
 
     async def call(
-        self, arguments: str, context: ToolContext | None = None, apart: Apart | None = None
+        self, arguments: str, context: ToolContext | None = None, apart: Detached | None = None
     ) -> Outcome:
         """Run it; nothing it does is raised, but for being cancelled from outside.
 

@@ -37,7 +37,7 @@ class Arrival:
     left: int
 
 
-class Anticipation:
+class EagerPrefill:
     """One session's. ``expect`` may be called as often as text comes: the latest counts."""
 
     def __init__(self, branch: Branch) -> None:

@@ -22,9 +22,9 @@ from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, found_forms
 from ..tools.grammar import SYNTAXES, CallWriter
 from ..turn.request import TurnRequest
 from .renderer import Renderer
-from .stable_prefix import Settled
+from .stable_prefix import StablePrefix
 from .template_class import TemplateReport, probe
-from .template_sandbox import Trial
+from .template_sandbox import TemplateTrial
 from .tokenizer import ChatTokenizer, template_file
 
 
@@ -34,7 +34,7 @@ class Language:
 
     tokenizer: ChatTokenizer
     report: TemplateReport
-    settled: Settled
+    settled: StablePrefix
     forms: Forms = HERMES
 
     @classmethod
@@ -60,7 +60,7 @@ class Language:
         report = probe(tokenizer)
         found = found_forms(tokenizer.template, report.opening, tokenizer.response_template)
         forms = Forms(calls or found.calls, reasoning or found.reasoning)
-        return cls(tokenizer, report, Settled(tokenizer), forms)
+        return cls(tokenizer, report, StablePrefix(tokenizer), forms)
 
     def digest(self) -> bytes:
         """Of tokenizer and template: token ids mean the same only where these are the same."""
@@ -119,6 +119,6 @@ class Language:
 @lru_cache(maxsize=64)
 def _try(template: str, named: tuple[tuple[str, str], ...]) -> None:
     """Try a template where it can harm nobody, once for each. Raises ``TemplateFailed``."""
-    broken = Trial(template, dict(named)).broken()
+    broken = TemplateTrial(template, dict(named)).broken()
     if broken:
         raise TemplateFailed(f"The chat template was refused: {broken}")

@@ -20,7 +20,7 @@ from ..token_ids import NONE, Ids
 from ..tree import Paths, Reply, TurnNode
 from ..workers import Stopped
 from .chat_template import ChatTemplate, RoleRules
-from .stable_prefix import Grown, Settled
+from .stable_prefix import Grown, StablePrefix
 from .tokenizer import ChatTokenizer
 
 _END = f"\U000f0004{secrets.token_hex(8)}\U000f0005"
@@ -35,7 +35,7 @@ class Renderer:
     """
 
     def __init__(
-        self, tokenizer: ChatTokenizer, now: datetime, settled: Settled, rules: RoleRules | None = None
+        self, tokenizer: ChatTokenizer, now: datetime, settled: StablePrefix, rules: RoleRules | None = None
     ) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, now, rules)

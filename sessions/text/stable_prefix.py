@@ -41,15 +41,17 @@ _WORD_BEGINS = re.compile(r"(?<=\S) (?=\S)")
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Settled ids of a text; ``tokens`` of them are those of its first ``characters``, and what stands behind
-    these can be tokenized by itself."""
+    """Ids of a text that later text cannot change; ``tokens`` of them are those of its first ``characters``.
+
+    The text behind these characters can be tokenized on its own.
+    """
 
     ids: list[int] = field(default_factory=list)
     tokens: int = 0
     characters: int = 0
 
 
-class Settled:
+class StablePrefix:
     """The rule for one tokenizer."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
@@ -225,14 +227,14 @@ class Settled:
 class Grown:
     """A text that grows, and what is settled of it; of more of the same only the end is tokenized."""
 
-    def __init__(self, rule: Settled) -> None:
+    def __init__(self, rule: StablePrefix) -> None:
         self._rule = rule
         self._text = ""
         self._leads = False
         self._ids = NONE
 
     def ids(self, text: str, *, leads: bool) -> Ids:
-        """The ids of `Settled.beginning`."""
+        """The ids of `StablePrefix.beginning`."""
         if leads != self._leads or not text.startswith(self._text):
             self._text, self._leads, self._ids = "", leads, NONE
         there = len(self._text)

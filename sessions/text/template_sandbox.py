@@ -327,7 +327,7 @@ def compiled(text: str) -> SandboxedTemplate:
 # --- a process to try a template in -----------------------------------------------------------------------
 
 
-class Trial:
+class TemplateTrial:
     """A template that is tried in a process of its own, from now on; what it raises is no matter here, but
     what it takes."""
 

@@ -21,7 +21,7 @@ from ...runtime import errors as runtime
 from ...runtime.errors import EngineGone, EngineOverloaded, RuntimeFault, fault_of
 from ...runtime.link.generation import Generation
 from ...runtime.link.messages import Finish, Limits, Row, State, TokenLogprob, Work
-from ..engine_copy import LiveSequence
+from ..engine_copy import EngineCopy
 from ..errors import (
     EngineFull,
     EngineUnavailable,
@@ -57,7 +57,7 @@ class Run:
 
     def __init__(
         self,
-        sequence: LiveSequence,
+        sequence: EngineCopy,
         reader: ReplyReader,
         request: TurnRequest,
         prompt: Ids,

@@ -17,7 +17,7 @@ from ...runtime.errors import EngineGone
 from ...runtime.link.client import EngineLink
 from ...runtime.link.messages import TokenLogprob
 from ..edits import end_with
-from ..engine_copy import LiveSequence
+from ..engine_copy import EngineCopy
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
 from ..history import Draft, History, Placed, Script
 from ..items import FunctionCallOutput, Growing, new_id
@@ -33,7 +33,7 @@ from .cuts import check_place
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
 from .generation import Ending, Run
 from .request import TurnRequest
-from .turn_grammar import Binding
+from .turn_grammar import TurnGrammar
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,9 @@ class Branch:
     renderer: Renderer
     language: Language
     link: EngineLink
-    sequence: LiveSequence
+    sequence: EngineCopy
     settings: SessionSettings
-    binding: Binding
+    binding: TurnGrammar
     slot: Slot
 
     def least(self, item: Growing) -> int:

@@ -13,7 +13,7 @@ from ..text.language import Language
 from .request import TurnRequest
 
 
-class Binding:
+class TurnGrammar:
     """Most turns are bound as the one before was: what was written for that is kept."""
 
     def __init__(self, language: Language) -> None:

@@ -78,7 +78,7 @@ class Stage:
     def hashes(self, seq: int) -> dict[bytes, int]:
         """The device's bytes by key, of the full blocks that it holds of a sequence."""
         index = self.engine.scheduler.pool.index
-        blocks = {key: index.block_of(key) for key in self.engine.scheduler._roster[seq].keys}
+        blocks = {key: index.block_of(key) for key in self.engine.scheduler._queues[seq].keys}
         return {
             key: xxh3_64_intdigest(self.arena.bytes_of(block).numpy())
             for key, block in blocks.items()
@@ -89,13 +89,13 @@ class Stage:
         """So that the next turn has to go by ``path``."""
         if path == "resident":
             return
-        shelving, tier = self.engine.scheduler.shelving, self.tier
+        shelving, tier = self.engine.scheduler.offload, self.tier
         assert not isinstance(self.engine.apply(Settle(0, seq)), Refusal)
         self.rest()
         shelving.flush()
         while shelving.busy:
             shelving.tick(0.0)
-        sequence = self.engine.scheduler._roster[seq]
+        sequence = self.engine.scheduler._queues[seq]
         names = sequence.names()
         self.engine.scheduler.pool.distrust(self.engine.scheduler.pool.index.blocks())
         self.arena.poison(range(BLOCKS))

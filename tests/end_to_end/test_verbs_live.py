@@ -54,7 +54,7 @@ async def test_a_reply_that_is_over_is_cut_too(wired: Client) -> None:
         assert "Marisol" in await chat.say("What is my name?").text()
         assert chat.last.kv.prefilled <= chat.last.kv.new
         with pytest.raises(ServerError, match="characters"):
-            await chat._exchange.truncate((await items_of(chat))[0], 10_000)
+            await chat._connection.truncate((await items_of(chat))[0], 10_000)
 
 
 async def test_a_reply_that_was_left_is_cut_and_not_the_one_before(wired: Client) -> None:
@@ -204,4 +204,4 @@ async def test_many_sessions_talk_over_one_socket(wired: Client) -> None:
         assert "Marisol" in await chat.say("What is my name?").text()
         await forks[0].aclose()
         assert "Marisol" in await forks[1].say("What is my name?").text()
-        assert len({id(fork._exchange._transport.connection) for fork in forks}) == 1
+        assert len({id(fork._connection._transport.connection) for fork in forks}) == 1

@@ -13,7 +13,7 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -32,7 +32,7 @@ async def test_a_mismatch_is_told_by_the_probe_and_the_metrics(
         link = Scripted(lambda tokens: WORDS[len(tokens) % len(WORDS)], END, ahead=1)
         service = Service(GatewaySettings(), "scripted", link)
         journal = await Journal.open(tmp_path, b"model", NUMBERS)
-        service.open(SessionBook(link, Language.of(ours("chatml")), None, journal), journal)
+        service.open(SessionRegistry(link, Language.of(ours("chatml")), None, journal), journal)
         try:
             state = service.state()
             figures = exposition(Snapshot(True, 1, await journal.statistics(), {}))

@@ -27,7 +27,7 @@ from holdfast.sdk.frames.verbs import SessionFork
 from holdfast.sessions.errors import HandleUnknown, SessionLimit
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import SessionSettings, TenantLimits
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
@@ -67,7 +67,7 @@ class RoomsMachine(RuleBasedStateMachine):
         folder = Path(self.stack.enter_context(TemporaryDirectory(dir=MEMORY)))
         self.journal = self.run(Journal.open(folder, b"model", JournalSettings(reserve_bytes=0)))
         self.link = Scripted(spoken, END, flowing=False)
-        self.book = SessionBook(self.link, LANGUAGE, SETTINGS, self.journal)
+        self.book = SessionRegistry(self.link, LANGUAGE, SETTINGS, self.journal)
         self.registry = Registry(self.book, self.link, "scripted", Limits())
         self.held: dict[str, tuple[LiveSession, Socket]] = {}
         self.handles: list[tuple[str, bytes]] = []
@@ -219,7 +219,7 @@ def test_promises_hold_and_no_session_in_use_is_put_away() -> None:
 
 async def test_without_a_journal_only_forks_that_were_never_opened_give_way() -> None:
     link = Scripted(spoken, END)
-    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=4))
+    book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=4))
     registry = Registry(book, link, "scripted", Limits())
     socket = Socket()
     live, left = registry.open(Socket(), b""), registry.open(socket, b"")
@@ -238,7 +238,7 @@ async def test_without_a_journal_only_forks_that_were_never_opened_give_way() ->
 
 async def test_a_session_that_serves_an_event_is_not_put_away() -> None:
     link = Scripted(spoken, END, cut_off={"fork"})
-    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=3))
+    book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=3))
     registry = Registry(book, link, "scripted", Limits())
     live = registry.open(Socket(), b"")
     (child,) = await registry.fork(live, 1, None)
@@ -256,7 +256,7 @@ async def test_a_session_that_serves_an_event_is_not_put_away() -> None:
 async def test_a_flood_of_forks_takes_no_place_that_was_promised() -> None:
     limits = {PROMISED: TenantLimits(sessions=50), KNOWN: TenantLimits()}
     link = Scripted(spoken, END)
-    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=300, tenants=limits))
+    book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=300, tenants=limits))
     registry = Registry(book, link, "scripted", Limits())
     for _ in range(4):
         live = registry.open(Socket(), KNOWN, KNOWN)
@@ -274,7 +274,7 @@ async def test_a_flood_of_forks_takes_no_place_that_was_promised() -> None:
 
 async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
     link = Scripted(spoken, END)
-    book = SessionBook(link, LANGUAGE, SessionSettings(max_unopened=5))
+    book = SessionRegistry(link, LANGUAGE, SessionSettings(max_unopened=5))
     registry = Registry(book, link, "scripted", Limits())
     root, other = registry.open(Socket(), b""), registry.open(Socket(), b"")
     (child, *_) = await registry.fork(root, 4, None)
@@ -294,7 +294,7 @@ async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
 async def test_a_known_tenant_without_limits_has_its_part_though_others_hold_all_they_can() -> None:
     tenants = {KNOWN: TenantLimits(), OTHER: TenantLimits()}
     link = Scripted(spoken, END)
-    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=12, tenants=tenants))
+    book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=12, tenants=tenants))
     registry = Registry(book, link, "scripted", Limits())
     with suppress(SessionLimit):
         while True:
@@ -315,7 +315,7 @@ async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_b
     with TemporaryDirectory(dir=MEMORY) as folder:
         numbers = JournalSettings(reserve_bytes=0)
         journal = await Journal.open(Path(folder), b"model", numbers) if kept else None
-        book = SessionBook(link, LANGUAGE, SessionSettings(), journal)
+        book = SessionRegistry(link, LANGUAGE, SessionSettings(), journal)
         registry = Registry(book, link, "scripted", Limits(unopened_forks=10, young_seconds=young))
         one, two, other = (registry.open(Socket(), salt, salt) for salt in (KNOWN, KNOWN, OTHER))
         first = await registry.fork(one, 6, None)
@@ -339,7 +339,7 @@ async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_b
 
 async def test_limits_that_change_set_other_places_aside() -> None:
     link = Scripted(spoken, END)
-    book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=6, tenants={KNOWN: TenantLimits()}))
+    book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=6, tenants={KNOWN: TenantLimits()}))
     registry = Registry(book, link, "scripted", Limits())
     registry.open(Socket(), KNOWN, KNOWN)
     book.change_limits({KNOWN: TenantLimits(), PROMISED: TenantLimits(sessions=4)})

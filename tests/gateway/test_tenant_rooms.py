@@ -14,12 +14,12 @@ from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Chat, Client, ServerError, SessionLost, branches
-from holdfast.sdk.connection import Exchange
+from holdfast.sdk.connection import Connection
 from holdfast.sdk.frames.client import ClientEvent
 from holdfast.sdk.frames.verbs import SessionFork, SessionTree, SessionTreeListed
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings, JournalShare
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import SessionSettings, TenantLimits
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
@@ -39,7 +39,7 @@ async def scripted(
     service = Service(GatewaySettings(), "scripted", link)
     numbers = replace(SMALL, tenants={b"": JournalShare(bytes=bytes_)})
     journal = None if store is None else await Journal.open(store, b"model", numbers)
-    service.open(SessionBook(link, Language.of(ours("chatml")), settings, journal), journal)
+    service.open(SessionRegistry(link, Language.of(ours("chatml")), settings, journal), journal)
     try:
         yield in_memory(service)
     finally:
@@ -116,13 +116,13 @@ async def test_a_tenant_whose_share_is_full_may_still_prune(tmp_path: Path) -> N
 
 async def test_a_tree_comes_in_pages_and_the_client_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(branches, "MOST", 4)
-    asked, send = list[SessionTree](), Exchange.send
+    asked, send = list[SessionTree](), Connection.send
 
-    async def noted(exchange: Exchange, event: ClientEvent) -> str:
+    async def noted(connection: Connection, event: ClientEvent) -> str:
         asked.extend([event] if isinstance(event, SessionTree) else [])
-        return await send(exchange, event)
+        return await send(connection, event)
 
-    monkeypatch.setattr(Exchange, "send", noted)
+    monkeypatch.setattr(Connection, "send", noted)
     async with scripted(None, SessionSettings()) as client, client.session() as chat:
         forks = await chat.fork(9)
         found = await chat.tree()

@@ -95,14 +95,14 @@ def test_what_a_lease_covers_goes_last_the_latest_return_first() -> None:
     order = EvictionOrder(40)
     order.hit([9] * 6)
     order.add([1, 2])
-    order.promise(1, 5.0)
-    order.promise(3, 9.0)  # not in the order yet
-    order.promise(4, 7.0)
+    order.lease(1, 5.0)
+    order.lease(3, 9.0)  # not in the order yet
+    order.lease(4, 7.0)
     order.add([3, 4, 9])
     assert order.blocks() == order.first(9) == [2, 9, 3, 4, 1]
     assert len(order) == 5 and 3 in order
-    order.promise(3, None)
-    order.promise(4, 4.0)
+    order.lease(3, None)
+    order.lease(4, 4.0)
     assert order.pop(3) == [2, 3, 9]
     assert order.pop(1) == [1] and order.blocks() == [4]
     order.forget([4])

@@ -15,7 +15,7 @@ for name in sys.argv[1:]:
     importlib.import_module("holdfast.kvstore." + name)
 from holdfast.kvstore.pool import BlockPool
 pool = BlockPool(4)
-pool.release(pool.lease(4))
+pool.release(pool.allocate(4))
 pool.audit({})
 """
 
@@ -25,13 +25,18 @@ def run(*modules: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-TORCH = {"arena", "moves"}
+TORCH = {"arena", "block_mover"}
 
 
-def test_only_arena_and_moves_need_torch() -> None:
+def test_only_arena_and_block_mover_need_torch() -> None:
     [folder] = holdfast.kvstore.__path__
-    names = sorted(path.stem for path in Path(folder).glob("*.py") if path.stem not in {"__init__", *TORCH})
-    assert {"pool", "index", "keys", "table", "eviction", "groups", "tiers", "slots", "host"} <= set(names)
+    paths = (path.relative_to(folder).with_suffix("") for path in Path(folder).rglob("*.py"))
+    names = sorted(
+        ".".join(path.parts) for path in paths if path.stem not in {"__init__", "__main__", *TORCH}
+    )
+    assert {"pool", "prefix_index", "keys", "block_table", "eviction", "groups", "tier", "host.slots"} <= set(
+        names
+    )
     done = run(*names)
     assert done.returncode == 0, done.stderr
 

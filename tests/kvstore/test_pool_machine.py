@@ -75,10 +75,10 @@ class Lives(RuleBasedStateMachine):
         free, cached = self.having(BlockState.FREE), self.having(BlockState.CACHED)
         if count > len(free) + len(cached):
             with pytest.raises(PoolExhausted) as refused:
-                self.pool.lease(count, life.name)
+                self.pool.allocate(count, life.name)
             assert (refused.value.needed, refused.value.available) == (count, len(free) + len(cached))
             return False
-        taken = self.pool.lease(count, life.name)
+        taken = self.pool.allocate(count, life.name)
         assert len(set(taken)) == len(taken) == count
         assert set(taken) <= free | cached
         assert not any(touched.intersection(taken) for touched in self.touched.values()), (

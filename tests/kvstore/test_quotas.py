@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.admin import stat, write_about
-from holdfast.kvstore.disk.eviction import RecordOrder
+from holdfast.kvstore.disk.eviction import RecordEviction
 from holdfast.kvstore.disk.store import Given, RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
@@ -128,7 +128,7 @@ def test_nobody_loses_a_record_while_another_has_more_that_could_go(acts: list[t
             tier.drop(mine[0])
         elif act == "lease" and mine:
             leased.add(mine[-1])
-            tier.promise(number, [mine[-1]], 1.0)
+            tier.lease(number, [mine[-1]], 1.0)
         tier.audit()
     assert sum(tier.held().values()) == len(tier)
 
@@ -166,7 +166,7 @@ def test_on_disk_a_flood_passes_through_its_own_share_and_after_a_restart_too(tm
 
 
 def test_on_disk_what_a_lease_covers_goes_last_whose_ever_it_is() -> None:
-    order = RecordOrder()
+    order = RecordEviction()
     for number in range(6):
         order.add(key(MINE, number), MINE)
     for number in range(2):

@@ -22,7 +22,7 @@ from random import Random
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.client import ShelfStatistics
+from holdfast.kvstore.disk.client import DiskStatistics
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
@@ -433,7 +433,7 @@ class FakeDisk:
         self._host = host
         self._device = device
         self._storing: dict[bytes, int] = {}
-        self._fetching: dict[bytes, int] = {}
+        self._restore: dict[bytes, int] = {}
         self._bare: dict[bytes, None] = {}  # in order, so that one seed draws one run
         self._brought: set[bytes] = set()
 
@@ -453,7 +453,7 @@ class FakeDisk:
 
     @property
     def waiting(self) -> bool:
-        return bool(self._storing or self._fetching or self._bare)
+        return bool(self._storing or self._restore or self._bare)
 
     reading_seconds = 0.0
 
@@ -484,7 +484,7 @@ class FakeDisk:
         return found
 
     def fetching(self, key: bytes) -> bool:
-        return key in self._fetching or key in self._bare
+        return key in self._restore or key in self._bare
 
     def stored(self, key: bytes) -> bool:
         return key in self.records or key in self._storing
@@ -502,12 +502,12 @@ class FakeDisk:
             if key in self.records:
                 self._bare[key] = None
             return key in self._bare
-        if key in self._fetching:
+        if key in self._restore:
             return True
         slot = self._host.reserve(key, 0, tenant) if key in self.records else None
         if slot is None:
             return False
-        self._fetching[key] = slot
+        self._restore[key] = slot
         return True
 
     def supersede(self, key: bytes) -> None:
@@ -516,7 +516,7 @@ class FakeDisk:
     def touch(self, key: bytes) -> None:
         """Nothing is ever given up here."""
 
-    def promise(self, holder: int, keys: Iterable[bytes]) -> None:
+    def lease(self, holder: int, keys: Iterable[bytes]) -> None:
         """Leases are of no account here."""
 
     def give_way(self, keys: Iterable[bytes]) -> None:
@@ -532,8 +532,8 @@ class FakeDisk:
             ):
                 self.records[key] = self._tokens(slot), payload
             self._host.let_go(slot)
-        for key in [key for key in self._fetching if self._chance.random() < 0.3]:
-            slot = self._fetching.pop(key)
+        for key in [key for key in self._restore if self._chance.random() < 0.3]:
+            slot = self._restore.pop(key)
             if key not in self.records or self._chance.random() < 0.1:
                 self._host.abandon(slot)
                 continue
@@ -549,8 +549,8 @@ class FakeDisk:
     def _tokens(self, slot: int) -> int:
         return self._host.memory.entry(slot).tokens
 
-    def statistics(self) -> ShelfStatistics:
-        return ShelfStatistics(len(self.records), len(self._fetching), 0, self.fetched, 0, 0)
+    def statistics(self) -> DiskStatistics:
+        return DiskStatistics(len(self.records), len(self._restore), 0, self.fetched, 0, 0)
 
     def close(self) -> None:
         """Nothing to leave."""

@@ -19,9 +19,9 @@ PLAIN = "from holdfast.runtime.__main__ import main; raise SystemExit(main())"
 
 MADE_UP = """
 import sys, threading, types
-from holdfast.runtime import child
+from holdfast.runtime import __main__ as child
 from holdfast.runtime.link.messages import Hello
-from holdfast.runtime.link.serve import Loaded
+from holdfast.runtime.link.engine_loop import Loaded
 
 class Engine:
     def step(self):

@@ -143,11 +143,11 @@ class World:
             late_bombs=frozenset({LATE_BOMB}),
         )
         self.scheduler = self.engine.scheduler
-        preempt = self._roster.preempt
-        vars(self._roster)["preempt"] = lambda: (self._check_victims(), preempt())[1]
-        paging = self.scheduler._paging
-        self._surrender = paging.surrender
-        vars(paging)["surrender"] = self._gives
+        preempt = self._queues.preempt
+        vars(self._queues)["preempt"] = lambda: (self._check_victims(), preempt())[1]
+        block_manager = self.scheduler._block_manager
+        self._surrender = block_manager.surrender
+        vars(block_manager)["surrender"] = self._gives
 
     # --- verbs ------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class World:
             prompt = len(being.shadow.tokens)
             deadline = self._ahead(seq) + self.settings.most_steps(prompt, max_tokens)
             being.turn = Turn(sampling, limits, generated_from, prompt, deadline)
-            if seq not in self._roster.fetching:
+            if seq not in self._queues.restoring:
                 self._begin(seq)
             self._check_state(seq)
 
@@ -316,7 +316,7 @@ class World:
 
     def state(self, seq: int) -> State:
         """What the engine holds of a sequence."""
-        return self._roster[seq].state
+        return self._queues[seq].state
 
     # --- steps ------------------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class World:
             seq for seq, being in self.beings.items() if being.turn is not None and seq not in self.turns
         ]
         idle = self._idle_holders()
-        self._first = next(iter(self._roster.running), None)
+        self._first = next(iter(self._queues.running), None)
         self.time += 0.05
         self.gave.clear()
         step = self.engine.step()
@@ -373,19 +373,19 @@ class World:
     def run(self, steps: int = 1_000_000) -> None:
         """Steps until idle, at most ``steps``."""
         for _ in range(steps):
-            if self.step() is None and not self._roster.fetching:
+            if self.step() is None and not self._queues.restoring:
                 return
 
     def _check_victims(self) -> None:
         """A running turn gives way only when nothing that does not run holds a block."""
-        assert not self._roster.holders, "an idle sequence holds blocks while a running turn gives way"
-        assert not any(len(waiting.table) for waiting in self._roster.waiting), "and a turn that waits"
-        assert not any(len(other.table) for other in self._roster.fetching.values()), "and one that comes up"
+        assert not self._queues.idle_eviction, "an idle sequence holds blocks while a running turn gives way"
+        assert not any(len(waiting.table) for waiting in self._queues.waiting), "and a turn that waits"
+        assert not any(len(other.table) for other in self._queues.restoring.values()), "and one that comes up"
 
     def _let_in(self, waited: list[int]) -> None:
         """Turns whose KV has come from disk, or will not, are as old as that."""
         order = self._order()
-        arrived = [seq for seq in waited if seq not in self._roster.fetching]
+        arrived = [seq for seq in waited if seq not in self._queues.restoring]
         arrived.sort(key=lambda seq: order.index(seq) if seq in order else -1)  # else it is over already
         for seq in arrived:
             turn = self.beings[seq].turn
@@ -403,7 +403,7 @@ class World:
 
     def _begin(self, seq: int) -> None:
         """A turn has its place: its number, less the head start of its priority."""
-        being, place = self.beings[seq], self._roster[seq].place
+        being, place = self.beings[seq], self._queues[seq].place
         assert being.turn is not None
         number = place[0] + HEAD_START * being.priority
         assert number == place[1] and number not in self.numbers
@@ -418,7 +418,7 @@ class World:
                 being.turn.deadline += self.settings.most_steps(theirs.prompt, 1)
         self.turns.append(seq)
         if seq in self._order():
-            self._first = next(iter(self._roster.running), None)
+            self._first = next(iter(self._queues.running), None)
             self._reorder()
 
     def _reorder(self) -> None:
@@ -449,10 +449,10 @@ class World:
 
     def _idle_holders(self) -> tuple[dict[int, int], dict[int, tuple[int, float]]]:
         """Blocks of idle holders without a lease; of others those that it covers, and when they return."""
-        free = {held.id: len(held.table) for held in self._roster.holders}
+        free = {held.id: len(held.table) for held in self._queues.idle_eviction}
         leased = {
-            seq: (min(len(held.table), held.promise.blocks), held.promise.returns)
-            for seq, held in self._roster.leased.items()
+            seq: (min(len(held.table), held.lease.blocks), held.lease.returns)
+            for seq, held in self._queues.leased.items()
         }
         return free, leased
 
@@ -466,12 +466,12 @@ class World:
         One that gave its own first may have found it again since, where nobody has written to the blocks yet.
         """
         free, leased = self._idle_holders()
-        robbed = [seq for seq in before[1] if seq in self.beings and not len(self._roster[seq].table)]
+        robbed = [seq for seq in before[1] if seq in self.beings and not len(self._queues[seq].table)]
         for seq in robbed:
-            (held, returns), sequence = before[1][seq], self._roster[seq]
-            if not held or sequence.turn or sequence.promise is None:  # over just now
+            (held, returns), sequence = before[1][seq], self._queues[seq]
+            if not held or sequence.turn or sequence.lease is None:  # over just now
                 continue
-            if self.scheduler.shelving.fetching.awaits(sequence):
+            if self.scheduler.offload.restore.awaits(sequence):
                 continue
             stayed = [other for other, size in free.items() if size and other not in self.gave]
             assert not [other for other in stayed if free[other] == before[0].get(other)]
@@ -480,7 +480,7 @@ class World:
             assert not [other for other in kept if leased[other][1] > returns]
 
     def _check_budget(self) -> None:
-        promises = [held.promise for held in self._roster.sequences.values() if held.promise]
+        promises = [held.lease for held in self._queues.sequences.values() if held.lease]
         share = self.settings.lease_share
         assert sum(promise.blocks for promise in promises) <= share * self.settings.blocks
         if self.memory is not None:
@@ -488,14 +488,14 @@ class World:
         hasher = BlockHasher(SECRET, self.settings.block_tokens)
         for salt, most in self.settings.lease_caps.items():
             root = hasher.root(SPACE, salt)
-            theirs = [held.promise for held in self._roster.sequences.values() if held.root == root]
+            theirs = [held.lease for held in self._queues.sequences.values() if held.root == root]
             assert sum(promise.blocks for promise in theirs if promise) <= most, (
                 "a tenant has more than its cap"
             )
             assert sum(promise.records for promise in theirs if promise) <= most
 
     def _order(self) -> list[int]:
-        return [sequence.id for sequence in self._roster.turns()]
+        return [sequence.id for sequence in self._queues.turns()]
 
     def reply(self, seq: int, max_tokens: int, **turn: object) -> list[int]:
         """A turn from beginning to end: what it sampled."""
@@ -508,18 +508,18 @@ class World:
     @property
     def _now(self) -> float:
         """By the engine's clock, as it looked last."""
-        return self.scheduler.shelving.now
+        return self.scheduler.offload.now
 
     @property
-    def _roster(self):
-        return self.scheduler._roster
+    def _queues(self):
+        return self.scheduler._queues
 
     def _progress(self, seq: int | None) -> tuple[bool, int]:
         """Whether a turn runs, and how many full blocks of it are computed."""
         if seq is None:
             return False, 0
-        sequence = self._roster[seq]
-        return seq in self._roster.running, sequence.computed // self.settings.block_tokens
+        sequence = self._queues[seq]
+        return seq in self._queues.running, sequence.computed // self.settings.block_tokens
 
     def _check_row(self, row: Row) -> None:
         being = self.beings[row.seq]

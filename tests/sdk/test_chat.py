@@ -403,7 +403,7 @@ async def test_a_reply_that_was_left_says_no_more_than_it_said() -> None:
         await chat.say("Hi").text()
         async for _ in chat.say("Tell me a story"):
             break
-        await chat._exchange.cut()
+        await chat._connection.cut()
         with pytest.raises(ValueError, match="9 characters"):
             await chat.interrupt(heard=12)
         assert not any(isinstance(event, ItemTruncate) for event in script.got)

@@ -14,7 +14,7 @@ import pytest
 from holdfast.sdk import CallFinished, ToolContext, tool
 from holdfast.sdk.agent import tracing
 from holdfast.sdk.agent.events import StepFinished
-from holdfast.sdk.detached import Apart
+from holdfast.sdk.detached import Detached
 
 from .scripted import Script, chatting, given_up
 
@@ -123,7 +123,7 @@ async def test_what_was_left_behind_is_cancelled_with_the_session(
 
 async def test_what_is_left_behind_is_left_in_peace(stubborn: Stubborn) -> None:
     """A scope that is cancelled goes on cancelling: the loop would do little else."""
-    apart = Apart()
+    apart = Detached()
     outcome = await tool(timeout=0.01)(stubborn.catches).call("{}", apart=apart)
     await anyio.wait_all_tasks_blocked()
     refusals = stubborn.refusals
@@ -198,7 +198,7 @@ async def test_a_tool_has_a_moment_to_tidy_up() -> None:
 
 async def test_what_a_shield_keeps_is_done_after_the_timeout(stubborn: Stubborn) -> None:
     """The shield of a tool that is left is not broken while its session is open."""
-    apart = Apart()
+    apart = Detached()
     made: Callable[..., Any] = tool(timeout=0.01)(stubborn.shields).call
     assert (await made("{}", apart=apart)).kind == "timed_out"
     stubborn.go_on.set()

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.sdk import Client, SessionLost
 from holdfast.sdk.chat import Chat
-from holdfast.sdk.connection import Exchange
+from holdfast.sdk.connection import Connection
 from holdfast.sdk.errors import ConnectionFailed, ConnectionLost
 from holdfast.sdk.frames import client, codec, server, verbs
 from holdfast.sdk.frames.items import MessageItem
@@ -70,19 +70,19 @@ def deleted(event_id: str, item: str) -> server.ItemDeleted:
 
 async def test_a_lost_connection_is_made_again_with_the_last_event_and_the_handle() -> None:
     first, second = Line(deleted("e1", "a")), Line(resumed(), deleted("e2", "b"))
-    exchange = Exchange(first, back_over(ConnectionFailed("not yet"), Line(), second))
-    assert [(await exchange.receive()).event_id for _ in range(2)] == ["e1", "e2"]
+    connection = Connection(first, back_over(ConnectionFailed("not yet"), Line(), second))
+    assert [(await connection.receive()).event_id for _ in range(2)] == ["e1", "e2"]
     (resume,) = second.sent
     assert isinstance(resume, client.SessionResume)
     assert (resume.handle, resume.last_event) == ("first", "e1")
-    assert exchange.handle == "second"
+    assert connection.handle == "second"
 
 
 async def test_what_is_told_first_after_a_handle_opened_a_session_is_not_lost_with_the_connection() -> None:
     second = Line(resumed(), deleted("e2", "b"))
     back = back_over(Line(resumed()), second)
     first, _ = await back.connect()
-    await Exchange(first, back).receive()
+    await Connection(first, back).receive()
     (resume,) = second.sent
     assert isinstance(resume, client.SessionResume)
     assert resume.last_event == "back"
@@ -93,7 +93,7 @@ async def test_a_fork_is_opened_though_connections_are_lost_meanwhile(shared: bo
     fork = verbs.Fork(id="child", handle="childs")
     line = Line(verbs.SessionForked(event_id="e1", sessions=[fork]))
     opened = Line(resumed())
-    chat = Chat(Exchange(line, back_over(Line(), ConnectionFailed("not yet"), opened)), SESSION)
+    chat = Chat(Connection(line, back_over(Line(), ConnectionFailed("not yet"), opened)), SESSION)
     (child,) = await chat.fork(shared=shared)
     assert child.handle == "second"
     (resume,) = opened.sent
@@ -103,18 +103,18 @@ async def test_a_fork_is_opened_though_connections_are_lost_meanwhile(shared: bo
 
 async def test_only_what_the_server_has_not_is_sent_again() -> None:
     second = Line(resumed(last_client_event="two"), deleted("e", "x"))
-    exchange = Exchange(Line(), back_over(second))
+    connection = Connection(Line(), back_over(second))
     for name in ("one", "two", "three"):
-        await exchange.send(client.ItemDelete(item_id="i", event_id=name))
-    await exchange.receive()
+        await connection.send(client.ItemDelete(item_id="i", event_id=name))
+    await connection.receive()
     assert second.ids() == ["three"]
 
 
 async def test_a_server_that_has_none_of_it_is_sent_all() -> None:
     second = Line(resumed(), deleted("e", "x"))
-    exchange = Exchange(Line(), back_over(second))
-    await exchange.send(client.ItemDelete(item_id="i", event_id="one"))
-    await exchange.receive()
+    connection = Connection(Line(), back_over(second))
+    await connection.send(client.ItemDelete(item_id="i", event_id="one"))
+    await connection.receive()
     assert second.ids() == ["one"]
 
 
@@ -127,22 +127,22 @@ async def test_what_is_given_while_a_connection_is_made_again_goes_over_it_too()
         async def send(self, frame: bytes) -> None:
             await super().send(frame)
             if self.ids() == ["one"]:
-                group.start_soon(exchange.send, client.ItemDelete(item_id="i", event_id="two"))
+                group.start_soon(connection.send, client.ItemDelete(item_id="i", event_id="two"))
                 await anyio.wait_all_tasks_blocked()
 
     second = Slow(resumed(), deleted("e", "x"))
-    exchange = Exchange(Dead(), back_over(second))
+    connection = Connection(Dead(), back_over(second))
     async with anyio.create_task_group() as group:
-        await exchange.send(client.ItemDelete(item_id="i", event_id="one"))
+        await connection.send(client.ItemDelete(item_id="i", event_id="one"))
     assert second.ids() == ["one", "two"]
 
 
 @pytest.mark.parametrize(("reopened", "sent"), [(True, ["asked"]), (False, [])])
 async def test_an_answer_lost_with_its_server_is_asked_for_again(reopened: bool, sent: list[str]) -> None:
     second = Line(resumed(last_client_event="asked", reopened=reopened), deleted("e", "x"))
-    exchange = Exchange(Line(), back_over(second))
-    await exchange.send(client.ItemDelete(item_id="x", event_id="asked"))
-    await exchange.answer("asked", lambda event: isinstance(event, server.ItemDeleted))
+    connection = Connection(Line(), back_over(second))
+    await connection.send(client.ItemDelete(item_id="x", event_id="asked"))
+    await connection.answer("asked", lambda event: isinstance(event, server.ItemDeleted))
     assert second.ids() == sent
 
 
@@ -153,16 +153,16 @@ async def test_of_several_answers_lost_with_a_server_all_are_asked_for_again() -
         deleted("f", "y"),
         deleted("g", "z"),
     )
-    exchange = Exchange(Line(), back_over(second))
+    connection = Connection(Line(), back_over(second))
 
     async def answered(event_id: str, item_id: str) -> None:
-        event = await exchange.answer(
+        event = await connection.answer(
             event_id, lambda event: isinstance(event, server.ItemDeleted) and event.item_id == item_id
         )
         assert isinstance(event, server.ItemDeleted)
 
     for name, item in ("one", "x"), ("two", "y"), ("three", "z"):
-        await exchange.send(client.ItemDelete(item_id=item, event_id=name))
+        await connection.send(client.ItemDelete(item_id=item, event_id=name))
     async with anyio.create_task_group() as group:
         for name, item in ("one", "x"), ("two", "y"), ("three", "z"):
             group.start_soon(answered, name, item)
@@ -180,13 +180,13 @@ async def test_an_answer_is_asked_for_again_though_its_question_was_known_to_hav
     first = Slow(deleted("e", "y"))
     second = Line(resumed(last_client_event="two"))
     third = Line(resumed(last_client_event="two", reopened=True), deleted("f", "x"))
-    exchange = Exchange(first, back_over(second, third))
+    connection = Connection(first, back_over(second, third))
     for name, item in ("one", "x"), ("two", "y"):
-        await exchange.send(client.ItemDelete(item_id=item, event_id=name))
+        await connection.send(client.ItemDelete(item_id=item, event_id=name))
     done: list[str] = []
 
     async def answered(event_id: str, item_id: str) -> None:
-        await exchange.answer(
+        await connection.answer(
             event_id, lambda event: isinstance(event, server.ItemDeleted) and event.item_id == item_id
         )
         done.append(event_id)
@@ -201,10 +201,10 @@ async def test_an_answer_is_asked_for_again_though_its_question_was_known_to_hav
 async def test_what_is_lost_beyond_what_is_kept_ends_the_session_and_not_in_silence() -> None:
     async def sent(last: str | None) -> list[str | None]:
         second = Line(resumed(last_client_event=last), deleted("e", "x"))
-        exchange = Exchange(Line(), back_over(second))
+        connection = Connection(Line(), back_over(second))
         for number in range(MAX_UNSURE + 5):
-            await exchange.send(client.TextAppend(text="x", event_id=str(number)))
-        await exchange.receive()
+            await connection.send(client.TextAppend(text="x", event_id=str(number)))
+        await connection.receive()
         return second.ids()
 
     kept = [str(number) for number in range(5, MAX_UNSURE + 5)]
@@ -221,11 +221,11 @@ async def test_what_was_cancelled_is_cancelled_again_before_what_is_sent_behind_
         response=Response(id="resp", status="in_progress", conversation_id="c", max_output_tokens="inf"),
     )
     first, second = Line(running), Line(resumed(running=["resp"]), deleted("e2", "b"))
-    exchange = Exchange(first, back_over(second))
-    await exchange.receive()
-    await exchange.make_way()
-    await exchange.send(client.ItemDelete(item_id="b"))
-    assert (await exchange.receive()).event_id == "e2"
+    connection = Connection(first, back_over(second))
+    await connection.receive()
+    await connection.make_way()
+    await connection.send(client.ItemDelete(item_id="b"))
+    assert (await connection.receive()).event_id == "e2"
     _, again, *rest = second.sent
     assert isinstance(again, client.ResponseCancel) and again.response_id == "resp"
     assert [event.type for event in rest] == ["response.cancel", "conversation.item.delete"]
@@ -239,21 +239,21 @@ async def test_what_a_response_ends_is_not_sent_again() -> None:
     )
     second = Line(resumed(), deleted("e", "x"))
     back = back_over(second)
-    exchange = Exchange(first, back)
-    await exchange.send(client.ItemCreate(item=MessageItem.of("user", "hi"), event_id="one"))
-    await exchange.send(client.ResponseCreate(event_id="two"))
-    await exchange.send(client.ItemDelete(item_id="i", event_id="three"))
+    connection = Connection(first, back)
+    await connection.send(client.ItemCreate(item=MessageItem.of("user", "hi"), event_id="one"))
+    await connection.send(client.ResponseCreate(event_id="two"))
+    await connection.send(client.ItemDelete(item_id="i", event_id="three"))
     for _ in range(3):
-        await exchange.receive()
+        await connection.receive()
     assert second.ids() == ["three"]
     assert isinstance(second.sent[0], client.SessionResume) and second.sent[0].handle == "newer"
 
 
 @pytest.mark.parametrize("code", [4001, 1008, 1009])
 async def test_some_ends_are_final(code: int) -> None:
-    exchange = Exchange(Line(code=code), back_over(Line(resumed())))
+    connection = Connection(Line(code=code), back_over(Line(resumed())))
     with pytest.raises(ConnectionLost, match="cut"):
-        await exchange.receive()
+        await connection.receive()
 
 
 async def test_a_session_that_is_gone_is_said() -> None:
@@ -261,24 +261,24 @@ async def test_a_session_that_is_gone_is_said() -> None:
         type="invalid_request_error", code="session_not_found", message="No session", param="handle"
     )
     gone = Line(server.ErrorEvent(event_id="e", error=details))
-    exchange = Exchange(Line(), back_over(gone))
+    connection = Connection(Line(), back_over(gone))
     with pytest.raises(SessionLost, match="No session") as caught:
-        await exchange.receive()
+        await connection.receive()
     assert caught.value.code == "session_not_found"
 
 
 async def test_patience_ends() -> None:
     tries = [ConnectionFailed("nobody")] * 3
-    exchange = Exchange(Line(), back_over(*tries, patience=Patience(0.0, longest=0.0, total=-1.0)))
+    connection = Connection(Line(), back_over(*tries, patience=Patience(0.0, longest=0.0, total=-1.0)))
     with pytest.raises(ConnectionLost, match="cut"):
-        await exchange.receive()
+        await connection.receive()
 
 
 async def test_a_connection_closed_from_here_is_not_made_again() -> None:
-    exchange = Exchange(Line(), back_over(Line(resumed())))
-    await exchange.aclose()
+    connection = Connection(Line(), back_over(Line(resumed())))
+    await connection.aclose()
     with pytest.raises(ConnectionLost):
-        await exchange.receive()
+        await connection.receive()
 
 
 def test_pauses_grow_within_their_bounds_and_differ() -> None:

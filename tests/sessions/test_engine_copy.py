@@ -10,8 +10,8 @@ import pytest
 from holdfast.runtime.errors import EngineDied, SequenceUnknown
 from holdfast.runtime.link.crash_report import Death
 from holdfast.runtime.link.messages import Limits, Sampling
-from holdfast.sessions.engine_copy import LiveSequence
-from holdfast.sessions.poison import TRIAL, Suspicion
+from holdfast.sessions.engine_copy import EngineCopy
+from holdfast.sessions.poison import TRIAL, PoisonRule
 from holdfast.sessions.token_ids import Ids, ids_of
 
 from .scripted_link import ScriptedLink
@@ -34,12 +34,12 @@ def verbs(link: ScriptedLink) -> list[tuple]:
     return told
 
 
-async def brought(sequence: LiveSequence, ids: Ids) -> None:
+async def brought(sequence: EngineCopy, ids: Ids) -> None:
     """As text that is on its way does it."""
     await sequence.anticipate(ids, unless=lambda: False)
 
 
-async def begun(sequence: LiveSequence, ids: Ids) -> None:
+async def begun(sequence: EngineCopy, ids: Ids) -> None:
     """As a turn does it."""
     async with await sequence.begin(ids, Sampling(), Limits(1)):
         pass
@@ -48,7 +48,7 @@ async def begun(sequence: LiveSequence, ids: Ids) -> None:
 @run
 async def test_only_the_difference_crosses_the_link() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     assert verbs(link) == [("open", 8)]
     await brought(sequence, span(1, 12))
@@ -65,7 +65,7 @@ async def test_only_the_difference_crosses_the_link() -> None:
 @run
 async def test_what_a_stop_leaves_is_told_by_the_engine() -> None:
     link = counting(ahead=5)
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     generation = await sequence.begin(span(1, 5), Sampling(), Limits(20))
     first = await anext(generation)
     link.log.clear()
@@ -81,7 +81,7 @@ async def test_what_a_stop_leaves_is_told_by_the_engine() -> None:
 @run
 async def test_a_sequence_that_is_not_as_thought_is_opened_anew() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     for held in link.held.values():
         held.epoch += 7
@@ -93,7 +93,7 @@ async def test_a_sequence_that_is_not_as_thought_is_opened_anew() -> None:
 @run
 async def test_a_verb_cut_off_in_the_middle_leaves_nothing_to_trust() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     link.cut_off.add("truncate")
     task = asyncio.create_task(brought(sequence, span(1, 5)))
@@ -110,7 +110,7 @@ async def test_a_verb_cut_off_in_the_middle_leaves_nothing_to_trust() -> None:
 @run
 async def test_nothing_waits_until_the_engine_has_answered_that_it_has_more_tokens() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 5))
     link.slow = True
     await brought(sequence, span(1, 7))
@@ -126,7 +126,7 @@ async def test_nothing_waits_until_the_engine_has_answered_that_it_has_more_toke
 @run
 async def test_what_takes_a_refused_verb_for_granted_is_refused_too_and_all_begins_anew() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 5))
     (held,) = link.held.values()
     held.tokens.append(77)  # nobody knows of it
@@ -142,7 +142,7 @@ async def test_what_takes_a_refused_verb_for_granted_is_refused_too_and_all_begi
 @run
 async def test_a_refusal_that_is_learnt_late_leaves_nothing_to_trust() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 5))
     (held,) = link.held.values()
     held.tokens.append(77)
@@ -156,7 +156,7 @@ async def test_a_refusal_that_is_learnt_late_leaves_nothing_to_trust() -> None:
 @run
 async def test_an_answer_of_a_sequence_that_was_let_go_says_nothing_of_the_next() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 5))
     link.cut_off.add("extend")
     await brought(sequence, span(1, 7))
@@ -174,7 +174,7 @@ async def test_an_answer_of_a_sequence_that_was_let_go_says_nothing_of_the_next(
 async def test_a_turn_cut_off_as_it_begins_tells_no_child_what_its_parent_holds() -> None:
     """The engine may have the turn's tokens by now, which end otherwise than those the child is to have."""
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     link.cut_off.add("generate")
     task = asyncio.create_task(begun(sequence, ids_of([*range(1, 8), 50, 51])))
@@ -192,7 +192,7 @@ async def test_a_turn_cut_off_as_it_begins_tells_no_child_what_its_parent_holds(
 @run
 async def test_a_child_forks_where_a_block_is_shared() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     link.log.clear()
     child = sequence.child()
@@ -213,7 +213,7 @@ async def test_a_child_forks_where_a_block_is_shared() -> None:
 @run
 async def test_pending_is_the_sampled_token_without_kv() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     assert sequence.pending(5) == 1
     generation = await sequence.begin(span(1, 5), Sampling(), Limits(2))
     rows = [row async for row in generation]
@@ -230,7 +230,7 @@ async def test_pending_is_the_sampled_token_without_kv() -> None:
 @run
 async def test_what_a_stop_leaves_without_kv_is_pending_but_no_prompt() -> None:
     link = counting(ahead=5)
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     generation = await sequence.begin(span(1, 5), Sampling(), Limits(20))
     await anext(generation)
     (held,) = link.held.values()
@@ -249,7 +249,7 @@ async def test_what_a_stop_leaves_without_kv_is_pending_but_no_prompt() -> None:
 @run
 async def test_after_a_restart_it_opens_without_closing_what_is_gone() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     link.die()
     with pytest.raises(EngineDied):
@@ -265,7 +265,7 @@ async def test_after_a_restart_it_opens_without_closing_what_is_gone() -> None:
 @run
 async def test_what_a_turn_adds_comes_with_its_generation() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     link.log.clear()
     generation = await sequence.begin(ids_of([1, 2, 3, 4, 9, 9]), Sampling(), Limits(1))
@@ -277,7 +277,7 @@ async def test_what_a_turn_adds_comes_with_its_generation() -> None:
 @run
 async def test_a_turn_on_a_sequence_that_is_not_there_opens_another() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     link.held.clear()
     link.log.clear()
@@ -290,7 +290,7 @@ async def test_a_turn_on_a_sequence_that_is_not_there_opens_another() -> None:
 async def test_text_on_its_way_is_not_tried_again_on_the_next_engine() -> None:
     """Else each piece of a text that kills engines would kill one."""
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     (held,) = link.held
     link.die()
@@ -306,7 +306,7 @@ async def test_text_on_its_way_is_not_tried_again_on_the_next_engine() -> None:
 @run
 async def test_text_that_comes_while_there_is_no_engine_does_not_hide_what_that_died_over() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     link.cut_off.add("extend")
     await brought(sequence, span(1, 10))
@@ -326,7 +326,7 @@ async def test_text_that_comes_while_there_is_no_engine_does_not_hide_what_that_
 @run
 async def test_text_on_its_way_goes_on_after_a_death_that_others_died_of() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     link.die()
     link.deaths[-1] = replace(link.deaths[-1], step=frozenset({99}))
@@ -339,8 +339,8 @@ async def test_text_on_its_way_goes_on_after_a_death_that_others_died_of() -> No
 @run
 async def test_a_branch_on_trial_is_not_anticipated() -> None:
     link = counting()
-    sequence = LiveSequence(link)
-    sequence.suspicion = Suspicion()
+    sequence = EngineCopy(link)
+    sequence.suspicion = PoisonRule()
     for _ in range(TRIAL):
         sequence.suspicion.weigh(Death(1, "crash", False, frozenset({7}), 0.0), 7, alone=False)
     await brought(sequence, span(1, 9))
@@ -350,7 +350,7 @@ async def test_a_branch_on_trial_is_not_anticipated() -> None:
 @run
 async def test_a_turn_brings_its_sequence_with_it() -> None:
     link = counting()
-    sequence = LiveSequence(link, b"salt")
+    sequence = EngineCopy(link, b"salt")
     generation = await sequence.begin(span(1, 9), Sampling(), Limits(2))
     assert link.log == [("begin", b"salt", list(range(1, 9)), Limits(2), 0, False)]
     said = [token async for row in generation for token in row.tokens]
@@ -364,7 +364,7 @@ async def test_a_turn_brings_its_sequence_with_it() -> None:
 @run
 async def test_a_turn_on_a_fork_brings_the_fork_with_it() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     link.log.clear()
     child = sequence.child()
@@ -381,7 +381,7 @@ async def test_a_turn_on_a_fork_brings_the_fork_with_it() -> None:
 @run
 async def test_a_turn_cut_off_as_it_begins_leaves_nothing_to_trust() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     link.cut_off.add("begin")
     task = asyncio.create_task(sequence.begin(span(1, 9), Sampling(), Limits(1)))
     await link.stuck.wait()
@@ -397,7 +397,7 @@ async def test_a_turn_cut_off_as_it_begins_leaves_nothing_to_trust() -> None:
 @run
 async def test_a_turn_that_begins_anew_has_the_lease_it_was_promised() -> None:
     link = counting()
-    sequence = LiveSequence(link)
+    sequence = EngineCopy(link)
     await sequence.begin(span(1, 9), Sampling(), Limits(1))
     await sequence.lease(span(1, 9), 2, 60.0, 30.0)
     link.die()

@@ -12,7 +12,7 @@ from holdfast.sessions.errors import HandleUnknown, MemberUnknown, NameInvalid, 
 from holdfast.sessions.fork_tree import MAX_NAME, Member
 from holdfast.sessions.journal.changes import Drop
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.registry import Reopened, SessionBook
+from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 
 from .journal.journal_stage import MODEL, SMALL, book_in, folder, store_in
@@ -23,7 +23,7 @@ def shape(family: Sequence[Member]) -> list[tuple[str, str | None, str]]:
     return [(member.id, member.parent, member.name) for member in family]
 
 
-async def grown(book: SessionBook) -> list[Session]:
+async def grown(book: SessionRegistry) -> list[Session]:
     """A session, two forks of it, and a fork of the first of these."""
     first = book.create(owner=b"me")
     await ask(first, "a")
@@ -33,7 +33,7 @@ async def grown(book: SessionBook) -> list[Session]:
     return [first, left, right, leaf]
 
 
-async def prune(book: SessionBook, asking: Session, target: str) -> None:
+async def prune(book: SessionRegistry, asking: Session, target: str) -> None:
     """As the registry does it."""
     opened = {member.id for member in await book.family(asking.id) if member.open}
     place = await book.check_pruned(asking.id, target)
@@ -44,7 +44,7 @@ async def prune(book: SessionBook, asking: Session, target: str) -> None:
 
 @run
 async def test_a_tree_is_listed_parents_first_with_names_and_sizes() -> None:
-    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    book = SessionRegistry(reciting("one", "two"), LANGUAGE)
     first, left, right, leaf = await grown(book)
     stranger = book.create(owner=b"me")
     await book.name(left.id, "left")
@@ -63,7 +63,7 @@ async def test_a_tree_is_listed_parents_first_with_names_and_sizes() -> None:
 
 @run
 async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
-    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    book = SessionRegistry(reciting("one", "two"), LANGUAGE)
     first, left, right, _ = await grown(book)
     stranger = book.create(owner=b"me")
     await book.name(left.id, "left")
@@ -86,7 +86,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
 
 @run
 async def test_a_tree_costs_nothing_for_the_sessions_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    book = SessionRegistry(reciting("one", "two"), LANGUAGE)
     first, *_ = await grown(book)
     strangers = {id(book.create(owner=b"me")) for _ in range(3)}
     statistics = Session.statistics
@@ -102,7 +102,7 @@ async def test_a_tree_costs_nothing_for_the_sessions_of_others(monkeypatch: pyte
 @run
 async def test_names_that_are_the_same_text_are_the_same_name() -> None:
     """One letter, or a letter and the accent that is put on it: people see the same."""
-    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    book = SessionRegistry(reciting("one", "two"), LANGUAGE)
     first, left, right, _ = await grown(book)
     composed, taken_apart = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
     assert await book.name(left.id, taken_apart) == composed
@@ -117,7 +117,7 @@ async def test_names_that_are_the_same_text_are_the_same_name() -> None:
 
 @run
 async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
-    book = SessionBook(reciting("one", "two", "three"), LANGUAGE)
+    book = SessionRegistry(reciting("one", "two", "three"), LANGUAGE)
     first, left, right, leaf = await grown(book)
     await prune(book, first, left.id)
     assert shape(await book.family(first.id)) == [
@@ -234,7 +234,7 @@ async def test_who_is_pruned_while_it_closes_leaves_nothing_behind_its_end() -> 
             assert order == ["closed", "forgotten"]
 
 
-async def pages(book: SessionBook, session: Session, limit: int) -> list[list[str]]:
+async def pages(book: SessionRegistry, session: Session, limit: int) -> list[list[str]]:
     found, after = [], None
     while True:
         page = await book.family_page(session.id, limit, after)
@@ -251,7 +251,7 @@ async def test_a_tree_is_told_in_pages_that_cost_what_they_hold(
 ) -> None:
     with folder() as path:
         journal = await Journal.open(path, MODEL, SMALL) if kept else None
-        book = SessionBook(reciting("one", "two"), LANGUAGE, journal=journal)
+        book = SessionRegistry(reciting("one", "two"), LANGUAGE, journal=journal)
         first, left, right, leaf = await grown(book)
         forks = await book.fork(right.id, [b""] * 46)
         for fork in forks[:20] if kept else ():
@@ -273,7 +273,7 @@ async def test_a_tree_is_told_in_pages_that_cost_what_they_hold(
 
 @run
 async def test_a_page_goes_on_where_the_one_before_ended_though_that_session_is_pruned() -> None:
-    book = SessionBook(reciting("one", "two"), LANGUAGE)
+    book = SessionRegistry(reciting("one", "two"), LANGUAGE)
     first, left, right, leaf = await grown(book)
     page = await book.family_page(first.id, 2)
     assert page.after == left.id

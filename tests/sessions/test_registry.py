@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.sessions.errors import SessionClosed, SessionLimit, SessionUnknown
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.turn.request import TurnRequest
 
@@ -17,7 +17,7 @@ from .session_stage import LANGUAGE, ask, reciting
 def test_sessions_are_found_counted_and_closed() -> None:
     async def play() -> None:
         link = reciting("Hello")
-        book = SessionBook(link, LANGUAGE, SessionSettings(max_sessions=2))
+        book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=2))
         one, other = book.create(), book.create(salt=b"tenant")
         assert one.id != other.id
         assert book.get(one.id) is one

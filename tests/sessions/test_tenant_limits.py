@@ -29,7 +29,7 @@ from holdfast.sessions.journal.records import (
 from holdfast.sessions.journal.segment import padded
 from holdfast.sessions.journal.settings import JournalShare
 from holdfast.sessions.journal.store import JournalStore
-from holdfast.sessions.registry import Reopened, SessionBook
+from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings, TenantLimits
 from holdfast.sessions.turn.events import ReplyDone
@@ -44,17 +44,17 @@ SECONDS = 10.0
 OUT_OF_BAND = TurnRequest.checked(out_of_band=True)
 
 
-def book_of(limits: TenantLimits, *said: str) -> SessionBook:
-    return SessionBook(reciting(*said), LANGUAGE, SessionSettings(tenants={ACME: limits}))
+def book_of(limits: TenantLimits, *said: str) -> SessionRegistry:
+    return SessionRegistry(reciting(*said), LANGUAGE, SessionSettings(tenants={ACME: limits}))
 
 
 @asynccontextmanager
 async def kept_in(
     path: Path, limits: TenantLimits, share: JournalShare, *said: str
-) -> AsyncIterator[SessionBook]:
+) -> AsyncIterator[SessionRegistry]:
     """A book on a journal, as a server has them; closed as by one that leaves."""
     journal = await Journal.open(path, MODEL, replace(SMALL, tenants={ACME: share}))
-    book = SessionBook(reciting(*said), LANGUAGE, SessionSettings(tenants={ACME: limits}), journal)
+    book = SessionRegistry(reciting(*said), LANGUAGE, SessionSettings(tenants={ACME: limits}), journal)
     try:
         yield book
     finally:
@@ -81,7 +81,7 @@ class Question:
         self.answered.wait(SECONDS)
 
 
-async def opens(book: SessionBook, handle: str) -> bool:
+async def opens(book: SessionRegistry, handle: str) -> bool:
     try:
         found = await book.resume(handle, b"")
     except HandleUnknown:

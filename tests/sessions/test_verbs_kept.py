@@ -17,7 +17,7 @@ from holdfast.sessions.errors import (
 from holdfast.sessions.journal.changes import Drop
 from holdfast.sessions.journal.records import Snapshot
 from holdfast.sessions.journal.store import JournalStore
-from holdfast.sessions.registry import Reopened, SessionBook
+from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.turn.events import ReplyDone, TextDelta
 from holdfast.sessions.turn.request import TurnRequest
@@ -36,7 +36,7 @@ def tokens(session: Session) -> list[int]:
     return [] if head is None else head.tokens().tolist()
 
 
-async def back(book: SessionBook, handle: str) -> Reopened:
+async def back(book: SessionRegistry, handle: str) -> Reopened:
     found = await book.resume(handle, b"me")
     assert isinstance(found, Reopened)
     return found
@@ -183,7 +183,7 @@ def entries(store: JournalStore) -> int:
 @run
 async def test_a_fork_is_one_verb_and_sends_nothing_down_twice() -> None:
     link: ScriptedLink = reciting("one two three four five six seven", "left", "right")
-    book = SessionBook(link, LANGUAGE, None)
+    book = SessionRegistry(link, LANGUAGE, None)
     session = book.create()
     await ask(session, "count")
     link.log.clear()
@@ -201,7 +201,7 @@ async def test_a_fork_is_one_verb_and_sends_nothing_down_twice() -> None:
 @run
 async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     link = reciting("one two three", "four five six")
-    book = SessionBook(link, LANGUAGE)
+    book = SessionRegistry(link, LANGUAGE)
     session, other = book.create(), book.create()
     await ask(session, "count")
     asked, reply = session.history.items()

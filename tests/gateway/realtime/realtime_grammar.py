@@ -1,6 +1,6 @@
 """The order of server events as a small checker: what a strict client accepts, and what it then believes.
 
-Feed it every event of one connection; it raises AssertionError at the first one out of place. It keeps the
+EventLog it every event of one connection; it raises AssertionError at the first one out of place. It keeps the
 client's view of the conversation (`items`), built from the events alone.
 """
 

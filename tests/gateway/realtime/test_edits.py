@@ -23,7 +23,7 @@ from holdfast.sdk.frames.verbs import (
     SessionDetach,
     SessionDetached,
 )
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 async def client() -> AsyncIterator[Client]:
     link = Scripted(spoken, END, ahead=1)
     service = Service(GatewaySettings(), "scripted", link)
-    service.open(SessionBook(link, Language.of(ours("chatml"))))
+    service.open(SessionRegistry(link, Language.of(ours("chatml"))))
     yield in_memory(service)
     await service.close()
 
@@ -63,10 +63,10 @@ async def test_sessions_on_one_socket_are_those_on_their_own(client: Client) -> 
         assert await told(alone[1]) == expected
         assert await beside[1].say("more", max_output_tokens=9).text()
         assert await told(chat) == expected, "the first goes on as it did alone"
-        connection = chat._exchange.share(chat.session.id)
+        connection = chat._connection.share(chat.session.id)
         await connection.send(b'{"type":"response.cancel","session_id":"sess_nobody"}')
         with pytest.raises(ServerError) as refused:
-            await chat._exchange.answer("none", lambda event: False)
+            await chat._connection.answer("none", lambda event: False)
         assert refused.value.code == "session_not_found"
 
 
@@ -106,12 +106,12 @@ async def test_a_session_that_is_resumed_elsewhere_leaves_the_shared_socket(clie
     async with client.session() as chat:
         (fork,) = await chat.fork(shared=True)
         async with client.resume(fork.handle) as elsewhere:
-            detached = await fork._exchange.answer("none", lambda event: isinstance(event, SessionDetached))
+            detached = await fork._connection.answer("none", lambda event: isinstance(event, SessionDetached))
             assert detached.session_id == fork.session.id == elsewhere.session.id
             assert await elsewhere.say("go on").text() == await (await chat.fork())[0].say("go on").text()
             sent = await fork.send(ItemRetrieve(item_id="item_1"))
             with pytest.raises(ServerError, match="no such session"):
-                await chat._exchange.answer(sent, lambda event: False)
+                await chat._connection.answer(sent, lambda event: False)
 
 
 async def test_an_unknown_handle_is_not_attached(client: Client) -> None:
@@ -119,7 +119,7 @@ async def test_an_unknown_handle_is_not_attached(client: Client) -> None:
         for event in (SessionAttach(session="hold_nobody"), SessionDetach(session_id="sess_nobody")):
             sent = await chat.send(event)
             with pytest.raises(ServerError) as refused:
-                await chat._exchange.answer(sent, lambda event: False)
+                await chat._connection.answer(sent, lambda event: False)
             assert refused.value.code == "session_not_found"
         assert await chat.say("go on").text()
 
@@ -137,11 +137,11 @@ async def test_time_is_characters_where_the_client_says_when(client: Client) -> 
         ):
             sent = await chat.send(event)
             with pytest.raises(ServerError) as refused:
-                await chat._exchange.answer(sent, lambda event: False)
+                await chat._connection.answer(sent, lambda event: False)
             assert refused.value.code == code
         assert (await chat.retrieve(item)).text == said
         sent = await chat.send(ItemTruncate(item_id=item, audio_end_ms=300, timing=timing))
-        cut = await chat._exchange.answer(sent, lambda event: isinstance(event, ItemTruncated))
+        cut = await chat._connection.answer(sent, lambda event: isinstance(event, ItemTruncated))
         assert (cut.text_end, cut.audio_end_ms) == (5, 300)
         assert (await chat.retrieve(item)).text == said[:5]
 
@@ -156,7 +156,7 @@ async def test_a_frame_too_large_is_refused_by_its_name_and_nothing_waits_for_it
         sent = await chat.send(large)
         with anyio.fail_after(30):
             with pytest.raises(ServerError) as refused:
-                await chat._exchange.answer(sent, lambda event: False)
+                await chat._connection.answer(sent, lambda event: False)
             assert (refused.value.code, refused.value.event_id) == ("frame_too_large", sent)
             assert await chat.say("begin").text()
 
@@ -174,7 +174,7 @@ async def test_verbs_in_the_wrong_state_are_refused(client: Client) -> None:
         turn = chat.say("more", min_output_tokens=9)
         piece = await anext(turn)
         sent = await chat.send(ItemTruncate(item_id=item, text_end=2))
-        await chat._exchange.answer(sent, lambda event: isinstance(event, ItemTruncated))
+        await chat._connection.answer(sent, lambda event: isinstance(event, ItemTruncated))
         rest = "".join([piece async for piece in turn])
         assert (await chat.retrieve(chat.last.response.output[0].id)).text == piece + rest
         assert (await chat.retrieve(item)).text == said[:2]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gateway.realtime.event_log import WRITER, Feed, Place
+from holdfast.gateway.realtime.event_log import WRITER, EventLog, Place
 from holdfast.gateway.realtime.outbox import Outbox
 from holdfast.gateway.settings import Limits
 from holdfast.sdk.frames import server
@@ -42,7 +42,9 @@ def greeting(event_id: str, other: bool) -> server.SessionResumed:
 class Reader:
     """Takes what leaves."""
 
-    def __init__(self, feed: Feed, after: str | None = None, *, resumes: bool = True, running: bool = False):
+    def __init__(
+        self, feed: EventLog, after: str | None = None, *, resumes: bool = True, running: bool = False
+    ):
         self.outbox = Outbox(Limits())
         self.events: list[dict[str, Any]] = []
         if resumes:
@@ -63,7 +65,7 @@ class Reader:
         return self.events[-1]["event_id"]
 
 
-def said(feed: Feed, *texts: str) -> None:
+def said(feed: EventLog, *texts: str) -> None:
     for text in texts:
         feed.post([delta(text)], WRITER)
 
@@ -73,7 +75,7 @@ def ticket() -> asyncio.Future[None]:
 
 
 async def test_acknowledgements_wait_for_the_journal_and_deltas_do_not() -> None:
-    feed = Feed(Limits())
+    feed = EventLog(Limits())
     reader, kept, ended = Reader(feed, resumes=False), ticket(), ticket()
     feed.begin_reply()
     feed.post([answer("a")], ticket=kept)
@@ -91,7 +93,7 @@ async def test_acknowledgements_wait_for_the_journal_and_deltas_do_not() -> None
 
 
 async def test_what_came_after_the_last_event_is_told_once() -> None:
-    feed = Feed(Limits())
+    feed = EventLog(Limits())
     first = Reader(feed, resumes=False)
     feed.begin_reply()
     said(feed, "1", "2")
@@ -110,7 +112,7 @@ async def test_what_came_after_the_last_event_is_told_once() -> None:
 
 
 async def test_without_a_last_event_the_reply_that_runs_is_told() -> None:
-    feed = Feed(Limits())
+    feed = EventLog(Limits())
     for texts in (("old",), ("1", "2")):
         feed.begin_reply()
         said(feed, *texts)
@@ -119,7 +121,7 @@ async def test_without_a_last_event_the_reply_that_runs_is_told() -> None:
 
 
 async def test_who_has_read_no_more_than_the_greeting_is_told_all_behind_it() -> None:
-    feed = Feed(Limits())
+    feed = EventLog(Limits())
     for texts in (("old",), ("1", "2")):
         feed.begin_reply()
         said(feed, *texts)
@@ -135,7 +137,7 @@ async def test_who_has_read_no_more_than_the_greeting_is_told_all_behind_it() ->
 async def test_a_reply_that_was_over_at_the_greeting_is_not_told_again_after_a_servers_death(
     resumed: bool,
 ) -> None:
-    before = Feed(Limits())
+    before = EventLog(Limits())
     reader = Reader(before, resumes=False)
     before.begin_reply()
     said(before, "1", "2")
@@ -143,7 +145,7 @@ async def test_a_reply_that_was_over_at_the_greeting_is_not_told_again_after_a_s
     await reader.read()
     greeted = Reader(before, reader.last if resumed else None)
     await greeted.read()
-    after = Feed(Limits())
+    after = EventLog(Limits())
     again = Reader(after, greeted.last)
     after.begin_reply()
     said(after, "1", "2")
@@ -153,7 +155,7 @@ async def test_a_reply_that_was_over_at_the_greeting_is_not_told_again_after_a_s
 
 
 async def test_who_was_greeted_by_the_next_server_is_told_all_behind_that() -> None:
-    before, after = Feed(Limits()), Feed(Limits())
+    before, after = EventLog(Limits()), EventLog(Limits())
     reader = Reader(before, resumes=False)
     before.begin_reply()
     before.post([answer("a"), answer("b"), answer("c")])
@@ -170,13 +172,13 @@ async def test_who_was_greeted_by_the_next_server_is_told_all_behind_that() -> N
 async def test_after_a_servers_death_a_reply_that_is_told_again_goes_on_where_its_reader_was(
     read: int,
 ) -> None:
-    before = Feed(Limits())
+    before = EventLog(Limits())
     client = Reader(before, resumes=False)
     before.begin_reply()
     said(before, *"12345"[:read])
     before.post([answer("x")])
     await client.read()
-    feed = Feed(Limits())  # the journal has three
+    feed = EventLog(Limits())  # the journal has three
     feed.begin_reply()
     said(feed, *"123")
     again = Reader(feed, client.last)
@@ -188,12 +190,12 @@ async def test_after_a_servers_death_a_reply_that_is_told_again_goes_on_where_it
 
 
 async def test_a_reply_that_ends_sooner_when_told_again_still_ends() -> None:
-    before = Feed(Limits())
+    before = EventLog(Limits())
     client = Reader(before, resumes=False)
     before.begin_reply()
     said(before, *"12345")
     await client.read()
-    feed = Feed(Limits())
+    feed = EventLog(Limits())
     feed.begin_reply()
     again = Reader(feed, client.last)
     said(feed, "1", "2")
@@ -202,13 +204,13 @@ async def test_a_reply_that_ends_sooner_when_told_again_still_ends() -> None:
 
 
 async def test_an_end_that_was_read_is_not_told_again() -> None:
-    before = Feed(Limits())
+    before = EventLog(Limits())
     client = Reader(before, resumes=False)
     before.begin_reply()
     said(before, "1")
     before.post([done()], WRITER)
     await client.read()
-    feed = Feed(Limits())
+    feed = EventLog(Limits())
     feed.begin_reply()
     said(feed, "1")
     feed.post([done()], WRITER)
@@ -216,7 +218,7 @@ async def test_an_end_that_was_read_is_not_told_again() -> None:
 
 
 async def test_no_more_than_two_replies_are_kept() -> None:
-    feed = Feed(Limits())
+    feed = EventLog(Limits())
     client = Reader(feed, resumes=False)
     places = []
     for text in ("one", "two", "three"):
@@ -234,7 +236,7 @@ async def test_no_more_than_two_replies_are_kept() -> None:
 
 async def test_a_done_response_shows_the_handle_of_the_day() -> None:
     handles = ["first"]
-    feed = Feed(Limits(), handle=lambda: handles[-1])
+    feed = EventLog(Limits(), handle=lambda: handles[-1])
     client = Reader(feed, resumes=False)
     feed.begin_reply()
     said(feed, "1")
@@ -248,7 +250,7 @@ async def test_a_done_response_shows_the_handle_of_the_day() -> None:
 
 
 async def test_events_nobody_has_any_more_are_not_passed_over() -> None:
-    feed = Feed(Limits(log_bytes=2000))
+    feed = EventLog(Limits(log_bytes=2000))
     client = Reader(feed, resumes=False)
     feed.begin_reply()
     said(feed, "first")
@@ -261,7 +263,7 @@ async def test_events_nobody_has_any_more_are_not_passed_over() -> None:
 
 
 async def test_without_a_reader_a_reply_goes_on_until_no_more_can_be_kept() -> None:
-    feed = Feed(Limits(log_bytes=4000))
+    feed = EventLog(Limits(log_bytes=4000))
     first = Reader(feed, resumes=False)
     feed.begin_reply()
     said(feed, "0")
@@ -278,7 +280,7 @@ async def test_without_a_reader_a_reply_goes_on_until_no_more_can_be_kept() -> N
 
 
 async def test_who_waits_for_a_reader_that_left_goes_on_with_the_next() -> None:
-    feed = Feed(Limits(outbox_events=2))
+    feed = EventLog(Limits(outbox_events=2))
     slow = Outbox(Limits(outbox_events=2))
     feed.open_to(slow)
     feed.begin_reply()

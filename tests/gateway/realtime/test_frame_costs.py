@@ -17,7 +17,7 @@ from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions import history as history_room
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, Preamble
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -79,7 +79,7 @@ def test_streamed_text_beyond_what_the_context_holds_is_refused() -> None:
 @pytest.mark.anyio
 async def test_forks_share_what_was_checked_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Scripted(spoken, END)
-    book = SessionBook(link, Language.of(ours("chatml")))
+    book = SessionRegistry(link, Language.of(ours("chatml")))
     registry = Registry(book, link, "scripted", Limits())
     live = registry.open(Holder(), b"")
     tools = [{"type": "function", "name": f"tool_{number}", "parameters": {}} for number in range(50)]

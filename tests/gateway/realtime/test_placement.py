@@ -12,7 +12,7 @@ from holdfast.gateway.settings import GatewaySettings, Limits
 from holdfast.runtime.link.messages import Moved
 from holdfast.sdk.frames.client import SessionStage
 from holdfast.sdk.frames.server import ErrorEvent, SessionStaged
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -37,7 +37,7 @@ class Slow(Scripted):
 async def test_so_many_are_on_their_way_and_what_comes_beyond_is_refused_at_once() -> None:
     link = Slow()
     service = Service(GatewaySettings(limits=Limits(moves=MOST)), "scripted", link)
-    service.open(SessionBook(link, Language.of(ours("chatml"))))
+    service.open(SessionRegistry(link, Language.of(ours("chatml"))))
     client = in_memory(service)
     async with client.session() as chat, client.session() as other:
         await chat.say("begin").text()

@@ -18,7 +18,7 @@ from holdfast.sdk import Client, ConnectionLost, ServerError, SessionLost
 from holdfast.sdk.frames.verbs import SessionFork, SessionPrune
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -50,11 +50,11 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def kept(store: Path) -> AsyncIterator[tuple[Client, Service, Scripted, SessionBook]]:
+async def kept(store: Path) -> AsyncIterator[tuple[Client, Service, Scripted, SessionRegistry]]:
     link = Scripted(spoken, END, ahead=1)
     service = Service(GatewaySettings(), "scripted", link)
     journal = await Journal.open(store, b"model", JournalSettings(reserve_bytes=0))
-    book = SessionBook(link, Language.of(ours("chatml")), journal=journal)
+    book = SessionRegistry(link, Language.of(ours("chatml")), journal=journal)
     service.open(book, journal)
     try:
         yield in_memory(service), service, link, book

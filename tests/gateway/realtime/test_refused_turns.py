@@ -20,7 +20,7 @@ from holdfast.sdk.frames.items import AnyItem, FunctionCallOutputItem, MessageIt
 from holdfast.sdk.frames.verbs import ResponseSteer
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import SessionSettings, TenantLimits
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted
@@ -35,7 +35,7 @@ async def scripted(store: Path, settings: SessionSettings | None = None) -> Asyn
     link = Scripted(lambda tokens: WORDS[len(tokens) % len(WORDS)], END, ahead=1)
     service = Service(GatewaySettings(), "scripted", link)
     journal = await Journal.open(store, b"model", JournalSettings(reserve_bytes=0))
-    service.open(SessionBook(link, Language.of(ours("chatml")), settings, journal), journal)
+    service.open(SessionRegistry(link, Language.of(ours("chatml")), settings, journal), journal)
     try:
         yield in_memory(service)
     finally:
@@ -55,9 +55,9 @@ async def refusal(chat: Chat, event: ResponseCreate | ResponseSteer) -> str:
     """The code of it; the frame goes past the chat, which would wait for a response to it."""
     event_id = f"by_hand_{secrets.token_hex(4)}"
     frame = codec.encode(msgspec.structs.replace(event, event_id=event_id))
-    await chat._exchange._transport.send(frame)
+    await chat._connection._transport.send(frame)
     with pytest.raises(ServerError) as refused:
-        await chat._exchange.answer(event_id, lambda event: False)
+        await chat._connection.answer(event_id, lambda event: False)
     return refused.value.code or ""
 
 
@@ -101,7 +101,7 @@ async def test_a_turn_beyond_the_limit_leaves_no_item_and_is_not_counted(tmp_pat
         await other.cancel()
         await turn.text()
         assert await chat.say("begin", max_output_tokens=9).text()
-        before = chat._exchange.way_back()
+        before = chat._connection.way_back()
     async with scripted(tmp_path) as client:
         back = client._way_back()
         assert back is not None

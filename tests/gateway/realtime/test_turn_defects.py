@@ -12,16 +12,16 @@ import pytest
 
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.realtime.conversation import Conversation
-from holdfast.gateway.realtime.event_log import Feed
+from holdfast.gateway.realtime.event_log import EventLog
 from holdfast.gateway.realtime.live_session import LiveSession
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Client, SDKError, ServerError
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.session import Session
-from holdfast.sessions.text.eager_prefill import Anticipation
+from holdfast.sessions.text.eager_prefill import EagerPrefill
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -47,11 +47,11 @@ def plant(monkeypatch: pytest.MonkeyPatch, holder: type, name: str) -> None:
 
 
 @asynccontextmanager
-async def scripted(store: Path) -> AsyncIterator[tuple[Client, SessionBook]]:
+async def scripted(store: Path) -> AsyncIterator[tuple[Client, SessionRegistry]]:
     link = Scripted(lambda tokens: END if len(tokens) % 7 == 0 else WORDS[len(tokens) % len(WORDS)], END)
     service = Service(GatewaySettings(), "scripted", link)
     journal = await Journal.open(store, b"model", JournalSettings(reserve_bytes=0))
-    book = SessionBook(link, Language.of(ours("chatml")), None, journal)
+    book = SessionRegistry(link, Language.of(ours("chatml")), None, journal)
     service.open(book, journal)
     try:
         yield in_memory(service), book
@@ -67,7 +67,7 @@ async def scripted(store: Path) -> AsyncIterator[tuple[Client, SessionBook]]:
         (Conversation, "note"),
         (Conversation, "brief"),
         (Conversation, "_create_response"),
-        (Feed, "begin_reply"),
+        (EventLog, "begin_reply"),
         (LiveSession, "_run"),
         (LiveSession, "_hear"),
         (Conversation, "receive"),
@@ -90,7 +90,7 @@ async def test_input_that_breaks_what_follows_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with scripted(tmp_path) as (client, _), client.session() as chat:
-        plant(monkeypatch, Anticipation, "expect")
+        plant(monkeypatch, EagerPrefill, "expect")
         text = chat.input()
         await text.append("Hel")
         with pytest.raises(ServerError):

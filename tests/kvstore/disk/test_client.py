@@ -20,7 +20,7 @@ from holdfast.kvstore.disk.admin import remove, stat, verify
 from holdfast.kvstore.disk.client import DEADLINE, DiskTier
 from holdfast.kvstore.disk.deadline import OPENING
 from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Known, encode
-from holdfast.kvstore.disk.process import ShelfKeeper
+from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.tier import Record
@@ -44,7 +44,7 @@ class Stage:
         fd = make_memory(2 * 4096 + 41 * (SIZE + 64))
         memory = SlotMemory(fd, space, SIZE)
         self.host = HostTier(memory)
-        self.keeper = ShelfKeeper(fd)
+        self.keeper = DiskProcess(fd)
         control = self.keeper.theirs.dup()
         self.keeper.start()
         self.now = 0.0

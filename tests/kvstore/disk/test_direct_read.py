@@ -10,7 +10,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk import direct_read
-from holdfast.kvstore.disk.direct_read import FILE, Lying, Shortcut
+from holdfast.kvstore.disk.direct_read import FILE, DirectRead, Lying
 from holdfast.kvstore.disk.page_cache import in_memory
 
 KEY, OTHER = b"k" * 16, b"o" * 16
@@ -35,7 +35,7 @@ def parts(*sizes: int) -> list[memoryview]:
 
 @pytest.mark.parametrize("sizes", [(10_000,), (4_000, 6_000)])
 def test_a_record_fills_the_parts_of_a_block(folder: Path, sizes: tuple[int, ...]) -> None:
-    near = Shortcut(folder, len(DATA))
+    near = DirectRead(folder, len(DATA))
     near.learn(KEY, LYING)
     into = parts(*sizes)
     assert KEY in near and near.has(KEY)
@@ -48,7 +48,7 @@ def test_a_record_fills_the_parts_of_a_block(folder: Path, sizes: tuple[int, ...
 
 
 def test_what_is_not_what_was_stored_is_left_to_the_shelf(folder: Path) -> None:
-    near = Shortcut(folder, len(DATA))
+    near = DirectRead(folder, len(DATA))
     for number, changed in enumerate((OFFSET, OFFSET + 5_000, OFFSET + 9_999)):
         key = bytes([number]) * 16
         near.learn(key, LYING)
@@ -67,7 +67,7 @@ def test_many_are_read_up_to_the_first_that_is_not_sound(
 ) -> None:
     """By two threads, several in one call where they lie one behind the other; two gaps are wider."""
     monkeypatch.setattr("holdfast.kvstore.disk.direct_read.RUN_BYTES", 4 * len(DATA))
-    near, data = Shortcut(folder, len(DATA)), bytearray()
+    near, data = DirectRead(folder, len(DATA)), bytearray()
     keys = [number.to_bytes(16, "little") for number in range(80)]
     for number, key in enumerate(keys):
         data += bytes(-len(data) % 4096 + (4096 if number in (3, 60) else 0) + 16)
@@ -88,7 +88,7 @@ def test_many_are_read_up_to_the_first_that_is_not_sound(
 
 @pytest.mark.parametrize("left", [OFFSET + 9_999, OFFSET, 10, None])
 def test_a_file_that_is_cut_or_gone_harms_nobody(folder: Path, left: int | None) -> None:
-    near = Shortcut(folder, len(DATA))
+    near = DirectRead(folder, len(DATA))
     near.learn(KEY, LYING)
     if left is None:
         (folder / FILE).unlink()
@@ -106,7 +106,7 @@ def test_what_is_not_in_memory_is_not_waited_for(folder: Path, monkeypatch: pyte
         raise BlockingIOError
 
     monkeypatch.setattr(os, "preadv", away)
-    near = Shortcut(folder, len(DATA))
+    near = DirectRead(folder, len(DATA))
     near.learn(KEY, LYING)
     assert near.read([KEY], [parts(10_000)].__getitem__) == []
     assert asked == [os.RWF_NOWAIT]
@@ -124,6 +124,6 @@ def test_whether_a_page_is_in_memory_is_asked_of_the_kernel(tmp_path: Path) -> N
 def test_the_second_thread_is_not_on_the_core_that_the_engines_thread_is_bound_to(
     folder: Path, bound_beside: set[int]
 ) -> None:
-    near = Shortcut(folder, len(DATA))
+    near = DirectRead(folder, len(DATA))
     assert near._second.submit(os.sched_getaffinity, 0).result(60) == bound_beside
     near.close()

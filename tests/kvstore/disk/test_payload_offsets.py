@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.payload_offsets import Places
+from holdfast.kvstore.disk.payload_offsets import PayloadOffsets
 from holdfast.kvstore.disk.record import RecordHeader
 from holdfast.kvstore.disk.store import Given, RecordStore, StoreFailed
 
@@ -110,7 +110,7 @@ def test_a_medium_that_refuses_is_said_to(store: RecordStore, monkeypatch: pytes
 
 
 def test_a_file_that_is_not_mapped_has_no_places(tmp_path: Path) -> None:
-    places = Places(tmp_path / "none")
+    places = PayloadOffsets(tmp_path / "none")
     places.mapped()
     places.learn(key(1), memoryview(bytes(100)), RecordHeader(SPACE, key(1), 1, 100, 0, 1))
     assert key(1) not in places

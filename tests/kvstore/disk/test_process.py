@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.kvstore.disk import process
-from holdfast.kvstore.disk.process import FIRST, LONGEST, STEADY, ShelfKeeper
+from holdfast.kvstore.disk.process import FIRST, LONGEST, STEADY, DiskProcess
 from holdfast.kvstore.host.slots import make_memory
 
 
-class Watched(ShelfKeeper):
+class Watched(DiskProcess):
     """A keeper of shelves that are no processes, and whose clock is the test's: what it did, in order."""
 
     def __init__(self, memory: int) -> None:
@@ -121,7 +121,7 @@ def test_what_a_shelf_crashed_of_is_not_met_by_the_next(end: int, monkeypatch: p
     monkeypatch.setattr(process.subprocess, "Popen", Ended)
     monkeypatch.setattr(process, "FIRST", 0.0)
     memory = make_memory(1 << 16)
-    here = ShelfKeeper(memory)
+    here = DiskProcess(memory)
     engine = here.theirs.dup()
     here.start()
     shelf(engine)

@@ -275,7 +275,7 @@ import sys
 from pathlib import Path
 from holdfast.kvstore.errors import RecordUnavailable
 from holdfast.kvstore.disk.store import StoreTorn
-from holdfast.tests.kvstore.shelf.test_store import given, opened, read
+from holdfast.tests.kvstore.disk.test_store import given, opened, read
 store = opened(Path(sys.argv[1]), anew=sys.argv[2] == "anew")
 try:
     for number in range(40):

@@ -262,12 +262,12 @@ def test_an_audit_notices_a_directory_that_says_something_else() -> None:
 def test_what_a_lease_covers_outlives_a_flood_and_no_longer_than_the_lease() -> None:
     tier = HostTier(memory_of())
     leased, other, *flood = [bytes([number]) * 16 for number in range(1, 16)]
-    tier.promise(1, [leased, other], 10.0)  # neither is here yet
-    tier.promise(2, [other], 20.0)
+    tier.lease(1, [leased, other], 10.0)  # neither is here yet
+    tier.lease(2, [other], 20.0)
     filled(tier, leased, other, *flood[:6])
     assert leased in tier and other in tier and len(tier) == SLOTS
     assert tier.promised(other, besides=1) and not tier.promised(leased, besides=1)
-    tier.promise(1, [], 0.0)
+    tier.lease(1, [], 0.0)
     filled(tier, *flood[6:12])
     assert leased not in tier and other in tier, "one lease is over, the other is not"
     tier.drop(other)
@@ -280,7 +280,7 @@ def test_leases_that_cover_every_slot_lock_none() -> None:
     tier = HostTier(memory_of())
     keys = [bytes([number]) * 16 for number in range(1, SLOTS + 1)]
     for number, key in enumerate(keys):
-        tier.promise(number, [key], float(number))
+        tier.lease(number, [key], float(number))
     filled(tier, *keys, b"another one here")
     assert keys[-1] not in tier, "the latest return went"
     assert all(key in tier for key in keys[:-1])

@@ -50,7 +50,7 @@ def test_what_is_lost_is_told_from_what_is_refused(error: Exception, lost: bool)
 
 LOSE = """
 import torch
-from holdfast.runtime.device import device_watched
+from holdfast.runtime.execution.device import device_watched
 from holdfast.runtime.errors import EngineDied
 table = torch.zeros(4, device="cuda")
 torch.cuda.synchronize()

@@ -112,7 +112,7 @@ def test_the_prompt_counts_for_repetition_alone() -> None:
 
 
 def test_rows_that_ask_for_nothing_cost_an_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler.reference, "sample", None)
+    monkeypatch.setattr(sampler.backend, "sample", None)
     monkeypatch.setattr(sampler, "upload", None)
     logits = random_logits(3)
     rows = [replace(row([1], Sampling()), past=None) for _ in range(3)]

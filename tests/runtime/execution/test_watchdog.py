@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.runtime.execution.watchdog import PacedRunner
+from holdfast.runtime.execution.watchdog import WatchedRunner
 from holdfast.runtime.link.heartbeat import FIRST_STEP, STEP_FLOOR, Pulse
 from holdfast.runtime.link.messages import Phase
 from holdfast.runtime.plan import Outcome, Plan, PlanRow
@@ -55,7 +55,7 @@ def plan_of(count: int, step: int = 1) -> Plan:
 def test_limits_are_set_before_each_wait_and_learnt() -> None:
     clock, pulse = Clock(), Recorder()
     slow = Slow(clock)
-    runner = PacedRunner(slow, pulse, clock)
+    runner = WatchedRunner(slow, pulse, clock)
     plan = plan_of(1)
     assert runner.launch(plan).tokens() == [7]
     assert slow.launched == [plan]
@@ -68,7 +68,7 @@ def test_limits_are_set_before_each_wait_and_learnt() -> None:
 
 def test_quick_steps_have_the_floor() -> None:
     clock, pulse = Clock(), Recorder()
-    runner = PacedRunner(Slow(clock), pulse, lambda: 0.0)
+    runner = WatchedRunner(Slow(clock), pulse, lambda: 0.0)
     runner.launch(plan_of(1)).tokens()
     runner.launch(plan_of(1, 2))
     assert pulse.entered[-1] == (Phase.STEPPING, STEP_FLOOR)
@@ -80,7 +80,7 @@ def test_a_step_that_fails_is_not_learnt_from() -> None:
             raise RuntimeError("late")
 
     clock, pulse = Clock(), Recorder()
-    runner = PacedRunner(Fails(clock), pulse, clock)
+    runner = WatchedRunner(Fails(clock), pulse, clock)
     with pytest.raises(RuntimeError, match="late"):
         runner.launch(plan_of(1)).tokens()
     runner.launch(plan_of(1, 2))
@@ -97,7 +97,7 @@ def test_a_kernel_that_is_compiled_has_the_time_for_it_and_counts_for_no_step() 
             return super().launch(plan)
 
     clock, pulse = Clock(), Recorder()
-    runner = PacedRunner(Compiles(clock), pulse, clock)
+    runner = WatchedRunner(Compiles(clock), pulse, clock)
     runner.launch(plan_of(1)).tokens()
     pulse.entered.clear()
     runner.launch(plan_of(1, 2)).tokens()
@@ -114,7 +114,7 @@ def plan_for(step: int, *sequences: int) -> Plan:
 def test_who_is_on_the_device_is_known_before_each_launch_and_written_only_when_it_changes() -> None:
     written: list[set[int]] = []
     pulse = Pulse(record=lambda sequences: written.append(set(sequences)))
-    runner = PacedRunner(Slow(Clock()), pulse)
+    runner = WatchedRunner(Slow(Clock()), pulse)
     first = runner.launch(plan_for(1, 1, 2))
     second = runner.launch(plan_for(2, 2, 3))  # overlapped: either may be what kills the device
     assert written == [{1, 2}, {1, 2, 3}]
@@ -138,7 +138,7 @@ def test_a_step_that_failed_is_on_the_device_no_more() -> None:
             raise RuntimeError("late")
 
     written: list[set[int]] = []
-    runner = PacedRunner(Fails(Clock()), Pulse(record=lambda sequences: written.append(set(sequences))))
+    runner = WatchedRunner(Fails(Clock()), Pulse(record=lambda sequences: written.append(set(sequences))))
     with pytest.raises(RuntimeError, match="at once"):
         runner.launch(plan_for(1, 1))
     with pytest.raises(RuntimeError, match="late"):

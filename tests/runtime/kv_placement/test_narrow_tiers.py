@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.benchmarks.toys import make_toy
-from holdfast.kvstore.disk.process import ShelfKeeper
+from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.kv_placement.tier_setup import host_memory, with_secret
@@ -23,17 +23,17 @@ PROMPT = [1 + 7 * n % 200 for n in range(77)]
 @contextmanager
 def engine_of(settings: EngineSettings, memory: int) -> Iterator[Engine]:
     """An engine with its shelf, as the supervisor starts them, on what ``memory`` and the store hold."""
-    keeper = ShelfKeeper(memory)
+    keeper = DiskProcess(memory)
     control = os.dup(keeper.theirs.fileno())
     keeper.start()
     engine = load_engine(settings, lambda done, what: None, Pulse(), memory, control).engine
     assert isinstance(engine, Engine)
-    shelving = engine.scheduler.shelving
-    assert shelving.disk is not None
-    costs = shelving.fetching.costs
+    offload = engine.scheduler.offload
+    assert offload.disk is not None
+    costs = offload.restore.costs
     costs.measured = type(costs.measured)()  # so that nothing is computed instead
-    while not shelving.disk.ready:
-        shelving.tick(time.monotonic())
+    while not offload.disk.ready:
+        offload.tick(time.monotonic())
     yield engine
     engine.leave()
     keeper.stop()

@@ -39,7 +39,7 @@ def shelved(slots: int = 40, depth: int = 2) -> World:
 def down(here: World) -> None:
     """Let everything go to disk that is on its way there."""
     here.run()
-    while here.scheduler.shelving.busy:
+    while here.scheduler.offload.busy:
         here.step()
 
 
@@ -48,7 +48,7 @@ def settle(here: World, seq: int) -> None:
     assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), Reply)
     for _ in range(10):  # what the disk refuses is asked again
         down(here)
-        here.scheduler.shelving.leave(here._roster[seq])
+        here.scheduler.offload.leave(here._queues[seq])
 
 
 def begin_anew(here: World) -> None:
@@ -108,10 +108,10 @@ def test_what_comes_up_gives_way_on_the_device_to_a_turn_that_runs() -> None:
     here.open(0, [*PROMPT, *said, 7])
     here.generate(0, 2)
     for _ in range(200):
-        if len(here._roster[0].table) > 4:
+        if len(here._queues[0].table) > 4:
             break
         here.step()
-    assert 0 in here._roster.fetching and len(here._roster[0].table) > 4
+    assert 0 in here._queues.restoring and len(here._queues[0].table) > 4
     poll, here.disk.poll = here.disk.poll, lambda now: None  # type: ignore[method-assign]
     here.open(1, list(range(100, 140)))
     assert len(here.reply(1, 5)) == 5, "it needs more blocks than the other leaves"
@@ -129,12 +129,12 @@ def test_nothing_more_is_asked_of_the_disk_for_who_waits_no_longer() -> None:
     here.restart()
     here.open(0, [*PROMPT, *said, 7])
     here.generate(0, 2)
-    (awaited,) = here.scheduler.shelving.fetching._awaited.values()
+    (awaited,) = here.scheduler.offload.restore._awaited.values()
     assert awaited.asked < len(awaited.keys)
     here.stop(0)
     here.step()
     assert len(awaited.keys) == awaited.asked
-    while here.scheduler.shelving.fetching._awaited:
+    while here.scheduler.offload.restore._awaited:
         here.step()
     here.reply(0, 3)
 
@@ -149,10 +149,10 @@ def test_others_run_while_a_turn_waits_and_it_holds_nothing() -> None:
     poll, here.disk.poll = here.disk.poll, lambda now: None  # type: ignore[method-assign]
     here.open(0, [*PROMPT, *said, 7])
     here.generate(0, 4)
-    assert list(here._roster.fetching) == [0] and not len(here._roster[0].table)
+    assert list(here._queues.restoring) == [0] and not len(here._queues[0].table)
     here.open(1, [3, *PROMPT])
     assert len(here.reply(1, 5)) == 5
-    assert list(here._roster.fetching) == [0]
+    assert list(here._queues.restoring) == [0]
     here.disk.poll = poll  # type: ignore[method-assign]
     here.run()
     assert 0 in here.ended
@@ -180,7 +180,7 @@ def test_a_turn_stopped_or_closed_while_it_waits_is_over() -> None:
     for seq in (0, 1):
         here.open(seq, [*PROMPT, *said, 7])
         here.generate(seq, 4)
-        assert seq in here._roster.fetching
+        assert seq in here._queues.restoring
     here.stop(0)
     here.close(1)
     here.run()
@@ -215,7 +215,7 @@ def test_what_is_settled_before_it_was_saved_goes_to_disk_all_the_same() -> None
     here.reply(0, 4)  # 16 of 17 tokens have KV; the last block has just become full
     assert isinstance(here.engine.apply(Settle(here._next(), 0, disk=True)), Reply)
     down(here)
-    keys = here._roster[0].keys[:4]
+    keys = here._queues[0].keys[:4]
     assert len(keys) == 4 and all(map(here.disk.stored, keys))
 
 
@@ -239,7 +239,7 @@ def test_a_staged_sequence_is_computed_when_its_turn_begins() -> None:
     here.run()
     here.evict(0)
     assert isinstance(here.engine.apply(Stage(here._next(), 0)), Reply)
-    while here.scheduler.shelving.fetching._awaited:
+    while here.scheduler.offload.restore._awaited:
         here.step()
     here.run()
     assert here.state(0).computed == len(PROMPT) - 1
@@ -258,12 +258,12 @@ def test_a_slow_disk_and_the_device_meet_in_the_middle() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    here.scheduler.shelving.fetching.costs.measured = SLOW_DISK
+    here.scheduler.offload.restore.costs.measured = SLOW_DISK
     records, here.disk.records = here.disk.records, {}  # nothing is fetched before the turn
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
     here.generate(0, 4)
-    assert here._roster[0].meets == 8 and not here._roster.fetching
+    assert here._queues[0].compute_until == 8 and not here._queues.restoring
     met = False
     while here.beings[0].turn is not None:  # it stands still where it meets what has not come
         step = here.engine.step()
@@ -283,18 +283,18 @@ def test_nothing_more_is_asked_for_a_turn_that_is_closed_before_it_meets_what_co
     here.restart()
     assert here.disk is not None
     here.disk._chance = Willing()
-    here.scheduler.shelving.fetching.costs.measured = SLOW_DISK
+    here.scheduler.offload.restore.costs.measured = SLOW_DISK
     records, here.disk.records = here.disk.records, {}
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
     here.generate(0, 2)
-    assert here._roster[0].meets
-    (awaited,) = here.scheduler.shelving.fetching._awaited.values()
+    assert here._queues[0].compute_until
+    (awaited,) = here.scheduler.offload.restore._awaited.values()
     assert awaited.asked < len(awaited.keys)
     here.close(0)
     for _ in range(4):
         here.step()
-    assert not here.scheduler.shelving.fetching._awaited
+    assert not here.scheduler.offload.restore._awaited
     assert here.disk.fetched <= awaited.asked < len(records)
 
 
@@ -305,12 +305,12 @@ def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    here.scheduler.shelving.fetching.costs.measured = Measured(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
+    here.scheduler.offload.restore.costs.measured = Measured(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
     records, here.disk.records = here.disk.records, {}
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
     here.generate(0, 4)
-    assert not here._roster.fetching and here._roster[0].meets is None
+    assert not here._queues.restoring and here._queues[0].compute_until is None
     here.run()
     assert work_of(here, 0).disk == 0 and work_of(here, 0).prefilled == 20
     assert work_of(here, 0).chosen >= 16, "full blocks that lay on disk"

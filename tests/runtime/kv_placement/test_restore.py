@@ -33,9 +33,9 @@ def kept(here: World, seq: int) -> list[int]:
     assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), Reply)
     for _ in range(10):  # what the disk refuses is asked again
         here.run()
-        while here.scheduler.shelving.busy:
+        while here.scheduler.offload.busy:
             here.step()
-        here.scheduler.shelving.leave(here._roster[seq])
+        here.scheduler.offload.leave(here._queues[seq])
     here.memory = fake_memory(40, 4)
     here.restart()
     assert here.disk is not None
@@ -47,7 +47,7 @@ def test_a_turn_finds_its_kv_at_the_first_sign_and_waits_for_nobody() -> None:
     here = near()
     tokens = kept(here, 0)
     here.open(0, tokens)
-    assert here.state(0).computed == 18 and not here._roster.staged, "a tail of two, and before any step"
+    assert here.state(0).computed == 18 and not here._queues.staged, "a tail of two, and before any step"
     here.reply(0, 4)
     work = here.ended[0].work
     assert here.disk is not None and work is not None
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_comes_through_the_shelf() -> None:
     read, most = here.disk.read, iter([2])
     here.disk.read = lambda keys, blocks: read(keys[: next(most, 0)], blocks)  # type: ignore[method-assign]
     here.open(0, tokens)
-    assert here.state(0).computed == 8 and 0 in here._roster.staged
+    assert here.state(0).computed == 8 and 0 in here._queues.staged
     here.reply(0, 4)
     work = here.ended[0].work
     assert work is not None and here.disk.fetched > 0
@@ -92,7 +92,7 @@ def test_what_is_not_in_memory_is_brought_there_and_goes_past_the_host_tier() ->
     brought, here.disk._chance = here.disk._brought, Random(3)
     here.disk.at_hand = brought.__contains__  # type: ignore[method-assign]
     here.open(0, tokens)
-    assert here.state(0).computed == 0 and 0 in here._roster.staged
+    assert here.state(0).computed == 0 and 0 in here._queues.staged
     here.reply(0, 4)
     work = here.ended[0].work
     assert (here.disk.reads, here.disk.fetched) == (5, 0)

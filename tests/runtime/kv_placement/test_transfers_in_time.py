@@ -13,7 +13,7 @@ from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.kv_placement.costs import CostBook
-from holdfast.runtime.kv_placement.transfers import ALONE, FEW, MANY, PART, Moves
+from holdfast.runtime.kv_placement.transfers import ALONE, FEW, MANY, PART, Transfers
 from holdfast.runtime.link.messages import Generate, Limits, Open, Sampling
 from holdfast.runtime.plan import PlanRow
 from holdfast.runtime.scheduler.scheduler import Scheduler
@@ -27,13 +27,13 @@ SAMPLES = PlanRow(0, 0, 4, 1, *NOTHING, sampling=Sampling())
 
 
 class Below:
-    """Moves above an empty tier; ``blocks``: of each key's content, as the pool has it."""
+    """Transfers above an empty tier; ``blocks``: of each key's content, as the pool has it."""
 
     def __init__(self, *, beside: bool = False) -> None:
         fd = make_memory(1 << 16)
         tier = HostTier(SlotMemory(fd, bytes(16), 64))
         os.close(fd)
-        self.moves = Moves(tier, 4, beside=beside)
+        self.moves = Transfers(tier, 4, beside=beside)
         self.blocks = {key: block for block, key in enumerate(KEYS)}
         self.moves.block_of = self.blocks.get
         for key, block in self.blocks.items():

@@ -6,14 +6,14 @@ import asyncio
 
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.codec import FrameReader, frame, verb_reader
-from holdfast.runtime.link.gateway_end import Wire
+from holdfast.runtime.link.gateway_end import GatewayEnd
 from holdfast.runtime.link.messages import AnyReport, AnyVerb, State
 
 
 class MemoryTransport(asyncio.Transport):
     """Keeps what is written until ``taken``; ``abort`` ends the wire on the next turn of the loop."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: GatewayEnd) -> None:
         super().__init__()
         self.written = bytearray()
         self.aborted = False
@@ -41,7 +41,7 @@ class Bench:
     """A wire, and the engine's end by hand."""
 
     def __init__(self) -> None:
-        self.wire = Wire()
+        self.wire = GatewayEnd()
         self.transport = MemoryTransport(self.wire)
         self._reader: FrameReader[AnyVerb] = verb_reader()
 

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from holdfast.runtime.errors import EngineDied, EpochStale, SequenceUnknown
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.codec import frame, verb_reader
-from holdfast.runtime.link.gateway_end import Wire
+from holdfast.runtime.link.gateway_end import GatewayEnd
 from holdfast.runtime.link.generation import Generation
 from holdfast.runtime.link.messages import AnyVerb, Finish, Hello, Limits, Reply, Sampling
 from holdfast.runtime.settings import SchedulerSettings
@@ -105,7 +105,7 @@ class LinkMachine(RuleBasedStateMachine):
             max_sequences=4, depth=self.depth,
         )  # fmt: skip
         self.engine, _ = fake_engine(settings, chance=Random(self.seed + self.link.incarnation))
-        self.wire = Wire()
+        self.wire = GatewayEnd()
         self.transport = MemoryTransport(self.wire)
         self.reader = verb_reader()
         self.inbox: deque[AnyVerb] = deque()

@@ -166,10 +166,10 @@ async def test_cancelled_while_it_loads_leaves_no_process(tiny: Path) -> None:
 
 MADE_UP = """
 import sys, threading, types
-from holdfast.runtime import child
+from holdfast.runtime import __main__ as child
 from holdfast.runtime.link.messages import Phase
-from holdfast.runtime.link.pulse import Pulse
-from holdfast.runtime.link.serve import Loaded
+from holdfast.runtime.link.heartbeat import Pulse
+from holdfast.runtime.link.engine_loop import Loaded
 from holdfast.tests.runtime.link.scripted import HELLO, Scripted
 
 class Engine(Scripted):

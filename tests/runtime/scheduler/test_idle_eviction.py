@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.scheduler.idle_eviction import USUAL_ABSENCE, Holders
+from holdfast.runtime.scheduler.idle_eviction import USUAL_ABSENCE, IdleEviction
 from holdfast.runtime.sequence import Sequence
 from holdfast.runtime.tokens import TokenList
 
@@ -22,7 +22,7 @@ def absence(sequence: Sequence, now: float) -> float:
 
 @given(MOVES)
 def test_the_longest_is_as_long_as_any(moves: list[tuple[int, str, float]]) -> None:
-    holders, there = Holders(), dict[int, Sequence]()
+    holders, there = IdleEviction(), dict[int, Sequence]()
     sequences = [Sequence(seq, b"", TokenList()) for seq in range(10)]
     for seq, move, seconds in moves:
         sequence = sequences[seq]

@@ -14,7 +14,7 @@ from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import HandleRecord, Keyring, SessionRecord
 from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.journal.store import JournalStore, Table, key_of
-from holdfast.sessions.registry import SessionBook
+from holdfast.sessions.registry import SessionRegistry
 
 from ..scripted_link import ScriptedLink
 from ..session_stage import LANGUAGE
@@ -55,10 +55,10 @@ def record_of(number: int) -> SessionRecord:
 
 
 @asynccontextmanager
-async def book_in(path: Path, link: ScriptedLink, **changes: object) -> AsyncIterator[SessionBook]:
+async def book_in(path: Path, link: ScriptedLink, **changes: object) -> AsyncIterator[SessionRegistry]:
     """A book on the store; at the end everything is closed as by a server that leaves."""
     journal = await Journal.open(path, MODEL, replace(SMALL, **changes))
-    book = SessionBook(link, LANGUAGE, journal=journal)
+    book = SessionRegistry(link, LANGUAGE, journal=journal)
     try:
         yield book
     finally:

@@ -32,7 +32,7 @@ from holdfast.sessions.journal.records import (
 )
 from holdfast.sessions.journal.segment import Kind
 from holdfast.sessions.journal.store import JournalStore, Stored
-from holdfast.sessions.registry import Reopened, SessionBook
+from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.text_buffer import TextBuffer
 from holdfast.sessions.turn.events import ReplyStatus, TextDelta
@@ -57,7 +57,7 @@ class Failing:
         patch.setattr(JournalStore, "write", write)
 
 
-async def shortened(book: SessionBook, session: Session) -> Stored:
+async def shortened(book: SessionRegistry, session: Session) -> Stored:
     """What the store has of a session, once all that is durable was looked at."""
     ticket, number = session.log.sync(), session.log.number
     assert ticket is not None
@@ -69,7 +69,7 @@ async def shortened(book: SessionBook, session: Session) -> Stored:
         await asyncio.sleep(0)
 
 
-async def resumed(book: SessionBook, handle: str, owner: bytes = b"") -> Reopened:
+async def resumed(book: SessionRegistry, handle: str, owner: bytes = b"") -> Reopened:
     found = await book.resume(handle, owner)
     assert isinstance(found, Reopened)
     return found
@@ -627,7 +627,7 @@ ACTIONS = st.lists(
 def test_a_session_that_is_opened_again_goes_on_as_one_that_was_not(actions: list[str], seed: int) -> None:
     """Two sessions live the same life; one of them is put away at every chance."""
 
-    async def live(book: SessionBook, link: ScriptedLink, restarts: bool) -> tuple[object, ...]:
+    async def live(book: SessionRegistry, link: ScriptedLink, restarts: bool) -> tuple[object, ...]:
         session = book.create(now=datetime(2025, 3, 1))
         for at, action in enumerate(actions):
             if action == "restart" and restarts:

@@ -11,8 +11,8 @@ import pytest
 from holdfast.sessions.errors import PromptTooLong
 from holdfast.sessions.history import History
 from holdfast.sessions.items import Message, Preamble, Tool
-from holdfast.sessions.registry import SessionBook
-from holdfast.sessions.text.stable_prefix import Settled
+from holdfast.sessions.registry import SessionRegistry
+from holdfast.sessions.text.stable_prefix import StablePrefix
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
@@ -52,16 +52,16 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.opened = asyncio.Event(), threading.Event()
         self.pieces = 0
-        loop, pieces = asyncio.get_running_loop(), Settled.pieces
+        loop, pieces = asyncio.get_running_loop(), StablePrefix.pieces
 
-        def gated(rule: Settled, text: str, **more: object) -> Iterator[tuple[list[int], int]]:
+        def gated(rule: StablePrefix, text: str, **more: object) -> Iterator[tuple[list[int], int]]:
             for piece in pieces(rule, text, **more):  # type: ignore[arg-type]
                 loop.call_soon_threadsafe(self.reached.set)
                 assert self.opened.wait(20), "nobody opened it"
                 self.pieces += 1
                 yield piece
 
-        monkeypatch.setattr(Settled, "pieces", gated)
+        monkeypatch.setattr(StablePrefix, "pieces", gated)
 
 
 @run
@@ -108,7 +108,7 @@ async def test_a_long_prompt_has_the_ids_of_one_that_is_tokenized_at_once() -> N
 async def test_of_one_tenant_one_long_prompt_is_tokenized_at_a_time_and_others_do_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    book = SessionBook(ScriptedLink(lambda tokens: END, END, max_context=1 << 20), LANGUAGE)
+    book = SessionRegistry(ScriptedLink(lambda tokens: END, END, max_context=1 << 20), LANGUAGE)
     gate = Gate(monkeypatch)
     flood = [book.create(salt=ACME) for _ in range(3)]
     for session in flood:
@@ -150,7 +150,7 @@ async def test_a_cancelled_turn_tokenizes_no_further(monkeypatch: pytest.MonkeyP
 @run
 async def test_a_reader_that_leaves_gives_the_thread_back(monkeypatch: pytest.MonkeyPatch) -> None:
     link = reciting("one", "two", max_context=1 << 20)
-    book = SessionBook(link, LANGUAGE)
+    book = SessionRegistry(link, LANGUAGE)
     session, other = book.create(salt=ACME), book.create(salt=ACME)
     gate = Gate(monkeypatch)
     say(session, LONG)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.sessions.history import History, Script
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from holdfast.sessions.text.renderer import Renderer
-from holdfast.sessions.text.stable_prefix import Settled
+from holdfast.sessions.text.stable_prefix import StablePrefix
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tree import Reply
@@ -77,7 +77,7 @@ def language(template: str) -> ChatTokenizer:
 
 def renderer_of(template: str) -> Renderer:
     tokenizer = language(template)
-    return Renderer(tokenizer, NOON, Settled(tokenizer))
+    return Renderer(tokenizer, NOON, StablePrefix(tokenizer))
 
 
 def called(renderer: Renderer, calls: int) -> History:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.runtime.grammar.llguidance import Guidance
+from holdfast.runtime.grammar.llguidance import LLGuidance
 from holdfast.runtime.link.messages import Grammar
 from holdfast.runtime.model.folder import find_model
 from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.items import Tool
 from holdfast.sessions.text.language import Language
-from holdfast.sessions.text.stable_prefix import Settled
+from holdfast.sessions.text.stable_prefix import StablePrefix
 from holdfast.sessions.text.template_class import probe
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.tools.formats import CallForm, Forms
@@ -34,14 +34,14 @@ PLAIN = CallSyntax("[TOOL_CALLS]", '{"name": ', ', "arguments": ', "}", "", "")
 
 
 @pytest.fixture(scope="module")
-def compiler() -> Guidance:
-    return Guidance(FOLDER / "tokenizer.json", VOCAB, (END,))
+def compiler() -> LLGuidance:
+    return LLGuidance(FOLDER / "tokenizer.json", VOCAB, (END,))
 
 
 class Reading:
     """How far a text is allowed by a grammar."""
 
-    def __init__(self, compiler: Guidance, grammar: Grammar, text: str) -> None:
+    def __init__(self, compiler: LLGuidance, grammar: Grammar, text: str) -> None:
         matcher = compiler.compile(grammar, (END,), np.zeros(0, dtype=np.int32)).result()
         mask = np.zeros(VOCAB // 64, dtype=np.int64)
         allowed = mask.view(np.uint8)
@@ -73,7 +73,7 @@ def call(writer: CallWriter, arguments: str, name: str = "add") -> str:
     return f'{form.opening}{form.head}"{name}"{form.middle}{arguments}{form.tail}{form.closing}'
 
 
-def test_words_are_free_and_calls_are_bound(compiler: Guidance, writer: CallWriter) -> None:
+def test_words_are_free_and_calls_are_bound(compiler: LLGuidance, writer: CallWriter) -> None:
     grammar = writer.strict([ADD, LOOK])
     good = call(writer, '{"a": 12}')
     for text in ("", "Hello there! <b> [T", "é\n\n{", f"One{good}", f"{good} and {good}\nand more"):
@@ -86,7 +86,7 @@ def test_words_are_free_and_calls_are_bound(compiler: Guidance, writer: CallWrit
     assert not Reading(compiler, grammar, good[:-3]).whole, "no end within a call"
 
 
-def test_forced_calls_are_all_there_is(compiler: Guidance, writer: CallWriter) -> None:
+def test_forced_calls_are_all_there_is(compiler: LLGuidance, writer: CallWriter) -> None:
     good = call(writer, '{"a": 12}')
     one, some = writer.forced([ADD], one=True), writer.forced([ADD, LOOK], one=False)
     assert Reading(compiler, one, good).complete
@@ -100,7 +100,7 @@ def test_forced_calls_are_all_there_is(compiler: Guidance, writer: CallWriter) -
     assert Reading(compiler, one, good + writer.form.between + good).refused
 
 
-def test_an_answer_or_calls(compiler: Guidance, writer: CallWriter) -> None:
+def test_an_answer_or_calls(compiler: LLGuidance, writer: CallWriter) -> None:
     answer = json_format({"enum": ["x", {"y": 1}]}, strict=True, param="here")
     if writer.form.opening.startswith("{"):
         with pytest.raises(GrammarInvalid, match="bare JSON"):
@@ -113,6 +113,6 @@ def test_an_answer_or_calls(compiler: Guidance, writer: CallWriter) -> None:
 
 
 def test_forms_whose_arguments_are_no_json_are_refused_by_name() -> None:
-    language = Language(TOKENIZER, probe(TOKENIZER), Settled(TOKENIZER), Forms(CallForm.PYTHONIC))
+    language = Language(TOKENIZER, probe(TOKENIZER), StablePrefix(TOKENIZER), Forms(CallForm.PYTHONIC))
     with pytest.raises(GrammarInvalid, match="pythonic form"):
         language.grammar(TurnRequest(tool_choice="required"), [ADD])

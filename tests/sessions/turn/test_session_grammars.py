@@ -15,7 +15,7 @@ from holdfast.sessions.items import Preamble, Tool
 from holdfast.sessions.tools.grammar import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
 from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
-from holdfast.sessions.turn.turn_grammar import Binding
+from holdfast.sessions.turn.turn_grammar import TurnGrammar
 
 from ..scripted_link import ScriptedLink
 from ..session_stage import LANGUAGE, read, run, say, session_on
@@ -212,7 +212,7 @@ def test_tools_of_the_turn_are_those_of_its_place() -> None:
 
 
 def test_a_turn_is_bound_as_it_asks_whatever_bound_the_one_before() -> None:
-    binding = Binding(LANGUAGE)
+    binding = TurnGrammar(LANGUAGE)
 
     def bound(tools: tuple[Tool, ...], **fields: Any) -> Grammar | None:
         return binding.constrained(TurnRequest.checked(offered=tools, **fields), tools).sampling.grammar

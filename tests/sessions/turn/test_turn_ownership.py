@@ -72,7 +72,7 @@ BEFORE_A_TURN = {
     "form": lambda session: (session_module, "request_form"),
     "response": lambda session: (session_module, "Response"),
     "waits": lambda session: (session._waits, "returns"),
-    "foresight": lambda session: (session._foresight, "known"),
+    "foresight": lambda session: (session._return_hints, "known"),
     "tenant": lambda session: (session._tenant, "began"),
     "journal": lambda session: (session.log, "append"),
 }
