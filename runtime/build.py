@@ -26,6 +26,7 @@ from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
 from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
+from .grammar.matcher import Matchers
 from .kv_placement.costs import CostBook, measure, this_machine
 from .kv_placement.sizing import (
     blocks_of,
@@ -110,7 +111,8 @@ def _engine(
     disk = None
     if tier is not None and mover is not None and shelf is not None:
         disk = disk_tier(shelf, tier, settings, hasher, namespace, mover.reach)
-    bare = TorchRunner(model.decoder, *arenas, mover=mover)
+    matchers = Matchers()
+    bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers)
     runner = WatchedRunner(bare, pulse)
     gpu = device.type != "cpu"
     if gpu:
@@ -143,7 +145,7 @@ def _engine(
     if llguidance.available():
         tokenizer = model.folder / "tokenizer.json"
         compiler = llguidance.LLGuidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
-    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler)
+    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler, matchers)
     return Engine(scheduler, runner, debug=settings.debug), numbers, groups, mover
 
 
