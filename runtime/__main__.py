@@ -21,8 +21,8 @@ from ..kvstore.system_limits import NAMED, errno_of, explained
 from .errors import EngineStarved, LinkClosed, RuntimeFault
 from .link.codec import frame, receive_one
 from .link.crash_report import CrashReport
-from .link.engine_loop import Loaded, Progress, serve
-from .link.heartbeat import Pulse
+from .link.engine_loop import LoadedEngine, Progress, serve
+from .link.heartbeat import Liveness
 from .link.messages import Fatal
 from .settings import EngineSettings
 
@@ -49,13 +49,13 @@ def main() -> int:
         box.take_stacks()
     logging.basicConfig(format="holdfast engine: %(levelname)s: %(message)s")
     try:
-        pulse = Pulse(record=box.record) if box is not None else Pulse()
-        return _serve(sock, pulse, given.memory, given.shelf)
+        liveness = Liveness(record=box.record) if box is not None else Liveness()
+        return _serve(sock, liveness, given.memory, given.shelf)
     except RuntimeFault:  # `Fatal` has told it: the parent says it, once
         return EXIT_UNSERVABLE
 
 
-def _serve(sock: socket.socket, pulse: Pulse, memory: int | None, shelf: int | None) -> int:
+def _serve(sock: socket.socket, liveness: Liveness, memory: int | None, shelf: int | None) -> int:
     try:
         settings = receive_one(sock, EngineSettings)
     except LinkClosed:
@@ -65,11 +65,11 @@ def _serve(sock: socket.socket, pulse: Pulse, memory: int | None, shelf: int | N
             sock.sendall(frame(Fatal(fault.code, fault.message)))
         raise
 
-    def load(progress: Progress, pulse: Pulse) -> Loaded:
+    def load(progress: Progress, liveness: Liveness) -> LoadedEngine:
         try:
             from .build import load_engine  # torch comes with it: heartbeats go out meanwhile
 
-            loaded = load_engine(settings, progress, pulse, memory, shelf)
+            loaded = load_engine(settings, progress, liveness, memory, shelf)
         except (MemoryError, OSError, RuntimeError, ImportError) as error:
             if errno_of(error) in NAMED:
                 raise EngineStarved(explained(error, "the engine's process")) from error
@@ -82,7 +82,7 @@ def _serve(sock: socket.socket, pulse: Pulse, memory: int | None, shelf: int | N
         gc.freeze()  # what loading made stays: no step waits until the collector has walked it again
         return loaded
 
-    serve(sock, load, _leave_soon, pulse)
+    serve(sock, load, _leave_soon, liveness)
     return 0
 
 

@@ -37,8 +37,8 @@ from .kv_placement.sizing import (
     refusal,
 )
 from .kv_placement.tier_setup import costs_file, disk_tier, host_bytes, host_memory, host_tier
-from .link.engine_loop import Loaded, Progress
-from .link.heartbeat import LOAD_STALL, Pulse
+from .link.engine_loop import LoadedEngine, Progress
+from .link.heartbeat import LOAD_STALL, Liveness
 from .link.messages import Hello, Phase
 from .model.defaults import read_defaults
 from .model.load import LoadedModel, device_named, load_model
@@ -51,11 +51,11 @@ KVGroups: TypeAlias = tuple[KVGroup, ...]
 def load_engine(
     settings: EngineSettings,
     progress: Progress,
-    pulse: Pulse,
+    liveness: Liveness,
     memory: int | None = None,
     shelf: int | None = None,
-) -> Loaded:
-    """Load the model and build its engine; ``pulse`` is told before each step how long it may take.
+) -> LoadedEngine:
+    """Load the model and build its engine; ``liveness`` is told before each step how long it may take.
 
     ``memory``: the host tier's, a file descriptor that outlives the engine; without it the engine makes one.
     ``shelf``: the control socket of a shelf's keeper, with such a memory.
@@ -69,10 +69,10 @@ def load_engine(
     )
     try:
         with device_of(model.decoder.device).active():
-            backend = _backend(settings, model, pulse)
+            backend = _backend(settings, model, liveness)
             model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
             progress(1.0, "allocating the KV arena")
-            engine, numbers, groups, mover = _engine(settings, model, pulse, memory, shelf)
+            engine, numbers, groups, mover = _engine(settings, model, liveness, memory, shelf)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
 
@@ -81,11 +81,11 @@ def load_engine(
         if mover is not None:
             mover.close()
 
-    return Loaded(engine, _hello(model, numbers, groups, backend), engine.due, leave, engine.answers)
+    return LoadedEngine(engine, _hello(model, numbers, groups, backend), engine.due, leave, engine.answers)
 
 
 def _engine(
-    settings: EngineSettings, model: LoadedModel, pulse: Pulse, memory: int | None, shelf: int | None
+    settings: EngineSettings, model: LoadedModel, liveness: Liveness, memory: int | None, shelf: int | None
 ) -> tuple[Engine, SchedulerSettings, KVGroups, BlockMover | None]:
     device = model.decoder.device
     groups = model.kv_groups(settings.block_tokens)
@@ -111,7 +111,7 @@ def _engine(
     if tier is not None and mover is not None and shelf is not None:
         disk = disk_tier(shelf, tier, settings, hasher, namespace, mover.reach)
     bare = TorchRunner(model.decoder, *arenas, mover=mover)
-    runner = WatchedRunner(bare, pulse)
+    runner = WatchedRunner(bare, liveness)
     gpu = device.type != "cpu"
     if gpu:
         tell_compiling(runner.compiling, runner.compiled)
@@ -125,7 +125,7 @@ def _engine(
     )
     costs = CostBook(path, machine=this_machine(computes), beside=device.type == "cuda")
     if tier is not None and disk is not None and not costs.calibrated:
-        pulse.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
+        liveness.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
         size = _block_bytes(groups)
         costs.calibrate(
             measure(
@@ -161,9 +161,9 @@ def _tier(
         os.close(own)
 
 
-def _backend(settings: EngineSettings, model: LoadedModel, pulse: Pulse) -> Backend:
+def _backend(settings: EngineSettings, model: LoadedModel, liveness: Liveness) -> Backend:
     def compiling(fraction: float, detail: str) -> None:
-        pulse.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
+        liveness.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
 
     groups = model.kv_groups(settings.block_tokens)
     caches = [(group.head_dim, group.block_tokens) for group in groups]

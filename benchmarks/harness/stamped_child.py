@@ -23,7 +23,7 @@ def program(token: int, file: Path) -> Sequence[str]:
 def main(token: int, file: Path) -> int:
     """Serve as the engine's process does, with an engine that looks at what its steps sampled."""
     from holdfast.runtime import __main__, build
-    from holdfast.runtime.link.engine_loop import Loaded
+    from holdfast.runtime.link.engine_loop import LoadedEngine
     from holdfast.runtime.link.messages import AnyVerb, Step
 
     load_engine = build.load_engine
@@ -46,7 +46,7 @@ def main(token: int, file: Path) -> int:
                     stamps.write(f"{time.monotonic_ns()}\n")
             return done
 
-    def load(*given: Any) -> Loaded:
+    def load(*given: Any) -> LoadedEngine:
         loaded = load_engine(*given)
         return replace(loaded, engine=Stamped(loaded.engine))
 

@@ -16,7 +16,7 @@ import msgspec
 from ..errors import EngineGone, VerbRefused
 from .client import EngineLink
 from .generation import Generation
-from .messages import Finish, Limits, Opening, Row, Sampling, TokenLogprob
+from .messages import Finish, Opening, Row, Sampling, TokenLimits, TokenLogprob
 
 _SEEDS = 2**63
 
@@ -38,7 +38,12 @@ class Choice:
 
 
 async def choices(
-    link: EngineLink, prompt: Sequence[int], sampling: Sampling, limits: Limits, n: int, salt: bytes = b""
+    link: EngineLink,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    limits: TokenLimits,
+    n: int,
+    salt: bytes = b"",
 ) -> list[Choice]:
     """``n`` replies to ``prompt``, which is computed once; reply i is that of ``sampling.seed + i`` alone.
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
-from .crash_report import Death
+from .crash_report import EngineDeath
 from .gateway_end import GatewayEnd
 from .generation import Generation
 from .messages import (
@@ -25,20 +25,20 @@ from .messages import (
     Heartbeat,
     Hello,
     Lease,
-    Limits,
     Moved,
     Open,
     Opening,
     Phase,
     Receipt,
-    Reply,
     Sampling,
+    SequenceState,
     Settle,
     Stage,
-    State,
     Statistics,
     Stop,
+    TokenLimits,
     Truncate,
+    VerbReply,
 )
 
 KEPT_DEATHS = 16
@@ -51,8 +51,10 @@ class EngineLink:
     """
 
     def __init__(self) -> None:
-        self.incarnation = 0
-        self.deaths: deque[Death] = deque(maxlen=KEPT_DEATHS)  # of engines that were ready, the latest last
+        self.engine_number = 0
+        self.deaths: deque[EngineDeath] = deque(
+            maxlen=KEPT_DEATHS
+        )  # of engines that were ready, the latest last
         self._recovered: list[Callable[[float], None]] = []
         self._wire: GatewayEnd | None = None
         self._hello: Hello | None = None
@@ -110,9 +112,9 @@ class EngineLink:
             await self._settled.wait()
         return self.hello
 
-    def death_of(self, incarnation: int) -> Death | None:
+    def death_of(self, engine_number: int) -> EngineDeath | None:
         """How that engine ended, if it did and is remembered."""
-        return next((death for death in self.deaths if death.incarnation == incarnation), None)
+        return next((death for death in self.deaths if death.engine_number == engine_number), None)
 
     def on_recovery(self, told: Callable[[float], None]) -> None:
         """Call ``told`` with the seconds without an engine whenever another one has taken over."""
@@ -120,7 +122,7 @@ class EngineLink:
 
     # --- verbs ----------------------------------------------------------------------------------------------
 
-    async def open(self, tokens: Sequence[int], salt: bytes = b"", alone: bool = False) -> State:
+    async def open(self, tokens: Sequence[int], salt: bytes = b"", alone: bool = False) -> SequenceState:
         """Begin a sequence; its id is in the state. ``salt`` separates tenants' cached blocks.
 
         ``alone``: it is computed in steps of its own until it has sampled a token.
@@ -131,7 +133,7 @@ class EngineLink:
 
     def extend(
         self, seq: int, tokens: Sequence[int], due: bool = False, expect_length: int | None = None
-    ) -> asyncio.Future[Reply]:
+    ) -> asyncio.Future[VerbReply]:
         """Append tokens; refused while the sequence generates. ``due``: they are computed like a turn's.
 
         On its way when this returns: verbs behind it need not wait for the reply, which has the state. Refused
@@ -141,7 +143,7 @@ class EngineLink:
         wire = self._there(seq)
         return wire.ask(Extend(wire.next_request(), seq, list(tokens), due, expect_length))
 
-    async def truncate(self, seq: int, length: int, expect_epoch: int) -> State:
+    async def truncate(self, seq: int, length: int, expect_epoch: int) -> SequenceState:
         """Keep the first ``length`` tokens, ending what runs; refused where the epoch is another."""
         wire = self._there(seq)
         return _state(await wire.call(Truncate(wire.next_request(), seq, length, expect_epoch)))
@@ -150,7 +152,7 @@ class EngineLink:
         self,
         seq: int,
         sampling: Sampling,
-        limits: Limits,
+        limits: TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
         expect_length: int | None = None,
@@ -174,7 +176,7 @@ class EngineLink:
         self,
         opening: Opening,
         sampling: Sampling,
-        limits: Limits,
+        limits: TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
     ) -> Generation:
@@ -191,7 +193,7 @@ class EngineLink:
         await wire.call(verb, generation)
         return generation
 
-    async def stop(self, seq: int, keep: int | None = None) -> State:
+    async def stop(self, seq: int, keep: int | None = None) -> SequenceState:
         """End the generation, if one runs; the length is the authoritative one. Its iterator ends cleanly.
 
         ``keep``: cut the sequence to so many tokens, too, if it has more.
@@ -239,7 +241,7 @@ class EngineLink:
         """The engine's counters and both ends' queue lengths (``link_*``)."""
         wire = self._there()
         reply = await wire.call(Statistics(wire.next_request()))
-        return {**(reply.statistics or {}), **wire.lengths(), "link_incarnation": self.incarnation}
+        return {**(reply.statistics or {}), **wire.lengths(), "link_incarnation": self.engine_number}
 
     # --- for the two forms ----------------------------------------------------------------------------------
 
@@ -250,17 +252,17 @@ class EngineLink:
 
     def welcome(self, hello: Hello) -> None:
         """It is loaded: verbs go to it, and the sequences of the one before are gone."""
-        self.incarnation += 1
+        self.engine_number += 1
         self._hello = hello
         self._loaded = True
         self._gone_below = self._next_id
         self._settled.set()
-        death = self.death_of(self.incarnation - 1)
+        death = self.death_of(self.engine_number - 1)
         if death is not None:
             for told in self._recovered:
                 told(time.monotonic() - death.lost_at)
 
-    def bury(self, death: Death) -> None:
+    def bury(self, death: EngineDeath) -> None:
         """An engine that was ready is gone, and this is how; before the next is welcomed."""
         self.deaths.append(death)
 
@@ -292,13 +294,13 @@ class EngineLink:
         return self._next_id - 1
 
 
-def _state(reply: Reply) -> State:
+def _state(reply: VerbReply) -> SequenceState:
     if reply.state is None:
         raise FrameInvalid("the reply to a verb has no state")
     return reply.state
 
 
-def _moved(reply: Reply) -> Moved:
+def _moved(reply: VerbReply) -> Moved:
     if reply.moved is None:
         raise FrameInvalid("the reply to a verb does not say where KV went")
     return reply.moved

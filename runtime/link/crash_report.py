@@ -27,7 +27,7 @@ ASK = signal.SIGUSR1
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class EngineDeath:
     """How an engine ended.
 
     ``outside``: somebody else killed or stopped it, so that no sequence is to blame. ``step``: ids of the
@@ -35,7 +35,7 @@ class Death:
     work, by ``time.monotonic()``. ``stacks``: its Python stacks, empty where it left none.
     """
 
-    incarnation: int
+    engine_number: int
     cause: str
     outside: bool
     step: frozenset[int]

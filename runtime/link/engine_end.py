@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from ..errors import FrameInvalid, LinkClosed, RuntimeFault
 from .codec import frame, verb_reader
-from .heartbeat import Pulse
+from .heartbeat import Liveness
 from .messages import AnyReport, AnyVerb, Fatal, Phase
 
 OUTBOX_BYTES = 8 * 1024 * 1024  # beyond the kernel's own buffer
@@ -31,13 +31,13 @@ class EngineEnd:
     def __init__(
         self,
         sock: socket.socket,
-        pulse: Pulse,
+        liveness: Liveness,
         orphaned: Callable[[], None] = lambda: None,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._pulse = pulse
+        self._liveness = liveness
         self._orphaned = orphaned
         self._stall_seconds = stall_seconds
         self._reader = verb_reader()
@@ -111,7 +111,7 @@ class EngineEnd:
             self._end(fault.message)
 
     def _wait_for_room(self) -> None:
-        self._pulse.enter(Phase.IDLE, detail="waiting for the gateway to read")
+        self._liveness.enter(Phase.IDLE, detail="waiting for the gateway to read")
         if not self._changed.wait_for(self._has_room, self._stall_seconds):
             self._end(f"the gateway read nothing for {self._stall_seconds} s")
         self.check()
@@ -138,7 +138,7 @@ class EngineEnd:
     def _turn(self, selector: selectors.BaseSelector) -> None:
         writing = selectors.EVENT_WRITE if self._outbox else 0
         selector.modify(self._sock, selectors.EVENT_READ | writing)
-        for key, mask in selector.select(self._pulse.due()):
+        for key, mask in selector.select(self._liveness.due()):
             if key.fileobj is self._woken:
                 self._woken.recv(READ_BYTES)
                 continue
@@ -186,7 +186,7 @@ class EngineEnd:
         """A heartbeat never waits behind rows: it would be old when it came, and the rows show life."""
         if self._outbox or self._closed:
             return
-        heartbeat = self._pulse.beat()
+        heartbeat = self._liveness.beat()
         if heartbeat is not None:
             with contextlib.suppress(LinkClosed):
                 self.send(heartbeat)

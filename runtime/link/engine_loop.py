@@ -17,8 +17,8 @@ import msgspec
 
 from ..errors import EngineDied, LinkClosed, RuntimeFault
 from .engine_end import EngineEnd
-from .heartbeat import LOAD_STALL, STEP_FLOOR, Pulse
-from .messages import AnyVerb, Hello, Phase, Refusal, Reply, Statistics, Step
+from .heartbeat import LOAD_STALL, STEP_FLOOR, Liveness
+from .messages import AnyVerb, Hello, Phase, Refusal, Statistics, Step, VerbReply
 
 Progress: TypeAlias = Callable[[float, str], None]
 """How much of loading is done, 0 to 1, and what is being done."""
@@ -27,8 +27,8 @@ Progress: TypeAlias = Callable[[float, str], None]
 class Serves(Protocol):
     """An engine, as the link sees it."""
 
-    def apply(self, verb: AnyVerb) -> Reply | Refusal | None:
-        """Let a verb take effect, or say why not; None: it takes a while, see ``Loaded.answers``."""
+    def apply(self, verb: AnyVerb) -> VerbReply | Refusal | None:
+        """Let a verb take effect, or say why not; None: it takes a while, see ``LoadedEngine.answers``."""
         ...
 
     def step(self) -> Step | None:
@@ -37,7 +37,7 @@ class Serves(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedEngine:
     """An engine that is ready, and how it introduces itself.
 
     ``due``: seconds after which it wants to step though no verb came, None for never. ``leave``: called when
@@ -48,34 +48,34 @@ class Loaded:
     hello: Hello
     due: Callable[[], float | None] = lambda: None
     leave: Callable[[], None] = lambda: None
-    answers: Callable[[], list[Reply]] = list
+    answers: Callable[[], list[VerbReply]] = list
 
 
-Load: TypeAlias = Callable[[Progress, Pulse], Loaded]
-"""Makes an engine; the pulse is for whatever in it knows how long a step will take."""
+Load: TypeAlias = Callable[[Progress, Liveness], LoadedEngine]
+"""Makes an engine; the liveness is for whatever in it knows how long a step will take."""
 
 
 def serve(
     sock: socket.socket,
     load: Load,
     orphaned: Callable[[], None] = lambda: None,
-    pulse: Pulse | None = None,
+    liveness: Liveness | None = None,
 ) -> None:
     """Load an engine and serve it on ``sock``, which it closes, until the other end closes.
 
     Raises what ``load`` or the engine raised, after a ``Fatal`` that names it. ``orphaned`` is called on the
     link thread when the other end closes; this returns after the step in flight, unless that hangs.
     """
-    pulse = pulse or Pulse()
-    uplink = EngineEnd(sock, pulse, orphaned)
+    liveness = liveness or Liveness()
+    uplink = EngineEnd(sock, liveness, orphaned)
     uplink.start()
     try:
-        loaded = _load(load, uplink, pulse)
-        pulse.enter(Phase.IDLE)
-        _shorten(uplink, pulse)
+        loaded = _load(load, uplink, liveness)
+        liveness.enter(Phase.IDLE)
+        _shorten(uplink, liveness)
         uplink.send(loaded.hello)
         try:
-            _drive(loaded, uplink, pulse)
+            _drive(loaded, uplink, liveness)
         except LinkClosed:
             loaded.leave()
     except LinkClosed:
@@ -87,22 +87,22 @@ def serve(
         uplink.close()
 
 
-def _load(load: Load, uplink: EngineEnd, pulse: Pulse) -> Loaded:
+def _load(load: Load, uplink: EngineEnd, liveness: Liveness) -> LoadedEngine:
     def progress(fraction: float, detail: str) -> None:
         uplink.check()  # nobody waits for it any more: stop loading
-        pulse.enter(Phase.LOADING, LOAD_STALL, detail, fraction)
+        liveness.enter(Phase.LOADING, LOAD_STALL, detail, fraction)
 
     progress(0.0, "starting")
-    return load(progress, pulse)
+    return load(progress, liveness)
 
 
-def _drive(loaded: Loaded, uplink: EngineEnd, pulse: Pulse) -> None:
+def _drive(loaded: LoadedEngine, uplink: EngineEnd, liveness: Liveness) -> None:
     engine, busy = loaded.engine, True
     while True:
         if not busy:
-            pulse.enter(Phase.IDLE)
+            liveness.enter(Phase.IDLE)
         verbs = uplink.take(wait=not busy, seconds=None if busy else loaded.due())
-        pulse.enter(Phase.STEPPING, STEP_FLOOR)  # the runner knows better once there is a plan
+        liveness.enter(Phase.STEPPING, STEP_FLOOR)  # the runner knows better once there is a plan
         for verb in verbs:
             answer = _answer(engine, verb, uplink)
             if answer is not None:
@@ -112,23 +112,23 @@ def _drive(loaded: Loaded, uplink: EngineEnd, pulse: Pulse) -> None:
         for reply in loaded.answers():
             uplink.send(reply)
         if step is not None:
-            pulse.enter(Phase.STEPPING, STEP_FLOOR)
-            _shorten(uplink, pulse)
+            liveness.enter(Phase.STEPPING, STEP_FLOOR)
+            _shorten(uplink, liveness)
             if step.rows:  # a step that only prefilled is nothing to wake the gateway for
-                pulse.release([row.seq for row in step.rows if row.finish is not None])
+                liveness.release([row.seq for row in step.rows if row.finish is not None])
                 uplink.send(step)
 
 
-def _shorten(uplink: EngineEnd, pulse: Pulse) -> None:
+def _shorten(uplink: EngineEnd, liveness: Liveness) -> None:
     """Before what is sent next: a process that stops behind it must not look busy with what it has done."""
-    beat = pulse.shortened()
+    beat = liveness.shortened()
     if beat is not None:
         uplink.send(beat)
 
 
-def _answer(engine: Serves, verb: AnyVerb, uplink: EngineEnd) -> Reply | Refusal | None:
+def _answer(engine: Serves, verb: AnyVerb, uplink: EngineEnd) -> VerbReply | Refusal | None:
     answer = engine.apply(verb)
-    if isinstance(verb, Statistics) and isinstance(answer, Reply):
+    if isinstance(verb, Statistics) and isinstance(answer, VerbReply):
         return msgspec.structs.replace(
             answer, statistics={**(answer.statistics or {}), **uplink.statistics()}
         )

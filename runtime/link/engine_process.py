@@ -20,7 +20,7 @@ import anyio
 import anyio.to_thread
 
 from ..errors import EngineDied
-from .crash_report import ASK, CrashReport, Death
+from .crash_report import ASK, CrashReport, EngineDeath
 from .gateway_end import GatewayEnd
 
 GRACE = 2.0  # seconds a child has to leave after its socket ended
@@ -95,7 +95,7 @@ class EngineProcess:
         else:
             self._look_again(late, hung)
 
-    async def bury(self, incarnation: int) -> Death:
+    async def bury(self, engine_number: int) -> EngineDeath:
         """Wait for the process, whose link has ended, by force if need be, and read what it left."""
         lost_at = self.wire.last_heartbeat if self._hung else self.wire.gone_at
         with anyio.CancelScope(shield=True):
@@ -103,7 +103,7 @@ class EngineProcess:
         step, stacks = self._box.sequences(), self._box.stacks()
         self._box.close()
         cause = f"{self._hung or self.wire.gone}; {ending}"
-        return Death(incarnation, cause, outside, step, lost_at, stacks)
+        return EngineDeath(engine_number, cause, outside, step, lost_at, stacks)
 
     async def _give_up(self) -> None:
         beat = self.wire.heartbeat

@@ -1,6 +1,6 @@
 """The gateway's end of one socket: calls that await their reply, generations that await their rows.
 
-One object per incarnation of the engine. What arrives is dispatched where it arrives, in order and without a
+One object per engine_number of the engine. What arrives is dispatched where it arrives, in order and without a
 task in between: a row can follow its generation's reply in the same read, and a caller that was cancelled
 disturbs nobody. Knows request ids and epochs; not sequence ids' meaning, restarts or processes.
 """
@@ -30,17 +30,17 @@ from .messages import (
     Hello,
     Open,
     Refusal,
-    Reply,
     Row,
     Step,
     Stop,
+    VerbReply,
 )
 
 
 @dataclass(slots=True)
 class _Call:
     verb: AnyVerb
-    reply: asyncio.Future[Reply] | None = None  # None: nobody waits
+    reply: asyncio.Future[VerbReply] | None = None  # None: nobody waits
     generation: Generation | None = None
 
 
@@ -90,14 +90,14 @@ class GatewayEnd(asyncio.Protocol):
         """The id for the next verb."""
         return next(self._requests)
 
-    async def call(self, verb: AnyVerb, generation: Generation | None = None) -> Reply:
+    async def call(self, verb: AnyVerb, generation: Generation | None = None) -> VerbReply:
         """Send a verb and wait for its reply; ``generation`` begins with it.
 
         Raises what the engine refused it with, or ``EngineGone``. A caller cancelled here leaves nothing
         behind: what the verb began is stopped or closed by one sent at once, before any later verb of
         anybody.
         """
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[VerbReply] = asyncio.get_running_loop().create_future()
         call = _Call(verb, reply, generation)
         self._send(call)
         try:
@@ -106,12 +106,12 @@ class GatewayEnd(asyncio.Protocol):
             self._undo(call)
             raise
 
-    def ask(self, verb: AnyVerb) -> asyncio.Future[Reply]:
+    def ask(self, verb: AnyVerb) -> asyncio.Future[VerbReply]:
         """Send a verb; its reply when it comes, or what `call` would raise. Raises ``EngineGone``.
 
         For verbs that are nothing to undo.
         """
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[VerbReply] = asyncio.get_running_loop().create_future()
         self._send(_Call(verb, reply))
         return reply
 
@@ -184,7 +184,7 @@ class GatewayEnd(asyncio.Protocol):
             case Step():
                 for row in report.rows:
                     self._row(row)
-            case Reply():
+            case VerbReply():
                 self._reply(report)
             case Refusal():
                 self._settle(self._called(report.request), fault_of(report.code, report.message))
@@ -206,7 +206,7 @@ class GatewayEnd(asyncio.Protocol):
         if row.finish is not None:
             del self._generations[row.seq]
 
-    def _reply(self, reply: Reply) -> None:
+    def _reply(self, reply: VerbReply) -> None:
         call = self._called(reply.request)
         if isinstance(call.verb, Close):
             self._over(call.verb.seq)
@@ -226,10 +226,10 @@ class GatewayEnd(asyncio.Protocol):
             raise FrameInvalid(f"an answer to request {request}, which awaits none")
         return call
 
-    def _settle(self, call: _Call, answer: Reply | RuntimeFault) -> None:
+    def _settle(self, call: _Call, answer: VerbReply | RuntimeFault) -> None:
         if call.reply is None or call.reply.done():
             return
-        if isinstance(answer, Reply):
+        if isinstance(answer, VerbReply):
             call.reply.set_result(answer)
         else:
             call.reply.set_exception(answer)

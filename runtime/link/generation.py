@@ -15,7 +15,7 @@ from types import TracebackType
 import anyio
 
 from ..errors import EngineGone
-from .messages import Row, State
+from .messages import Row, SequenceState
 
 
 class Generation:
@@ -27,8 +27,8 @@ class Generation:
     ``aclose``, stops what still runs.
     """
 
-    def __init__(self, stop: Callable[[int, int | None], Coroutine[None, None, State]]) -> None:
-        self.state: State
+    def __init__(self, stop: Callable[[int, int | None], Coroutine[None, None, SequenceState]]) -> None:
+        self.state: SequenceState
         self.last: Row | None = None
         self._stop = stop
         self._rows: deque[Row] = deque()
@@ -78,7 +78,7 @@ class Generation:
             with suppress(EngineGone):
                 await self._stop(self.state.seq, None)
 
-    def leave(self, keep: int) -> asyncio.Future[State] | None:
+    def leave(self, keep: int) -> asyncio.Future[SequenceState] | None:
         """Stop it if it runs, and end here without the engine's answer, which may be a step away: that is
         returned. None: it was over.
 
@@ -118,7 +118,7 @@ class Generation:
             self._reader.set_result(None)
 
 
-def _heard(stopping: asyncio.Future[State]) -> None:
+def _heard(stopping: asyncio.Future[SequenceState]) -> None:
     """A failure is nobody's who does not wait for it."""
     if not stopping.cancelled():
         stopping.exception()

@@ -35,7 +35,7 @@ class _Entered:
     fraction: float = 0.0
 
 
-class Pulse:
+class Liveness:
     """The phase of one engine. ``enter``, ``engage`` and ``release`` are for the device thread, the others for
     the link's.
 
@@ -112,7 +112,7 @@ class Pulse:
         return Heartbeat(entered.phase, 0.0, f"{entered.detail}: {overdue}".lstrip(": "), entered.fraction)
 
 
-class Pace:
+class StepTimes:
     """How long a step of so many tokens may take, learnt from those before it.
 
     Steps are told apart by the power of two that their tokens reach. Of each size the slowest counts, and is

@@ -1,7 +1,7 @@
 """What crosses the link: verbs down, replies, step rows and heartbeats up; token ids only.
 
 One definition shared by both ends. A frame is a 4-byte little-endian length and one MessagePack object. Every
-verb has a request id and exactly one ``Reply`` or ``Refusal``. Knows nothing of text, sockets or tensors.
+verb has a request id and exactly one ``VerbReply`` or ``Refusal``. Knows nothing of text, sockets or tensors.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         return self.penalizes or bool(self.bad_words)
 
 
-class Limits(msgspec.Struct, frozen=True, array_like=True):
+class TokenLimits(msgspec.Struct, frozen=True, array_like=True):
     """When a generation ends: after ``max_tokens`` tokens, or at a stop id, which stays in the sequence.
 
     No stop id is sampled before ``min_tokens`` tokens were. ``generated_from`` counts in both. ``gather``: a
@@ -151,7 +151,7 @@ class Generate(Verb, frozen=True, tag="generate"):
 
     seq: int
     sampling: Sampling
-    limits: Limits
+    limits: TokenLimits
     generated_from: int = 0
     tokens: list[int] = []
     opening: Opening | None = None
@@ -227,7 +227,7 @@ AnyVerb: TypeAlias = (
 # --- up -----------------------------------------------------------------------------------------------------
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class SequenceState(msgspec.Struct, frozen=True, array_like=True):
     """What the engine holds of a sequence after a verb: tokens, those whose KV is computed, its epoch."""
 
     seq: int
@@ -271,14 +271,14 @@ class Moved(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+class VerbReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     """The verb ``request`` took effect. ``state`` is absent for ``close``, ``statistics`` for the others.
 
     ``receipt`` answers ``lease``, ``moved`` a ``stage`` or ``settle`` that waited.
     """
 
     request: int
-    state: State | None = None
+    state: SequenceState | None = None
     statistics: dict[str, float] | None = None
     receipt: Receipt | None = None
     moved: Moved | None = None
@@ -406,4 +406,4 @@ class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
     message: str
 
 
-AnyReport: TypeAlias = Reply | Refusal | Step | Heartbeat | Hello | Fatal
+AnyReport: TypeAlias = VerbReply | Refusal | Step | Heartbeat | Hello | Fatal

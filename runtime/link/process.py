@@ -28,7 +28,7 @@ from ..kv_placement.tier_setup import host_memory, make_room, with_secret
 from ..settings import EngineSettings
 from .client import EngineLink
 from .codec import frame
-from .crash_report import CrashReport, Death
+from .crash_report import CrashReport, EngineDeath
 from .engine_process import EngineProcess
 from .gateway_end import GatewayEnd
 from .messages import Heartbeat
@@ -109,7 +109,7 @@ class ChildEngine:
             self._child.kill()
 
     async def __aenter__(self) -> EngineLink:
-        # Each incarnation names its blocks alike, so that it finds those that the one before it kept.
+        # Each engine_number names its blocks alike, so that it finds those that the one before it kept.
         self._settings = await asyncio.to_thread(with_secret, self._settings)
         await asyncio.to_thread(make_room, self._settings)
         self._memory = host_memory(self._settings)
@@ -140,7 +140,7 @@ class ChildEngine:
                 self._memory = None
 
     async def _start(self) -> EngineProcess:
-        """One incarnation: spawn, hand over the settings, wait until it is loaded or has hung in it."""
+        """One engine: spawn, hand over the settings, wait until it is loaded or has hung in it."""
         wire = GatewayEnd(self._heard)
         with ExitStack() as undone:
             ours, theirs = socket.socketpair()
@@ -198,19 +198,19 @@ class ChildEngine:
         if shelf is not None:
             shelf.stop()
 
-    async def _bury(self) -> Death | None:
+    async def _bury(self) -> EngineDeath | None:
         """The account of the child whose socket has ended, which the log gets too; None if there is none."""
         child, self._child = self._child, None
         shelf, self._shelf = self._shelf, None
         if child is None:
             return None
-        death = await child.bury(self.link.incarnation)
+        death = await child.bury(self.link.engine_number)
         if shelf is not None:  # the next engine takes the slots that it may still have
             await asyncio.to_thread(shelf.stop)
         if not self._leaving:
-            log.warning("engine %d died: %s", death.incarnation, death.cause)
+            log.warning("engine %d died: %s", death.engine_number, death.cause)
         if death.stacks:
-            log.error("stacks of engine %d:\n%s", death.incarnation, death.stacks)
+            log.error("stacks of engine %d:\n%s", death.engine_number, death.stacks)
         return death
 
     def _spawn(self, sock: socket.socket, box: CrashReport) -> subprocess.Popen[bytes]:

@@ -21,9 +21,9 @@ import anyio.to_thread
 from ..errors import EngineDied, LinkClosed
 from ..settings import EngineSettings
 from .client import EngineLink
-from .engine_loop import Loaded, Progress, serve
+from .engine_loop import LoadedEngine, Progress, serve
 from .gateway_end import GatewayEnd
-from .heartbeat import Pulse
+from .heartbeat import Liveness
 from .messages import Heartbeat
 
 GRACE = 10.0  # seconds the step in flight has to end when the link is closed
@@ -31,10 +31,10 @@ GRACE = 10.0  # seconds the step in flight has to end when the link is closed
 log = logging.getLogger(__name__)
 
 
-def _load(settings: EngineSettings, progress: Progress, pulse: Pulse) -> Loaded:
+def _load(settings: EngineSettings, progress: Progress, liveness: Liveness) -> LoadedEngine:
     from ..build import load_engine  # torch comes with it, and into the engine's thread only
 
-    return load_engine(settings, progress, pulse)
+    return load_engine(settings, progress, liveness)
 
 
 class ThreadEngine:
@@ -49,7 +49,7 @@ class ThreadEngine:
         self,
         settings: EngineSettings,
         *,
-        load: Callable[[EngineSettings, Progress, Pulse], Loaded] = _load,
+        load: Callable[[EngineSettings, Progress, Liveness], LoadedEngine] = _load,
         heard: Callable[[Heartbeat], None] = lambda beat: None,
     ) -> None:
         self.link = EngineLink()

@@ -13,7 +13,7 @@ from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.kvstore.disk.__main__ import NICENESS
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.messages import Limits, Sampling, Work
+from holdfast.runtime.link.messages import Sampling, TokenLimits, Work
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
 
@@ -33,7 +33,7 @@ def stored(tmp_path: Path) -> EngineSettings:
 
 
 async def turn(link: EngineLink, seq: int, count: int = 20) -> tuple[list[int], Work]:
-    async with await link.generate(seq, Sampling(), Limits(count)) as generation:
+    async with await link.generate(seq, Sampling(), TokenLimits(count)) as generation:
         tokens = [token async for row in generation for token in row.tokens]
     assert generation.last is not None and generation.last.work is not None
     return tokens, generation.last.work

@@ -21,14 +21,15 @@ MADE_UP = """
 import sys, threading, types
 from holdfast.runtime import __main__ as child
 from holdfast.runtime.link.messages import Hello
-from holdfast.runtime.link.engine_loop import Loaded
+from holdfast.runtime.link.engine_loop import LoadedEngine
 
 class Engine:
     def step(self):
         {step}
 
 hello = Hello("made up", "MadeUp", "none", "none", 1, (), 1, 1, 1, 1, 0)
-made_up = types.SimpleNamespace(load_engine=lambda settings, progress, pulse, *lower: Loaded(Engine(), hello))
+loaded = LoadedEngine(Engine(), hello)
+made_up = types.SimpleNamespace(load_engine=lambda settings, progress, liveness, *lower: loaded)
 sys.modules["holdfast.runtime.build"] = made_up  # no torch, no model
 child.GRACE = {grace}
 raise SystemExit(child.main())

@@ -7,7 +7,7 @@ import asyncio
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.codec import FrameReader, frame, verb_reader
 from holdfast.runtime.link.gateway_end import GatewayEnd
-from holdfast.runtime.link.messages import AnyReport, AnyVerb, State
+from holdfast.runtime.link.messages import AnyReport, AnyVerb, SequenceState
 
 
 class MemoryTransport(asyncio.Transport):
@@ -60,7 +60,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def extended(link: EngineLink, seq: int, tokens: list[int]) -> State:
+async def extended(link: EngineLink, seq: int, tokens: list[int]) -> SequenceState:
     """What an extension left, once its reply has come."""
     state = (await link.extend(seq, tokens)).state
     assert state is not None

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 
 from holdfast.runtime.errors import EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
-from holdfast.runtime.link.engine_loop import Loaded
+from holdfast.runtime.link.engine_loop import LoadedEngine
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
@@ -20,13 +20,13 @@ from holdfast.runtime.link.messages import (
     Hello,
     Open,
     Refusal,
-    Reply,
     Row,
-    State,
+    SequenceState,
     Statistics,
     Step,
     Stop,
     Truncate,
+    VerbReply,
     Work,
 )
 
@@ -39,8 +39,8 @@ class Held:
     epoch: int = 0
     until: int | None = None  # the length at which the turn ends
 
-    def state(self, seq: int) -> State:
-        return State(seq, self.length, self.length, self.epoch)
+    def state(self, seq: int) -> SequenceState:
+        return SequenceState(seq, self.length, self.length, self.epoch)
 
 
 @dataclass
@@ -54,10 +54,10 @@ class Scripted:
     verbs: list[AnyVerb] = field(default_factory=list)
     wide: int = 1  # tokens in a row
 
-    def loaded(self, *_: object) -> Loaded:
-        return Loaded(self, HELLO)
+    def loaded(self, *_: object) -> LoadedEngine:
+        return LoadedEngine(self, HELLO)
 
-    def apply(self, verb: AnyVerb) -> Reply | Refusal:
+    def apply(self, verb: AnyVerb) -> VerbReply | Refusal:
         self.verbs.append(verb)
         try:
             return self._apply(verb)
@@ -69,16 +69,16 @@ class Scripted:
             raise SequenceUnknown(f"no sequence {seq}")
         return self.held[seq]
 
-    def _apply(self, verb: AnyVerb) -> Reply:
+    def _apply(self, verb: AnyVerb) -> VerbReply:
         match verb:
             case Statistics():
-                return Reply(verb.request, statistics={"steps": self.steps})
+                return VerbReply(verb.request, statistics={"steps": self.steps})
             case Open():
                 self.held[verb.seq] = Held(len(verb.tokens))
             case Close():
                 self._of(verb.seq)
                 del self.held[verb.seq]
-                return Reply(verb.request)
+                return VerbReply(verb.request)
             case Extend():
                 held = self._of(verb.seq)
                 if held.until is not None:
@@ -102,7 +102,7 @@ class Scripted:
                 parent = self._of(verb.seq)
                 for child in verb.children:
                     self.held[child] = Held(parent.length if verb.at is None else verb.at)
-        return Reply(verb.request, self.held[verb.seq].state(verb.seq))
+        return VerbReply(verb.request, self.held[verb.seq].state(verb.seq))
 
     def step(self) -> Step | None:
         running = {seq: held for seq, held in self.held.items() if held.until is not None}

@@ -11,7 +11,7 @@ from holdfast.runtime.errors import EngineDied, LinkClosed, SequenceUnknown
 from holdfast.runtime.link import gateway_end as wire_module
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.gateway_end import FIRST_HEARTBEAT
-from holdfast.runtime.link.messages import Heartbeat, Open, Phase, Reply, State
+from holdfast.runtime.link.messages import Heartbeat, Open, Phase, SequenceState, VerbReply
 from holdfast.tests.runtime.link.memory import Bench, extended, settle
 from holdfast.tests.runtime.link.scripted import HELLO
 
@@ -50,7 +50,7 @@ async def opened(link: EngineLink, bench: Bench) -> int:
     await settle()
     (verb,) = bench.sent()
     assert isinstance(verb, Open)
-    bench.up(Reply(verb.request, State(verb.seq, 2, 0, 0)))
+    bench.up(VerbReply(verb.request, SequenceState(verb.seq, 2, 0, 0)))
     return (await task).seq
 
 
@@ -103,7 +103,7 @@ async def test_the_next_engine_knows_no_sequence_of_the_last() -> None:
     with pytest.raises(EngineDied):
         await extended(link, old, [1])
     second = loaded(link)
-    assert link.incarnation == 2
+    assert link.engine_number == 2
     for call in (extended(link, old, [1]), link.stop(old), link.close(old), link.fork(old, 1)):
         with pytest.raises(SequenceUnknown):
             await call

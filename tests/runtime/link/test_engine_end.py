@@ -13,7 +13,7 @@ from holdfast.runtime.errors import FrameInvalid, LinkClosed
 from holdfast.runtime.link import engine_end as uplink_module
 from holdfast.runtime.link.codec import frame, report_reader
 from holdfast.runtime.link.engine_end import EngineEnd
-from holdfast.runtime.link.heartbeat import Pulse
+from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import AnyReport, Fatal, Heartbeat, Phase, Row, Step, Stop
 
 BIG = Step(1, [Row(1, 1, list(range(70_000, 90_000)), 20_000)])  # 100 kB
@@ -41,7 +41,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     near, far = socket.socketpair()
     orphaned = threading.Event()
     stall = getattr(request, "param", 30.0)
-    uplink = EngineEnd(far, Pulse(), orphaned.set, stall_seconds=stall)
+    uplink = EngineEnd(far, Liveness(), orphaned.set, stall_seconds=stall)
     uplink.start()
     with near:
         yield Ends(near, uplink, orphaned)

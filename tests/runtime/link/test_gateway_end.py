@@ -27,31 +27,31 @@ from holdfast.runtime.link.messages import (
     Finish,
     Fork,
     Generate,
-    Limits,
     Open,
     Opening,
     Refusal,
-    Reply,
     Row,
     Sampling,
-    State,
+    SequenceState,
     Step,
     Stop,
+    TokenLimits,
     Truncate,
+    VerbReply,
     Work,
 )
 from holdfast.tests.runtime.link.memory import Bench, settle
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = Limits(8)
+LIMITS = TokenLimits(8)
 
 
 async def unused(seq: int, keep: int | None) -> None:
     raise AssertionError(f"nobody stops {seq} here")
 
 
-def begin(bench: Bench, seq: int = 1) -> tuple[Generation, asyncio.Task[Reply]]:
+def begin(bench: Bench, seq: int = 1) -> tuple[Generation, asyncio.Task[VerbReply]]:
     generation = Generation(unused)
     verb = Generate(bench.wire.next_request(), seq, Sampling(), LIMITS)
     return generation, asyncio.create_task(bench.wire.call(verb, generation))
@@ -61,7 +61,7 @@ async def begun(bench: Bench, epoch: int = 1, seq: int = 1) -> Generation:
     generation, task = begin(bench, seq)
     await settle()
     (verb,) = bench.sent()
-    bench.up(Reply(verb.request, State(seq, 4, 3, epoch)))
+    bench.up(VerbReply(verb.request, SequenceState(seq, 4, 3, epoch)))
     await task
     return generation
 
@@ -93,12 +93,12 @@ async def test_rows_in_the_same_read_as_the_reply_are_not_lost() -> None:
     await settle()
     (verb,) = bench.sent()
     bench.up(
-        Reply(verb.request, State(1, 4, 3, 1)),
+        VerbReply(verb.request, SequenceState(1, 4, 3, 1)),
         step(row(7, 5)),
         step(row(8, 6, finish=Finish.LENGTH)),
     )
     await task
-    assert generation.state == State(1, 4, 3, 1)
+    assert generation.state == SequenceState(1, 4, 3, 1)
     assert await tokens_of(generation) == [7, 8]
     assert generation.last is not None and generation.last.finish is Finish.LENGTH
     assert not bench.wire.lengths()["link_generations"]
@@ -119,9 +119,11 @@ async def test_replies_are_matched_by_request_in_any_order() -> None:
     second = asyncio.create_task(bench.wire.call(Extend(bench.wire.next_request(), 2, [1])))
     await settle()
     one, two = bench.sent()
-    bench.up(Reply(two.request, State(2, 20, 0, 0)), Reply(one.request, State(1, 10, 0, 0)))
-    assert (await first).state == State(1, 10, 0, 0)
-    assert (await second).state == State(2, 20, 0, 0)
+    bench.up(
+        VerbReply(two.request, SequenceState(2, 20, 0, 0)), VerbReply(one.request, SequenceState(1, 10, 0, 0))
+    )
+    assert (await first).state == SequenceState(1, 10, 0, 0)
+    assert (await second).state == SequenceState(2, 20, 0, 0)
 
 
 async def test_a_refusal_raises_its_class() -> None:
@@ -141,8 +143,11 @@ async def test_a_cancelled_generate_is_stopped_at_once_and_disturbs_no_later_one
     first, stop, second = bench.sent()
     assert isinstance(first, Generate) and isinstance(second, Generate)
     assert isinstance(stop, Stop) and stop.seq == 1
-    bench.up(Reply(first.request, State(1, 4, 3, 1)), step(row(7, 5, epoch=1)))
-    bench.up(Reply(stop.request, State(1, 5, 5, 2)), Reply(second.request, State(1, 5, 5, 3)))
+    bench.up(VerbReply(first.request, SequenceState(1, 4, 3, 1)), step(row(7, 5, epoch=1)))
+    bench.up(
+        VerbReply(stop.request, SequenceState(1, 5, 5, 2)),
+        VerbReply(second.request, SequenceState(1, 5, 5, 3)),
+    )
     await task
     bench.up(step(row(8, 6, epoch=3, finish=Finish.LENGTH)))
     assert await tokens_of(generation) == [8]
@@ -155,7 +160,7 @@ async def test_a_generate_cancelled_as_its_reply_comes_is_stopped() -> None:
     generation, task = begin(bench)
     await settle()
     (verb,) = bench.sent()
-    bench.up(Reply(verb.request, State(1, 4, 3, 1)), step(row(7, 5)))
+    bench.up(VerbReply(verb.request, SequenceState(1, 4, 3, 1)), step(row(7, 5)))
     task.cancel()
     await settle()
     assert task.cancelled() and not generation.running
@@ -169,7 +174,7 @@ async def test_a_reply_that_meets_a_cancelled_caller_is_dropped() -> None:
     await settle()
     (verb,) = bench.sent()
     task.cancel()  # it has not run yet when the reply comes
-    bench.up(Reply(verb.request, State(1, 4, 3, 1)), step(row(7, 5)))
+    bench.up(VerbReply(verb.request, SequenceState(1, 4, 3, 1)), step(row(7, 5)))
     await settle()
     assert task.cancelled() and not generation.running and bench.wire.gone is None
     assert [type(one) for one in bench.sent()] == [Stop]
@@ -208,7 +213,7 @@ async def test_a_cancelled_stop_still_ends_the_generation() -> None:
     generation = await begun(bench)
     await cancelled(bench.wire.call(Stop(bench.wire.next_request(), 1)))
     (stop,) = bench.sent()
-    bench.up(step(row(7, 5)), Reply(stop.request, State(1, 5, 5, 2)))
+    bench.up(step(row(7, 5)), VerbReply(stop.request, SequenceState(1, 5, 5, 2)))
     assert await tokens_of(generation) == [7]
     assert not generation.running and generation.last is None
 
@@ -219,10 +224,10 @@ async def test_a_stop_that_meets_the_natural_end_gives_each_row_once() -> None:
     stopping = asyncio.create_task(bench.wire.call(Stop(bench.wire.next_request(), 1)))
     await settle()
     (stop,) = bench.sent()
-    bench.up(step(row(7, 5, finish=Finish.STOP)), Reply(stop.request, State(1, 5, 5, 2)))
+    bench.up(step(row(7, 5, finish=Finish.STOP)), VerbReply(stop.request, SequenceState(1, 5, 5, 2)))
     bench.up(step(row(7, 5, finish=Finish.STOP)))
     assert await tokens_of(generation) == [7]
-    assert (await stopping).state == State(1, 5, 5, 2)
+    assert (await stopping).state == SequenceState(1, 5, 5, 2)
     assert generation.last is not None and not generation.running
 
 
@@ -231,7 +236,7 @@ async def test_rows_behind_a_stop_are_not_given() -> None:
     generation = await begun(bench)
     stopping = asyncio.create_task(bench.wire.call(Stop(bench.wire.next_request(), 1)))
     await settle()
-    bench.up(Reply(bench.sent()[0].request, State(1, 4, 4, 2)), step(row(7, 5)))
+    bench.up(VerbReply(bench.sent()[0].request, SequenceState(1, 4, 4, 2)), step(row(7, 5)))
     await stopping
     assert await tokens_of(generation) == []
 
@@ -243,7 +248,7 @@ async def test_truncate_and_close_end_the_generation(verb: Truncate | Close) -> 
     task = asyncio.create_task(bench.wire.call(verb))
     reading = asyncio.create_task(tokens_of(generation))
     await settle()
-    bench.up(Reply(900, State(1, 2, 2, 2) if isinstance(verb, Truncate) else None))
+    bench.up(VerbReply(900, SequenceState(1, 2, 2, 2) if isinstance(verb, Truncate) else None))
     await task
     assert await reading == []
 
@@ -253,7 +258,7 @@ async def test_a_fork_in_mid_generation_does_not_end_it() -> None:
     generation = await begun(bench)
     task = asyncio.create_task(bench.wire.call(Fork(900, 1, [2])))
     await settle()
-    bench.up(Reply(900, State(1, 4, 4, 1)), step(row(7, 5, finish=Finish.LENGTH)))
+    bench.up(VerbReply(900, SequenceState(1, 4, 4, 1)), step(row(7, 5, finish=Finish.LENGTH)))
     await task
     assert await tokens_of(generation) == [7]
 
@@ -362,7 +367,7 @@ async def test_garbage_ends_the_link_for_all(garbage: bytes) -> None:
 
 async def test_an_answer_nobody_asked_for_is_garbage() -> None:
     bench = Bench()
-    bench.up(Reply(77, State(1, 1, 1, 1)))
+    bench.up(VerbReply(77, SequenceState(1, 1, 1, 1)))
     assert isinstance(bench.wire.gone, FrameInvalid)
 
 
@@ -370,11 +375,11 @@ async def test_who_leaves_reads_no_more_and_need_not_hear_what_came_of_it() -> N
     told: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
 
-    async def refused(seq: int, keep: int) -> State:
+    async def refused(seq: int, keep: int) -> SequenceState:
         raise SequenceUnknown(f"no sequence {seq}, of which {keep} tokens stay")
 
     generation = Generation(refused)
-    generation.state = State(1, 4, 3, 1)
+    generation.state = SequenceState(1, 4, 3, 1)
     reading = asyncio.create_task(tokens_of(generation))
     await settle()
     assert generation.leave(6) is not None and generation.leave(6) is None
@@ -383,7 +388,7 @@ async def test_who_leaves_reads_no_more_and_need_not_hear_what_came_of_it() -> N
     gc.collect()
     assert not told
     generation = Generation(refused)
-    generation.state = State(1, 4, 3, 1)
+    generation.state = SequenceState(1, 4, 3, 1)
     stopping = generation.leave(6)
     assert stopping is not None
     with pytest.raises(SequenceUnknown, match="of which 6"):

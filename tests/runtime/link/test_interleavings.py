@@ -26,7 +26,7 @@ from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.codec import frame, verb_reader
 from holdfast.runtime.link.gateway_end import GatewayEnd
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import AnyVerb, Finish, Hello, Limits, Reply, Sampling
+from holdfast.runtime.link.messages import AnyVerb, Finish, Hello, Sampling, TokenLimits, VerbReply
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import Shadow, fake_engine
 from holdfast.tests.runtime.link.memory import MemoryTransport, extended, settle
@@ -104,7 +104,7 @@ class LinkMachine(RuleBasedStateMachine):
             blocks=24, block_tokens=4, vocab_size=256, max_context=CONTEXT, max_step_tokens=16,
             max_sequences=4, depth=self.depth,
         )  # fmt: skip
-        self.engine, _ = fake_engine(settings, chance=Random(self.seed + self.link.incarnation))
+        self.engine, _ = fake_engine(settings, chance=Random(self.seed + self.link.engine_number))
         self.wire = GatewayEnd()
         self.transport = MemoryTransport(self.wire)
         self.reader = verb_reader()
@@ -226,7 +226,7 @@ class LinkMachine(RuleBasedStateMachine):
 
         self.do(sent())
 
-    async def answered(self, talk: Talk, reply: asyncio.Future[Reply], length: int | None) -> None:
+    async def answered(self, talk: Talk, reply: asyncio.Future[VerbReply], length: int | None) -> None:
         try:
             state = (await reply).state
             assert state is not None and state.length == length
@@ -244,7 +244,7 @@ class LinkMachine(RuleBasedStateMachine):
 
         async def verb() -> None:
             there = len(talk.shadow.tokens)
-            generation = await self.link.generate(talk.seq, sampling, Limits(most), expect_length=there)
+            generation = await self.link.generate(talk.seq, sampling, TokenLimits(most), expect_length=there)
             assert generation.state.length == len(talk.shadow.tokens)
             assert generation.state.epoch > talk.epoch
             talk.epoch = generation.state.epoch
