@@ -431,7 +431,7 @@ class EngineCopy:
         return await self._opened_as(turn, Opening(self._salt, alone))
 
     async def _opened_as(self, turn: _Turn, opening: Opening) -> Generation:
-        self._certain, self._alone, self._engine_number = False, opening.alone, self._link.engine_number
+        self._certain, self._alone, self._engine_number = False, opening.isolated, self._link.engine_number
         new = turn.ids[opening.at :].tolist()
         return self._runs(turn, await self._link.begin(opening, *turn.asked(), new))
 

@@ -74,7 +74,7 @@ class Verbs:
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         self._check_context(len(tokens))
         sequence = Sequence(
-            verb.seq, self._block_manager.residency.root(verb.salt), TokenList(tokens), isolated=verb.alone
+            verb.seq, self._block_manager.residency.root(verb.salt), TokenList(tokens), isolated=verb.isolated
         )
         self._counters.adopted += self._block_manager.adopt(sequence)
         self._queues.touch(sequence)
@@ -87,7 +87,7 @@ class Verbs:
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         self._check_context(sequence.total + len(tokens))
         sequence.extend(tokens)
-        sequence.turn_expected = verb.due
+        sequence.turn_expected = verb.turn_expected
         self._queues.touch(sequence)
         self._offload.restore.stage(sequence)
         return sequence.state
@@ -192,7 +192,7 @@ class Verbs:
             (child,) = self._forked(self._queues[opening.parent], [seq], opening.at)
             return child
         sequence = Sequence(
-            seq, self._block_manager.residency.root(opening.salt), TokenList(), isolated=opening.alone
+            seq, self._block_manager.residency.root(opening.salt), TokenList(), isolated=opening.isolated
         )
         self._queues.touch(sequence)
         return sequence

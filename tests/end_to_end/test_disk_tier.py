@@ -79,10 +79,10 @@ async def test_a_shelf_that_goes_takes_no_turn_with_it(stored, how: signal.Signa
     engine = ChildEngine(stored)
     async with engine as link:
         await statistics(link, "disk_records", 8)
-        assert engine._shelf is not None and engine._shelf.pid is not None
+        assert engine._disk is not None and engine._disk.pid is not None
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert os.getpriority(os.PRIO_PROCESS, engine._shelf.pid) == min(19, own + NICENESS)
-        os.kill(engine._shelf.pid, how)
+        assert os.getpriority(os.PRIO_PROCESS, engine._disk.pid) == min(19, own + NICENESS)
+        os.kill(engine._disk.pid, how)
         seq = (await link.open([*PROMPT, 7, *said[0]])).seq
         again, _ = await turn(link, seq)
         assert len(again) == 20

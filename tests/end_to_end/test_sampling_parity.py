@@ -15,7 +15,7 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.choices import choices
+from holdfast.runtime.link.client import choices
 from holdfast.runtime.link.messages import (
     Finish,
     Generate,

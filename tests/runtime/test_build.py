@@ -18,7 +18,7 @@ from holdfast.runtime import build
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import ModelUnreadable, PoolTooSmall, SettingsInvalid
-from holdfast.runtime.link.engine_loop import LoadedEngine
+from holdfast.runtime.link.engine_end import LoadedEngine
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.settings import EngineSettings

@@ -11,8 +11,7 @@ import pytest
 
 from holdfast.runtime.__main__ import EXIT_ORPHANED, EXIT_UNSERVABLE
 from holdfast.runtime.errors import FrameInvalid, SettingsInvalid
-from holdfast.runtime.link.codec import frame, report_reader
-from holdfast.runtime.link.messages import AnyReport, Fatal, Hello
+from holdfast.runtime.link.messages import AnyReport, Fatal, Hello, frame, report_reader
 from holdfast.runtime.settings import EngineSettings
 
 PLAIN = "from holdfast.runtime.__main__ import main; raise SystemExit(main())"
@@ -21,7 +20,7 @@ MADE_UP = """
 import sys, threading, types
 from holdfast.runtime import __main__ as child
 from holdfast.runtime.link.messages import Hello
-from holdfast.runtime.link.engine_loop import LoadedEngine
+from holdfast.runtime.link.engine_end import LoadedEngine
 
 class Engine:
     def step(self):

@@ -226,7 +226,7 @@ class World:
         being = self.beings.get(seq)
         if opening is None:
             return being, self._busy(being)
-        begun = Being(Shadow((), DRAWN), alone=opening.alone)
+        begun = Being(Shadow((), DRAWN), alone=opening.isolated)
         if opening.parent is not None:
             parent = self.beings.get(opening.parent)
             if parent is None:

@@ -217,7 +217,7 @@ class ScriptedLink:
         tokens: Sequence[int] = (),
     ) -> Generation:
         whose = opening.salt if opening.parent is None else (opening.parent, opening.at)
-        await self._verb("begin", whose, list(tokens), limits, generated_from, opening.alone)
+        await self._verb("begin", whose, list(tokens), limits, generated_from, opening.isolated)
         begun = Held([])
         if opening.parent is not None:
             parent = self._known(opening.parent)

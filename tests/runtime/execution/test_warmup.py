@@ -82,14 +82,14 @@ def test_what_fails_is_left_to_the_first_sequence_unless_the_device_is_gone() ->
 
 
 def test_nobody_is_suspected_for_it_and_the_steps_behind_it_run() -> None:
-    """The black box holds ids of sequences, which are not negative: nobody's row is in none of its records."""
-    box = CrashReport.new()
-    runner = WatchedRunner(FakeRunner(4, 16), Liveness(record=box.record))
+    """The crash report holds no row of the warm-up, as the ids of sequences are not negative."""
+    report = CrashReport.new()
+    runner = WatchedRunner(FakeRunner(4, 16), Liveness(record=report.record))
     rehearse(runner, 16, 64)
-    assert not box.sequences() and not runner._flying
+    assert not report.sequences() and not runner._flying
     tokens, table = np.zeros(3, dtype=np.int64), np.zeros(1, dtype=np.int32)
     handle = runner.launch(Plan(7, (PlanRow(5, 0, 0, 3, tokens, table),)))
-    assert box.sequences() == {5}
+    assert report.sequences() == {5}
     handle.tokens()
     assert not runner._flying
-    box.close()
+    report.close()

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 
 from holdfast.runtime.errors import EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
-from holdfast.runtime.link.engine_loop import LoadedEngine
+from holdfast.runtime.link.engine_end import LoadedEngine
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
@@ -34,7 +34,7 @@ HELLO = Hello("scripted", "Scripted", "none", "none", 1 << 20, (0,), 1 << 20, 16
 
 
 @dataclass
-class Held:
+class HeldSequence:
     length: int
     epoch: int = 0
     until: int | None = None  # the length at which the turn ends
@@ -48,7 +48,7 @@ class Scripted:
     """``gate``: steps wait for it. ``broken``: the next step raises."""
 
     gate: threading.Event = field(default_factory=threading.Event)
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, HeldSequence] = field(default_factory=dict)
     steps: int = 0
     broken: Exception | None = None
     verbs: list[AnyVerb] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Scripted:
         except VerbRefused as fault:
             return Refusal(verb.request, fault.code, fault.message)
 
-    def _of(self, seq: int) -> Held:
+    def _of(self, seq: int) -> HeldSequence:
         if seq not in self.held:
             raise SequenceUnknown(f"no sequence {seq}")
         return self.held[seq]
@@ -74,7 +74,7 @@ class Scripted:
             case Statistics():
                 return VerbReply(verb.request, statistics={"steps": self.steps})
             case Open():
-                self.held[verb.seq] = Held(len(verb.tokens))
+                self.held[verb.seq] = HeldSequence(len(verb.tokens))
             case Close():
                 self._of(verb.seq)
                 del self.held[verb.seq]
@@ -101,7 +101,7 @@ class Scripted:
             case Fork():
                 parent = self._of(verb.seq)
                 for child in verb.children:
-                    self.held[child] = Held(parent.length if verb.at is None else verb.at)
+                    self.held[child] = HeldSequence(parent.length if verb.at is None else verb.at)
         return VerbReply(verb.request, self.held[verb.seq].state(verb.seq))
 
     def step(self) -> Step | None:
@@ -114,7 +114,7 @@ class Scripted:
         self.steps += 1
         return Step(self.steps, [self._row(seq, held) for seq, held in running.items()])
 
-    def _row(self, seq: int, held: Held) -> Row:
+    def _row(self, seq: int, held: HeldSequence) -> Row:
         assert held.until is not None
         tokens = list(range(held.length, min(held.until, held.length + self.wide)))
         held.length += len(tokens)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.runtime.errors import EngineDied, LinkClosed, SequenceBusy, ShardMissing
-from holdfast.runtime.link import engine_loop as serve_module
-from holdfast.runtime.link.engine_loop import LoadedEngine, Progress
+from holdfast.runtime.link import engine_end
+from holdfast.runtime.link.engine_end import LoadedEngine, Progress
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import Finish, Heartbeat, Phase, Sampling, Step, TokenLimits
 from holdfast.runtime.link.thread import ThreadEngine
@@ -153,7 +153,7 @@ async def test_loading_is_told_and_given_up_when_nobody_waits() -> None:
             given_up.set()
             raise
 
-    form = ThreadEngine(SETTINGS, load=load, heard=beats)
+    form = ThreadEngine(SETTINGS, load=load, on_heartbeat=beats)
     entering = asyncio.create_task(form.__aenter__())
     beat = await beats.wait_for(lambda beat: beat.fraction == 0.5)
     assert beat.phase is Phase.LOADING and beat.detail == "loading layer 7"
@@ -166,9 +166,9 @@ async def test_loading_is_told_and_given_up_when_nobody_waits() -> None:
 
 
 async def test_a_hung_step_is_told_and_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_module, "STEP_FLOOR", 0.05)
+    monkeypatch.setattr(engine_end, "STEP_FLOOR", 0.05)
     engine, beats = Scripted(), Beats()
-    async with ThreadEngine(SETTINGS, load=engine.loaded, heard=beats) as link:
+    async with ThreadEngine(SETTINGS, load=engine.loaded, on_heartbeat=beats) as link:
         await beats.wait_for(lambda beat: beat.phase is Phase.IDLE)
         assert link.ready
         seq = (await link.open([1])).seq
@@ -188,7 +188,7 @@ async def test_a_sequence_that_has_ended_is_in_no_step_when_its_end_is_told(
 ) -> None:
     recorded: list[set[int]] = []
     made = Liveness(record=lambda sequences: recorded.append(set(sequences)))
-    monkeypatch.setattr(serve_module, "Liveness", lambda: made)
+    monkeypatch.setattr(engine_end, "Liveness", lambda: made)
 
     class Engaging(Scripted):
         """Computes one step at once; the next look for work waits for the gate."""

@@ -19,9 +19,8 @@ from holdfast.runtime.errors import (
     SequenceUnknown,
 )
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.codec import MAX_FRAME_BYTES
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import Finish, Generate, Open, Sampling, TokenLimits
+from holdfast.runtime.link.messages import MAX_FRAME_BYTES, Finish, Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings

@@ -147,7 +147,7 @@ async def test_one_killed_while_it_loads_is_a_death(tiny: Path) -> None:
         assert beat.phase is Phase.LOADING
         form.kill()
 
-    form = ChildEngine(settings_for(tiny), heard=heard)
+    form = ChildEngine(settings_for(tiny), on_heartbeat=heard)
     with pytest.raises(EngineDied):
         async with form:
             pass
@@ -156,7 +156,7 @@ async def test_one_killed_while_it_loads_is_a_death(tiny: Path) -> None:
 
 async def test_cancelled_while_it_loads_leaves_no_process(tiny: Path) -> None:
     loading = asyncio.Event()
-    form = ChildEngine(settings_for(tiny), heard=lambda beat: loading.set())
+    form = ChildEngine(settings_for(tiny), on_heartbeat=lambda beat: loading.set())
     entering = asyncio.create_task(form.__aenter__())
     await loading.wait()
     pid = form.pid
@@ -171,7 +171,7 @@ import sys, threading, types
 from holdfast.runtime import __main__ as child
 from holdfast.runtime.link.messages import Phase
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.engine_loop import LoadedEngine
+from holdfast.runtime.link.engine_end import LoadedEngine
 from holdfast.tests.runtime.link.scripted import HELLO, Scripted
 
 class Engine(Scripted):

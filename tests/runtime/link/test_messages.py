@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.errors import FrameInvalid, LengthInvalid, LinkClosed
-from holdfast.runtime.link.codec import MAX_FRAME_BYTES, frame, receive_one, report_reader, verb_reader
 from holdfast.runtime.link.messages import (
+    MAX_FRAME_BYTES,
     Close,
     Extend,
     Finish,
@@ -27,6 +27,10 @@ from holdfast.runtime.link.messages import (
     TokenLimits,
     Truncate,
     Work,
+    frame,
+    receive_one,
+    report_reader,
+    verb_reader,
 )
 from holdfast.runtime.settings import EngineSettings
 
