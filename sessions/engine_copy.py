@@ -15,9 +15,17 @@ from functools import partial
 
 from ..runtime.errors import EngineDied, EngineGone, EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
-from ..runtime.link.crash_report import Death
+from ..runtime.link.crash_report import EngineDeath
 from ..runtime.link.generation import Generation
-from ..runtime.link.messages import Limits, Moved, Opening, Receipt, Reply, Sampling, State
+from ..runtime.link.messages import (
+    Moved,
+    Opening,
+    Receipt,
+    Sampling,
+    SequenceState,
+    TokenLimits,
+    VerbReply,
+)
 from .poison import PoisonRule
 from .token_ids import NONE, Ids, common_prefix
 
@@ -38,10 +46,10 @@ class _Turn:
 
     ids: Ids
     sampling: Sampling
-    limits: Limits
+    limits: TokenLimits
     generated_from: int
 
-    def asked(self) -> tuple[Sampling, Limits, int]:
+    def asked(self) -> tuple[Sampling, TokenLimits, int]:
         """As the link takes it."""
         return self.sampling, self.limits, self.generated_from
 
@@ -64,9 +72,9 @@ class EngineCopy:
         self._link = link
         self._salt = salt
         self._origin = origin
-        self._state: State | None = None
+        self._state: SequenceState | None = None
         self._held = NONE
-        self._incarnation = 0 if reopened else link.incarnation  # the first engine is number 1
+        self._engine_number = 0 if reopened else link.engine_number  # the first engine is number 1
         self._verbs = asyncio.Lock()
         self.retracted = False  # since the last turn, tokens were computed ahead that did not stay
         self._ahead = False  # what is held was anticipated
@@ -74,7 +82,7 @@ class EngineCopy:
         self.found = 0
         """Tokens that had KV before any of the last generation's prompt was computed, in it or ahead of it."""
         self._certain = True  # False while a verb is on its way: cut off, it leaves us guessing
-        self._replies: set[asyncio.Future[Reply]] = set()  # that no verb waits for: see `_hand`
+        self._replies: set[asyncio.Future[VerbReply]] = set()  # that no verb waits for: see `_hand`
         self._generating = False
         self._stopping: asyncio.Task[None] | None = None  # holds the place of a verb until the engine answers
         self._unread = 1
@@ -87,7 +95,7 @@ class EngineCopy:
     @property
     def lost(self) -> bool:
         """Whether the engine that last held the branch is gone."""
-        return self._incarnation != self._link.incarnation
+        return self._engine_number != self._link.engine_number
 
     @property
     def held(self) -> Ids:
@@ -134,7 +142,7 @@ class EngineCopy:
                     children, await self._link.fork(state.seq, len(children), at), strict=True
                 ):
                     child._origin = None
-                    child._settle(State(seq, at, computed, 0), ids[:at])
+                    child._settle(SequenceState(seq, at, computed, 0), ids[:at])
 
     def pending(self, keep: int) -> int:
         """Of a branch's first ``keep`` tokens: the last ones that were said, but have no KV yet."""
@@ -144,7 +152,7 @@ class EngineCopy:
         return min(self._unread, max(0, keep - computed))
 
     async def begin(
-        self, ids: Ids, sampling: Sampling, limits: Limits, generated_from: int = 0
+        self, ids: Ids, sampling: Sampling, limits: TokenLimits, generated_from: int = 0
     ) -> Generation:
         """Have the engine hold exactly these tokens and sample what follows, the last ``generated_from`` of
         them being of the reply already.
@@ -239,7 +247,7 @@ class EngineCopy:
         return self._fatal is not None
 
     @property
-    def _fatal(self) -> Death | None:
+    def _fatal(self) -> EngineDeath | None:
         """How the engine that held it died, if it died in a step of this branch.
 
         A death that the link has forgotten is no evidence.
@@ -247,10 +255,10 @@ class EngineCopy:
         state = self._state
         if state is None or not self.lost:
             return None
-        death = self._link.death_of(self._incarnation)
+        death = self._link.death_of(self._engine_number)
         return death if death is not None and state.seq in death.step else None
 
-    async def _bring(self, ids: Ids, *, due: bool = False) -> State:
+    async def _bring(self, ids: Ids, *, due: bool = False) -> SequenceState:
         """Have the engine hold exactly these tokens; ``due`` as in `anticipate`.
 
         Raises the runtime's ``VerbRefused`` and ``EngineGone``.
@@ -267,7 +275,7 @@ class EngineCopy:
                 await self.close()
         return await self._begin(ids, alone=alone)
 
-    async def _kept(self, ids: Ids, *, whole: bool = True, due: bool = False) -> State | None:
+    async def _kept(self, ids: Ids, *, whole: bool = True, due: bool = False) -> SequenceState | None:
         """What the engine holds, made ``ids``, or not ``whole``: a beginning of them; None: nothing of use."""
         assert len(ids) > 0, "a prompt has at least one token"
         state = self._state if self._certain and not self.lost and not self.suspicion.alone else None
@@ -279,8 +287,8 @@ class EngineCopy:
         await self.close()
         return None
 
-    async def _begin(self, ids: Ids, *, alone: bool) -> State:
-        self._certain, self._alone, self._incarnation = False, alone, self._link.incarnation
+    async def _begin(self, ids: Ids, *, alone: bool) -> SequenceState:
+        self._certain, self._alone, self._engine_number = False, alone, self._link.engine_number
         state = self._settle(await self._link.open(ids.tolist(), self._salt, alone), ids)
         wish = self._wished
         if wish is not None:
@@ -302,7 +310,7 @@ class EngineCopy:
         if self._lease is not None and self._lease.until <= time.monotonic():
             self._lease = None
 
-    async def stop(self, ids: Ids, stopping: asyncio.Future[State] | None = None) -> None:
+    async def stop(self, ids: Ids, stopping: asyncio.Future[SequenceState] | None = None) -> None:
         """End the generation and keep exactly ``ids``, a beginning of what it made.
 
         The engine answers when the step in flight is over, and nobody waits for it here: verbs that come later
@@ -317,7 +325,7 @@ class EngineCopy:
         if self._stopping is not None:
             await asyncio.wait([self._stopping])
 
-    async def _stopped(self, ids: Ids, prompt: int, stopping: asyncio.Future[State] | None) -> None:
+    async def _stopped(self, ids: Ids, prompt: int, stopping: asyncio.Future[SequenceState] | None) -> None:
         try:
             state = await (stopping or self._link.stop(self._open.seq, len(ids)))
             if state.length > len(ids):
@@ -334,14 +342,14 @@ class EngineCopy:
     def finished(self, ids: Ids, pending: int) -> None:
         """The generation ended by itself; ``ids`` is all the sequence holds, ``pending`` of them without KV."""
         self._unread = pending
-        self._settle(State(self._open.seq, len(ids), len(ids) - pending, self._open.epoch), ids)
+        self._settle(SequenceState(self._open.seq, len(ids), len(ids) - pending, self._open.epoch), ids)
 
     async def recover(self) -> None:
         """The engine that held it is gone: wait for the next one, and weigh how that one died.
 
         Raises ``EngineGone`` where none will come, ``SequencePoisoned`` where it died of this sequence.
         """
-        state, held_by = self._state, self._incarnation
+        state, held_by = self._state, self._engine_number
         await self._link.wait_ready()
         if not self.lost:
             raise EngineDied("the engine answers what its link does not know")
@@ -366,12 +374,12 @@ class EngineCopy:
                 self._state, self._certain = self._state or state, False
 
     @property
-    def _open(self) -> State:
+    def _open(self) -> SequenceState:
         if self._state is None:
             raise SequenceUnknown("the session let its sequence go")
         return self._state
 
-    async def _mend(self, state: State, ids: Ids, *, whole: bool, due: bool) -> State:
+    async def _mend(self, state: SequenceState, ids: Ids, *, whole: bool, due: bool) -> SequenceState:
         shared = common_prefix(self._held, ids)
         if shared < len(self._held):
             self._certain = False
@@ -391,7 +399,7 @@ class EngineCopy:
         self._replies.add(reply)
         reply.add_done_callback(partial(self._answered, seq))
 
-    def _answered(self, seq: int, reply: asyncio.Future[Reply]) -> None:
+    def _answered(self, seq: int, reply: asyncio.Future[VerbReply]) -> None:
         self._replies.discard(reply)
         refused = reply.cancelled() or reply.exception() is not None
         if self._state is None or self._state.seq != seq:
@@ -423,7 +431,7 @@ class EngineCopy:
         return await self._opened_as(turn, Opening(self._salt, alone))
 
     async def _opened_as(self, turn: _Turn, opening: Opening) -> Generation:
-        self._certain, self._alone, self._incarnation = False, opening.alone, self._link.incarnation
+        self._certain, self._alone, self._engine_number = False, opening.isolated, self._link.engine_number
         new = turn.ids[opening.at :].tolist()
         return self._runs(turn, await self._link.begin(opening, *turn.asked(), new))
 
@@ -447,7 +455,7 @@ class EngineCopy:
         at = min(common_prefix(origin._held, ids), len(ids) - 1)
         return None if at < self._link.hello.block_tokens else (origin._state.seq, at)
 
-    async def _forked(self, ids: Ids) -> State | None:
+    async def _forked(self, ids: Ids) -> SequenceState | None:
         parent = self._parent(ids)
         if parent is None:
             return None
@@ -456,9 +464,9 @@ class EngineCopy:
             (seq,) = await self._link.fork(parent[0], 1, at)
         except VerbRefused:
             return None
-        return self._settle(State(seq, at, at, 0), ids[:at])
+        return self._settle(SequenceState(seq, at, at, 0), ids[:at])
 
-    def _settle(self, state: State, ids: Ids) -> State:
+    def _settle(self, state: SequenceState, ids: Ids) -> SequenceState:
         self._state, self._held, self._certain, self._generating = state, ids, True, False
-        self._incarnation = self._link.incarnation
+        self._engine_number = self._link.engine_number
         return state

@@ -9,7 +9,7 @@ that is tried again costs one engine, not three.
 
 from __future__ import annotations
 
-from ..runtime.link.crash_report import Death
+from ..runtime.link.crash_report import EngineDeath
 from .errors import SequencePoisoned
 
 TRIAL = 2  # deaths after which a branch is computed alone
@@ -28,7 +28,7 @@ class PoisonRule:
         """Whether its sequence must share no step."""
         return self._accused >= TRIAL
 
-    def weigh(self, death: Death, seq: int, alone: bool) -> None:
+    def weigh(self, death: EngineDeath, seq: int, alone: bool) -> None:
         """An engine died that held the branch as ``seq``, opened ``alone`` or not.
 
         Raises ``SequencePoisoned`` when it can have been nobody else.

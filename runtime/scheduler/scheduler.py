@@ -41,13 +41,13 @@ from ..link.messages import (
     Lease,
     Open,
     Receipt,
-    Reply,
     Row,
+    SequenceState,
     Settle,
     Stage,
-    State,
     Stop,
     Truncate,
+    VerbReply,
 )
 from ..plan import Outcome, Plan
 from ..settings import SchedulerSettings
@@ -124,7 +124,7 @@ class Scheduler:
             self._grammar_queue,
         )
 
-    def apply(self, verb: SequenceVerb) -> State | None:
+    def apply(self, verb: SequenceVerb) -> SequenceState | None:
         """Do what a verb says, between a commit and the next plan; or raise a `VerbRefused`."""
         match verb:
             case Open():
@@ -147,7 +147,7 @@ class Scheduler:
                 self._verbs.close(verb)
                 return None
 
-    def lease(self, verb: Lease, now: float) -> tuple[State, Receipt]:
+    def lease(self, verb: Lease, now: float) -> tuple[SequenceState, Receipt]:
         """The same for a lease, which has a receipt."""
         return self._verbs.lease(verb, now)
 
@@ -186,7 +186,7 @@ class Scheduler:
         """Of turns that went on or ended without a step, since this was asked last."""
         return self._grammar_queue.rows()
 
-    def answers(self) -> list[Reply]:
+    def answers(self) -> list[VerbReply]:
         """To verbs that were followed, and are done since this was asked last."""
         return self._pending_moves.answers()
 
@@ -225,7 +225,7 @@ class Scheduler:
             self._queues.taken(sequence)
         return blocks
 
-    def state(self, seq: int) -> State:
+    def state(self, seq: int) -> SequenceState:
         """What is held of a sequence. Raises `SequenceUnknown`."""
         return self._queues[seq].state
 

@@ -31,9 +31,9 @@ from ..link.messages import (
     Open,
     Opening,
     Receipt,
+    SequenceState,
     Settle,
     Stage,
-    State,
     Stop,
     Truncate,
 )
@@ -68,31 +68,31 @@ class Verbs:
         self._committer = committer
         self._counters = counters
 
-    def open(self, verb: Open) -> State:
+    def open(self, verb: Open) -> SequenceState:
         """Begin a sequence; what the prefix cache holds of it is computed at once."""
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         self._check_context(len(tokens))
         sequence = Sequence(
-            verb.seq, self._block_manager.residency.root(verb.salt), TokenList(tokens), isolated=verb.alone
+            verb.seq, self._block_manager.residency.root(verb.salt), TokenList(tokens), isolated=verb.isolated
         )
         self._counters.adopted += self._block_manager.adopt(sequence)
         self._queues.touch(sequence)
         self._offload.restore.stage(sequence)
         return sequence.state
 
-    def extend(self, verb: Extend) -> State:
+    def extend(self, verb: Extend) -> SequenceState:
         """Append tokens to an idle sequence; all but the last are computed before a turn, if it fits."""
         sequence = self._idle(verb.seq, verb.expect_length)
         tokens = checked_tokens(verb.tokens, self._settings.vocab_size)
         self._check_context(sequence.total + len(tokens))
         sequence.extend(tokens)
-        sequence.turn_expected = verb.due
+        sequence.turn_expected = verb.turn_expected
         self._queues.touch(sequence)
         self._offload.restore.stage(sequence)
         return sequence.state
 
-    def truncate(self, verb: Truncate) -> State:
+    def truncate(self, verb: Truncate) -> SequenceState:
         """Keep the first ``length`` tokens. A running turn is ended, as by `stop`."""
         sequence = self._queues[verb.seq]
         if verb.expect_epoch != sequence.epoch:
@@ -101,7 +101,7 @@ class Verbs:
         self._shorten(sequence, verb.length)
         return sequence.state
 
-    def generate(self, verb: Generate) -> State:
+    def generate(self, verb: Generate) -> SequenceState:
         """Begin a turn, on tokens that come with it behind those that are there; with it the sequence, maybe.
 
         What its grammar has it begin with is told in a row, and not in the state.
@@ -129,7 +129,7 @@ class Verbs:
             self._grammar_queue.begin(sequence, verb.sampling.grammar)
         return state
 
-    def stop(self, verb: Stop) -> State:
+    def stop(self, verb: Stop) -> SequenceState:
         """End the turn, if any; what steps in flight sample is discarded, all that is committed kept.
 
         But for what is beyond ``keep``: tokens that nobody has read.
@@ -142,7 +142,7 @@ class Verbs:
             self._shorten(sequence, verb.keep)
         return sequence.state
 
-    def fork(self, verb: Fork) -> State:
+    def fork(self, verb: Fork) -> SequenceState:
         """Make children from what is committed; they share its blocks, and copy a tail to write it."""
         parent = self._queues[verb.seq]
         length = len(parent.tokens) if verb.at is None else verb.at
@@ -160,13 +160,13 @@ class Verbs:
             self._offload.retire(sequence)
         self._queues.close(sequence)
 
-    def lease(self, verb: Lease, now: float) -> tuple[State, Receipt]:
+    def lease(self, verb: Lease, now: float) -> tuple[SequenceState, Receipt]:
         """GrantedLease what the budget has room for; at any time, for turns that begin later."""
         sequence = self._queues[verb.seq]
         receipt = self._leases.grant(sequence, verb, now)
         return sequence.state, receipt
 
-    def stage(self, verb: Stage) -> State:
+    def stage(self, verb: Stage) -> SequenceState:
         """An idle sequence comes back soon: what lower tiers hold of it is brought up, the rest computed."""
         sequence = self._idle(verb.seq)
         sequence.needs_lookup = True
@@ -174,7 +174,7 @@ class Verbs:
         self._offload.restore.stage(sequence)
         return sequence.state
 
-    def settle(self, verb: Settle) -> State:
+    def settle(self, verb: Settle) -> SequenceState:
         """An idle sequence will not be wanted for a while: its KV leaves the device, what it can for disk."""
         sequence = self._idle(verb.seq)
         self._block_manager.settle(sequence)
@@ -192,7 +192,7 @@ class Verbs:
             (child,) = self._forked(self._queues[opening.parent], [seq], opening.at)
             return child
         sequence = Sequence(
-            seq, self._block_manager.residency.root(opening.salt), TokenList(), isolated=opening.alone
+            seq, self._block_manager.residency.root(opening.salt), TokenList(), isolated=opening.isolated
         )
         self._queues.touch(sequence)
         return sequence
