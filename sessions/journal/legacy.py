@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import xxhash
 
 from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
@@ -108,7 +109,7 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Moved | No
     if not old.exists() or old.stat().st_size == 0:
         return None  # a server died before its first commit
     if (folder / FOLDER).exists():
-        if not (folder / identity.FILE).exists():  # else servers have begun since: it came later
+        if not _has_begun(folder, settings):  # else the old file came later
             _put_away(folder)
         return None
     with Reader(folder) as reader:
@@ -140,6 +141,24 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Moved | No
             *(folder / KEPT, moved.unread, named(moved.damaged) or "none that is known"),
         )
     return moved
+
+
+def _has_begun(folder: Path, settings: JournalSettings) -> bool:
+    """Whether a server has begun with the journal in ``folder``. Raises ``StoreUnusable``.
+
+    `identity` alone does not tell: it may be that of a journal which was here before the old file.
+    """
+    if not (folder / identity.FILE).exists():
+        return False
+    logs, parts = LogFolder.open(folder / FOLDER, b"", segment_bytes(settings), Disk(), write=False)
+    logs.close()
+    kinds = [part.entries["word"] >> np.uint64(8) & np.uint64(0xFF) for part in parts]
+    if logs.generation or any((one == Kind.START).any() for one in kinds):
+        return True
+    with suppress(ValueError):
+        known = identity.read(folder)
+        return known is not None and known.store == logs.header.store
+    return False
 
 
 def _put_away(folder: Path) -> None:

@@ -121,6 +121,10 @@ class LogFolder:
         self.made = False
         self.vanished: list[str] = []
         """Logs that are not there, while the indexes beside them tell of records."""
+        self.explained: set[int] = set()
+        """Numbers of logs that are not there for a known reason: replaced, or among the ``vanished``."""
+        self.unnoted = False
+        """Whether logs were begun or removed since the second place was told of them."""
         self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
         self._slots = iter(range(1, MOST_SLOTS))
         self._free_slots: list[int] = []
@@ -202,6 +206,7 @@ class LogFolder:
                 continue
             ours.append(number)
         replaced = {gone for number in ours if (one := headers[number]) for gone in one.replaces}
+        self.explained |= replaced
         self._find_vanished(set(numbers), replaced, write)
         loaded: list[Loaded] = []
         plain = [number for number in ours if number not in replaced and not _taken_over(headers[number])]
@@ -261,6 +266,7 @@ class LogFolder:
                 self.findings.say(line)
                 self.findings.damaged.append(str(one.path))
                 self.vanished.append(line)
+                self.explained.add(number)
             if write:  # it must not be taken for another log's
                 self.disk.remove(path)
 
@@ -578,6 +584,7 @@ class LogFolder:
         self.made = False
         if name is None:
             self.logs[one.slot] = one
+            self.unnoted = True
         return one
 
     def _new_slot(self) -> int:
@@ -661,6 +668,7 @@ class LogFolder:
         self.disk.rename(fresh, one.path)
         self.disk.sync_folder(self.folder)
         self.logs[one.slot] = one
+        self.unnoted = True
 
     def discard(self, one: Log, fresh: Path) -> None:
         """A log that was written aside is not wanted."""
@@ -681,6 +689,7 @@ class LogFolder:
         self.disk.remove(one.path)
         self._close_files(one)
         self.logs.pop(one.slot, None)
+        self.unnoted = True
         self._free_slots.append(one.slot)
 
     # --- reading --------------------------------------------------------------------------------------------

@@ -75,6 +75,11 @@ class SessionState:
         """Operations that it has had."""
         return self.first + len(self.operations)
 
+    @property
+    def is_unopened_fork(self) -> bool:
+        """Whether it was forked off and never opened: it has the handle of its birth alone."""
+        return self.origin is not None and len(self.digests) == DIGEST_BYTES
+
     def places(self) -> Iterator[int]:
         """Of all that it needs."""
         yield self.record

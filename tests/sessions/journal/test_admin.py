@@ -337,6 +337,35 @@ def test_a_repair_that_dies_before_its_journal_has_its_place_loses_nothing(
             store.close()
 
 
+@pytest.mark.parametrize("then", ["start", "repair"])
+def test_a_repair_that_dies_before_the_damaged_journal_is_put_aside_ends_at_the_next_start(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with folder() as path:
+        lived(path)
+        strike(path, 2, Kind.OPERATION, 1)
+        rename = os.rename
+
+        def die(old: Path, new: Path) -> None:
+            if Path(old) == path / "journal":
+                raise KeyboardInterrupt
+            rename(old, new)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(os, "rename", die)
+            with pytest.raises(KeyboardInterrupt):
+                list(admin.repair(path))
+        assert (path / "journal").exists() and (path / "journal.new").exists()
+        if then == "repair":
+            assert "ended now" in next(iter(list(admin.repair(path))))
+        store = open_for(path, MODEL, SMALL)
+        try:
+            assert not store.mismatches and (path / "journal.damaged").exists()
+            assert [events(store, number) for number in (1, 3)] == [whole(1), whole(3)]
+        finally:
+            store.close()
+
+
 def test_a_journal_that_is_gone_is_no_clean_verify() -> None:
     with folder() as path:
         lived(path)

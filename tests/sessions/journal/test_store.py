@@ -29,7 +29,7 @@ from holdfast.sessions.journal.legacy import migrate
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.opening import open_for
 from holdfast.sessions.journal.places import bytes_at, offset_of
-from holdfast.sessions.journal.records import AnyOperation, Heard, Inserted, Origin, Snapshot
+from holdfast.sessions.journal.records import AnyOperation, Heard, Inserted, Keyring, Origin, Snapshot
 from holdfast.sessions.journal.replay import condensed, replay
 from holdfast.sessions.journal.segment import (
     FORMAT,
@@ -41,7 +41,7 @@ from holdfast.sessions.journal.segment import (
     decoded_header,
     encoded_header,
 )
-from holdfast.sessions.journal.store import Table, key_of
+from holdfast.sessions.journal.store import JournalStore, Table, key_of
 
 from .journal_stage import MODEL, SMALL, birth, folder, record_of, store_in
 
@@ -164,6 +164,44 @@ def test_retention_lets_the_oldest_go_and_keeps_the_live() -> None:
         store.write(birth(1))
         assert store.sweep(frozenset(), aged=False) == 0, "by a clock that may be wrong"
         assert store.sweep(frozenset()) == 1
+
+
+def test_a_flood_of_one_tenant_costs_another_none_of_its_sessions() -> None:
+    with folder() as path, store_in(path, replace(SMALL, max_sessions=8)) as store:
+        for number in (1, 2):
+            store.write([*birth(number, salt=b"quiet"), Append(number, 0, HELLO)])
+        for number in range(3, 23):
+            store.write([*birth(number, salt=b"flood"), Append(number, 0, HELLO)])
+        assert store.sweep(frozenset()) == 14
+        assert kept_in(store) == [1, 2, *range(17, 23)]
+
+
+def test_a_full_journal_makes_room_at_the_tenant_that_holds_most() -> None:
+    big = Inserted(item=Message(id="item_1", role="user", text="x" * 2000))
+    with folder() as path, store_in(path) as store:
+        for number in range(1, 81):
+            store.write([*birth(number, salt=b"quiet"), Append(number, 0, HELLO)])
+        for number in range(81, 151):
+            store.write([*birth(number, salt=b"flood"), Append(number, 0, big)])
+        assert store.make_room(frozenset({81}))
+        assert kept_in(store) == [*range(1, 82), *range(146, 151)]
+
+
+def test_forks_that_were_never_opened_are_forgotten_first() -> None:
+    with folder() as path, store_in(path, replace(SMALL, max_sessions=4)) as store:
+        store.write([*birth(1), Append(1, 0, HELLO)])
+        store.write([*birth(2), Append(2, 0, HELLO)])
+        for number in range(3, 7):
+            store.write(birth(number, origin=Origin(session=1, operations=1)))
+        opened = Keyring(fresh=(b"a" * 32,), used=b"b" * 32)
+        store.write([Put(Table.KEYRINGS, key_of(3), opened)])
+        assert store.sweep(frozenset()) == 2
+        assert kept_in(store) == [1, 2, 3, 6]
+        assert store.session(6).operations == (HELLO,)
+
+
+def kept_in(store: JournalStore) -> list[int]:
+    return sorted(state.number for state in store.sessions.states.values() if state.kept)
 
 
 def test_a_forgotten_session_leaves_nothing() -> None:
