@@ -20,7 +20,7 @@ from .disk import Disk
 from .lock import StoreLock
 from .logs import NAME, Findings, LogFolder
 from .opening import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
-from .records import AnyOperation, Keyring, Snapshot
+from .records import AnyOperation, Keyring, SessionSnapshot
 from .replay import replay
 from .segment import Fresh, Kind
 from .settings import JournalSettings
@@ -237,7 +237,7 @@ def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damag
         _ring(store, state),
     ]
     for index, operation in enumerate(operations):
-        kind = Kind.SNAPSHOT if isinstance(operation, Snapshot) else Kind.OPERATION
+        kind = Kind.SNAPSHOT if isinstance(operation, SessionSnapshot) else Kind.OPERATION
         group.append(Fresh(number, index, kind, msgspec.msgpack.encode(operation)))
     logs.append(group, state.used)
     if missed:

@@ -29,7 +29,7 @@ from . import segment
 from .disk import Disk
 from .places import GIANT, HIT, MISSING, MOST_SLOTS, bytes_at, offset_of, place_of, places_of, slot_of
 from .segment import ENTRY, LOG_START, LOST, Found, Fresh, SegmentHeader
-from .state import Loaded, extra_of
+from .state import LoadedLog, extra_of
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class LogFolder:
         *,
         write: bool = True,
         whole: bool = False,
-    ) -> tuple[LogFolder, list[Loaded]]:
+    ) -> tuple[LogFolder, list[LoadedLog]]:
         """The logs and all their records. ``known``: the store's header as a second place has it.
 
         ``write``: false leaves every file as it is. ``whole``: no index is believed unread. Raises
@@ -174,7 +174,7 @@ class LogFolder:
             self._close_files(one)
         self.active = None
 
-    def _opened(self, model: bytes, known: SegmentHeader | None, write: bool) -> list[Loaded]:
+    def _opened(self, model: bytes, known: SegmentHeader | None, write: bool) -> list[LoadedLog]:
         if write:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = self._listed(write)
@@ -208,7 +208,7 @@ class LogFolder:
         replaced = {gone for number in ours if (one := headers[number]) for gone in one.replaces}
         self.explained |= replaced
         self._find_vanished(set(numbers), replaced, write)
-        loaded: list[Loaded] = []
+        loaded: list[LoadedLog] = []
         plain = [number for number in ours if number not in replaced and not _taken_over(headers[number])]
         for number in ours:
             if number in replaced:
@@ -318,7 +318,7 @@ class LogFolder:
             if write:
                 self.disk.rename(path, path.with_suffix(".unreadable"))
 
-    def _load(self, header: SegmentHeader, *, last: bool, write: bool) -> Loaded:
+    def _load(self, header: SegmentHeader, *, last: bool, write: bool) -> LoadedLog:
         one = Log(self._new_slot(), header, self._path(header.number))
         self.logs[one.slot] = one
         one.fd = self.disk.open(one.path, write=last and write)
@@ -462,7 +462,7 @@ class LogFolder:
             )
         return unknown
 
-    def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> Loaded:
+    def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> LoadedLog:
         lengths = segment.RECORD_BYTES + (entries["length"].astype("<u8") + 7 & ~np.uint64(7))
         places = places_of(one.slot, entries["offset"], lengths)
         places[hits | (entries["word"] & LOST != 0)] = HIT
@@ -470,7 +470,7 @@ class LogFolder:
         one.entries = len(entries)
         if hits.any():
             self.findings.damaged.append(str(one.path))
-        return Loaded(entries, places, extras)
+        return LoadedLog(entries, places, extras)
 
     # --- writing --------------------------------------------------------------------------------------------
 

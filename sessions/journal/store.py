@@ -35,7 +35,7 @@ from .places import HIT, MISSING, SLOT_SHIFT, all_bytes_at, slot_of
 from .records import AnyOperation, HandleRecord, Keyring, SessionRecord
 from .segment import LOG_START, Fresh, Kind
 from .settings import JournalSettings
-from .shares import Born, Shares
+from .shares import Born, TenantShares
 from .state import Sessions, SessionState, session_extra
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredSession:
     """A session as it stands in the store."""
 
     number: int
@@ -79,7 +79,7 @@ class JournalStore:
         """Sessions that `condense` would make shorter."""
         self.full = False
         """Whether the last write failed because the journal may grow no further."""
-        self.shares = Shares(settings.tenants)
+        self.shares = TenantShares(settings.tenants)
         self.mismatches: list[str] = []
         """What differs from the last start: the journal, or the second place that tells of it."""
         self.fresh = logs.made
@@ -460,14 +460,14 @@ class JournalStore:
             return None
         return HandleRecord(session=number, owner=self._record(number).owner)
 
-    def session(self, number: int) -> Stored:
+    def session(self, number: int) -> StoredSession:
         """A session with all its operations. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         state = self.sessions.states.get(number)
         if state is None or MISSING in (state.record, state.ring):
             raise RecordDamaged(f"a record of session {number} is missing")
         record = self._record(number)
         ring: Keyring = self._read(number, Kind.KEYRING, 0, state.ring, Keyring, number)
-        return Stored(number, record, ring, self._operations(state), state.count)
+        return StoredSession(number, record, ring, self._operations(state), state.count)
 
     def family(self, number: int) -> list[tuple[int, SessionRecord]]:
         """The sessions that this one was forked from, and all that were forked from those, but for such as

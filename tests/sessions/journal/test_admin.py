@@ -20,7 +20,7 @@ from holdfast.sessions.journal.legacy import KEPT, migrate
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.opening import open_for
 from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import Heard, Origin
+from holdfast.sessions.journal.records import EventReceived, Origin
 from holdfast.sessions.journal.segment import Kind
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
@@ -34,7 +34,7 @@ COUNT = 5
 
 def begun(number: int, salt: bytes = b"", origin: Origin | None = None) -> list[Change]:
     record = replaced(record_of(number), salt=salt, origin=origin)
-    heard = [Append(number, at, Heard(event=f"<{number}-{at}>")) for at in range(COUNT)]
+    heard = [Append(number, at, EventReceived(event=f"<{number}-{at}>")) for at in range(COUNT)]
     return [Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:], *heard]
 
 

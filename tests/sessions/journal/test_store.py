@@ -29,7 +29,14 @@ from holdfast.sessions.journal.legacy import migrate
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.opening import open_for
 from holdfast.sessions.journal.places import bytes_at, offset_of
-from holdfast.sessions.journal.records import AnyOperation, Heard, Inserted, Keyring, Origin, Snapshot
+from holdfast.sessions.journal.records import (
+    AnyOperation,
+    EventReceived,
+    Inserted,
+    Keyring,
+    Origin,
+    SessionSnapshot,
+)
 from holdfast.sessions.journal.replay import condensed, replay
 from holdfast.sessions.journal.segment import (
     FORMAT,
@@ -52,10 +59,10 @@ HELLO = Inserted(item=Message(id="item_1", role="user", text="hello"))
 def test_what_is_written_is_there_after_a_restart() -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), Append(1, 0, HELLO), Append(1, 1, Heard(event="e"))])
+            store.write([*birth(1), Append(1, 0, HELLO), Append(1, 1, EventReceived(event="e"))])
         with store_in(path) as store:
             stored = store.session(1)
-            assert stored.record == record_of(1) and stored.operations == (HELLO, Heard(event="e"))
+            assert stored.record == record_of(1) and stored.operations == (HELLO, EventReceived(event="e"))
             found = store.handle(stored.keyring.fresh[0])
             assert found is not None and found.session == 1
             assert store.next_number() == 2 and store.handle(b"x" * 32) is None
@@ -272,8 +279,8 @@ def test_another_models_store_is_ignored_with_one_line_and_left_as_it_is(
             other = open_for(path, b"another", SMALL)
             assert other.next_number() == 1 + sessions
             if not sessions:
-                other.write([*birth(1), Append(1, 0, Heard(event="another's"))])
-            assert other.session(1).operations == (Heard(event="another's"),)
+                other.write([*birth(1), Append(1, 0, EventReceived(event="another's"))])
+            assert other.session(1).operations == (EventReceived(event="another's"),)
             other.close()
             (line,) = caplog.messages
             assert "another model" in line and "ignored" in line and str(path) in line
@@ -355,7 +362,7 @@ def test_the_first_formats_store_opens(tmp_path: Path) -> None:
         store.write([Append(1, len(stored.operations), HELLO)])
         assert store.session(1).operations[-1] == HELLO
         assert store.condense(1, partial(condensed, max_items=9)) and isinstance(
-            store.session(1).operations[0], Snapshot
+            store.session(1).operations[0], SessionSnapshot
         )
     with store_in(tmp_path / "store") as store:
         again = replay(store.session(1).operations, max_items=9)
@@ -393,7 +400,7 @@ def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
         assert (len(stored.operations), stored.written) == (1, count)
         assert replay(stored.operations, max_items=9).history.items() == before.history.items()
         assert not store.condense(1, partial(condensed, max_items=9)), "there is nothing to gain"
-        store.write([Append(1, count, Heard(event="e"))])
+        store.write([Append(1, count, EventReceived(event="e"))])
         assert len(store.session(1).operations) == 2
         place = store.sessions.place(1, Kind.SNAPSHOT, count - 1)
         size = RECORD_BYTES + len(store.logs.read(place).payload)
