@@ -16,7 +16,7 @@ from typing import Any
 
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
-from ..runtime.link.messages import Close, Extend, Fork, Generate, Limits, Open, Sampling
+from ..runtime.link.messages import Close, Extend, Fork, Generate, Open, Sampling, TokenLimits
 from ..runtime.plan import Outcome, Plan
 from ..runtime.scheduler.scheduler import Scheduler, SequenceVerb
 from ..runtime.settings import SchedulerSettings
@@ -84,7 +84,7 @@ class Stage:
 
     def generate(self, seq: int, tokens: int) -> None:
         """Begin a turn."""
-        self.apply(Generate(0, seq, Sampling(), Limits(tokens)))
+        self.apply(Generate(0, seq, Sampling(), TokenLimits(tokens)))
 
     def fork(self, children: int) -> tuple[list[int], float]:
         """Children of the parent, and the seconds that took."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..kvstore.errors import LeakFound
 from .errors import EngineDied, VerbRefused
 from .kv_placement.offload import POLL_SECONDS
-from .link.messages import AnyVerb, Refusal, Reply, Row, Statistics, Step
+from .link.messages import AnyVerb, Refusal, Row, Statistics, Step, VerbReply
 from .plan import Handle, Outcome, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
 from .step_log import StepLog, Timing
@@ -75,17 +75,17 @@ class Engine:
         """Whether the last `step` found nothing to do and no verb came since."""
         return self._idle
 
-    def apply(self, verb: AnyVerb) -> Reply | Refusal | None:
+    def apply(self, verb: AnyVerb) -> VerbReply | Refusal | None:
         """Do what a verb says, between two steps; None: it takes a while, and is answered by `answers`."""
         if isinstance(verb, Statistics):
-            return Reply(verb.request, statistics=self.statistics())
+            return VerbReply(verb.request, statistics=self.statistics())
         self._idle = False
         try:
             return self.scheduler.apply(verb, self._clock())
         except VerbRefused as refusal:
             return Refusal(verb.request, refusal.code, refusal.message)
 
-    def answers(self) -> list[Reply]:
+    def answers(self) -> list[VerbReply]:
         """Replies to verbs that took a while, ready since this was asked last."""
         return self.scheduler.answers()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.offload import Offload
-from ..link.messages import Moved, Reply
+from ..link.messages import Moved, VerbReply
 from ..sequence import Sequence
 from .queues import Queues
 
@@ -44,7 +44,7 @@ class PendingMoves:
         self._block_manager = block_manager
         self._offload = offload
         self._running: list[PendingMove] = []
-        self._answers: list[Reply] = []
+        self._answers: list[VerbReply] = []
 
     @property
     def busy(self) -> bool:
@@ -74,9 +74,9 @@ class PendingMoves:
             if over or now > move.since + PATIENCE_SECONDS:
                 self._running.remove(move)
                 moved = self._where(move, now) if move.settling else self._whence(move, now)
-                self._answers.append(Reply(move.request, move.sequence.state, moved=moved))
+                self._answers.append(VerbReply(move.request, move.sequence.state, moved=moved))
 
-    def answers(self) -> list[Reply]:
+    def answers(self) -> list[VerbReply]:
         """Those that became ready since this was asked last."""
         ready, self._answers = self._answers, []
         return ready

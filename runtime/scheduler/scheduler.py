@@ -57,13 +57,13 @@ from ..link.messages import (
     Lease,
     Open,
     Opening,
-    Reply,
     Row,
+    SequenceState,
     Settle,
     Stage,
-    State,
     Stop,
     Truncate,
+    VerbReply,
 )
 from ..plan import Outcome, Plan, RowFault
 from ..sequence import Sequence, Turn
@@ -137,7 +137,7 @@ class Scheduler:
 
     # --- verbs ------------------------------------------------------------------------------------------
 
-    def apply(self, verb: SequenceVerb, now: float) -> Reply | None:
+    def apply(self, verb: SequenceVerb, now: float) -> VerbReply | None:
         """Do what a verb says. None: it waits for KV to move, and `answers` has the reply when that is done.
 
         Raises:
@@ -146,17 +146,17 @@ class Scheduler:
         self._set_clock(now)
         match verb:
             case Open():
-                return Reply(verb.request, self._open(verb, now))
+                return VerbReply(verb.request, self._open(verb, now))
             case Extend():
-                return Reply(verb.request, self._extend(verb, now))
+                return VerbReply(verb.request, self._extend(verb, now))
             case Truncate():
-                return Reply(verb.request, self._truncate(verb, now))
+                return VerbReply(verb.request, self._truncate(verb, now))
             case Generate():
-                return Reply(verb.request, self._generate(verb, now))
+                return VerbReply(verb.request, self._generate(verb, now))
             case Stop():
-                return Reply(verb.request, self._stop(verb, now))
+                return VerbReply(verb.request, self._stop(verb, now))
             case Fork():
-                return Reply(verb.request, self._fork(verb, now))
+                return VerbReply(verb.request, self._fork(verb, now))
             case Close():
                 return self._close(verb, now)
             case Lease():
@@ -166,34 +166,34 @@ class Scheduler:
             case Settle():
                 return self._settle(verb, now)
 
-    def answers(self) -> list[Reply]:
+    def answers(self) -> list[VerbReply]:
         """Replies to verbs that waited, ready since the last call."""
         return self._pending_moves.answers()
 
-    def _open(self, verb: Open, now: float) -> State:
+    def _open(self, verb: Open, now: float) -> SequenceState:
         """Begin a sequence. What the prefix cache holds of it counts as computed at once."""
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(len(tokens))
         root = self._block_manager.residency.root(verb.salt)
-        sequence = Sequence(verb.seq, root, TokenList(tokens), isolated=verb.alone)
+        sequence = Sequence(verb.seq, root, TokenList(tokens), isolated=verb.isolated)
         self._find_prefix(sequence)
         self._queues.touch(sequence, now)
         self._restore.stage(sequence)
         return sequence.state
 
-    def _extend(self, verb: Extend, now: float) -> State:
+    def _extend(self, verb: Extend, now: float) -> SequenceState:
         """Append tokens to an idle sequence. All but the last are computed before a turn, if there is room."""
         sequence = self._idle(verb.seq, verb.expect_length)
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(sequence.total + len(tokens))
         sequence.extend(tokens)
-        sequence.turn_expected = verb.due
+        sequence.turn_expected = verb.turn_expected
         self._queues.touch(sequence, now)
         self._restore.stage(sequence)
         return sequence.state
 
-    def _truncate(self, verb: Truncate, now: float) -> State:
+    def _truncate(self, verb: Truncate, now: float) -> SequenceState:
         """Keep the first ``length`` tokens. A running turn ends, as by a stop."""
         sequence = self._queues[verb.seq]
         if verb.expect_epoch != sequence.epoch:
@@ -202,7 +202,7 @@ class Scheduler:
         self._shorten(sequence, verb.length, now)
         return sequence.state
 
-    def _generate(self, verb: Generate, now: float) -> State:
+    def _generate(self, verb: Generate, now: float) -> SequenceState:
         """Append the verb's tokens and begin a turn. With an ``opening`` the sequence begins here, too.
 
         The state has no tokens that the grammar adds: those come in a row.
@@ -231,7 +231,7 @@ class Scheduler:
             self._take_matchers(now)
         return state
 
-    def _stop(self, verb: Stop, now: float) -> State:
+    def _stop(self, verb: Stop, now: float) -> SequenceState:
         """End the turn, if there is one. Committed tokens stay, but for those beyond ``keep``; what steps in
         flight sample is discarded.
         """
@@ -243,7 +243,7 @@ class Scheduler:
             self._shorten(sequence, verb.keep, now)
         return sequence.state
 
-    def _fork(self, verb: Fork, now: float) -> State:
+    def _fork(self, verb: Fork, now: float) -> SequenceState:
         """Make children of what is committed. They share its blocks, and copy a tail before writing it."""
         parent = self._queues[verb.seq]
         length = len(parent.tokens) if verb.at is None else verb.at
@@ -252,7 +252,7 @@ class Scheduler:
         self._children(parent, verb.children, length, now)
         return parent.state
 
-    def _close(self, verb: Close, now: float) -> Reply:
+    def _close(self, verb: Close, now: float) -> VerbReply:
         """Forget a sequence."""
         sequence = self._queues[verb.seq]
         self._leases.end(sequence)
@@ -262,15 +262,15 @@ class Scheduler:
         if sequence.turn is not None:
             self._matchers.drop(sequence.turn.grammar)
         self._queues.close(sequence, now)
-        return Reply(verb.request)
+        return VerbReply(verb.request)
 
-    def _lease(self, verb: Lease, now: float) -> Reply:
+    def _lease(self, verb: Lease, now: float) -> VerbReply:
         """Grant what the budget has room for, at any time; it counts for turns that begin later."""
         sequence = self._queues[verb.seq]
         receipt = self._leases.grant(sequence, verb, now)
-        return Reply(verb.request, sequence.state, receipt=receipt)
+        return VerbReply(verb.request, sequence.state, receipt=receipt)
 
-    def _stage(self, verb: Stage, now: float) -> Reply | None:
+    def _stage(self, verb: Stage, now: float) -> VerbReply | None:
         """Bring up what lower tiers hold of an idle sequence, and compute the rest."""
         sequence = self._idle(verb.seq)
         move = self._pending_moves.of_stage(verb.request, sequence, now)  # before any of it comes at once
@@ -278,11 +278,11 @@ class Scheduler:
         self._queues.touch(sequence, now)
         self._restore.stage(sequence)
         if not verb.wait:
-            return Reply(verb.request, sequence.state)
+            return VerbReply(verb.request, sequence.state)
         self._pending_moves.follow(move)
         return None
 
-    def _settle(self, verb: Settle, now: float) -> Reply | None:
+    def _settle(self, verb: Settle, now: float) -> VerbReply | None:
         """Send an idle sequence's KV down from the device, as far as possible to disk if that is asked for."""
         sequence = self._idle(verb.seq)
         self._block_manager.settle(sequence)
@@ -293,7 +293,7 @@ class Scheduler:
         if verb.disk:
             self.offload.leave(sequence)
         if not verb.wait:
-            return Reply(verb.request, sequence.state)
+            return VerbReply(verb.request, sequence.state)
         self._pending_moves.follow(self._pending_moves.of_settle(verb.request, sequence, now, disk=verb.disk))
         return None
 
@@ -362,7 +362,7 @@ class Scheduler:
 
     # --- what is here -----------------------------------------------------------------------------------
 
-    def state(self, seq: int) -> State:
+    def state(self, seq: int) -> SequenceState:
         """What is held of a sequence. Raises `SequenceUnknown`."""
         return self._queues[seq].state
 
@@ -408,7 +408,7 @@ class Scheduler:
             (child,) = self._children(self._queues[opening.parent], [seq], opening.at, now)
             return child
         root = self._block_manager.residency.root(opening.salt)
-        sequence = Sequence(seq, root, TokenList(), isolated=opening.alone)
+        sequence = Sequence(seq, root, TokenList(), isolated=opening.isolated)
         self._queues.touch(sequence, now)
         return sequence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.errors import SettingsInvalid
-from holdfast.runtime.link.messages import Finish, Limits, Sampling
+from holdfast.runtime.link.messages import Finish, Sampling, TokenLimits
 from holdfast.runtime.scheduler.policy import Aged, FirstComeFirstServed, policy_named
 from holdfast.runtime.sequence import Sequence, Turn, TurnPlace
 from holdfast.runtime.tokens import TokenList
@@ -21,7 +21,7 @@ def turns(*steps: int) -> list[Sequence]:
             number,
             b"",
             TokenList([1, 2, 3]),
-            turn=Turn(Sampling(), Limits(4), prompt=3, allowed=4, exhausted=Finish.LENGTH),
+            turn=Turn(Sampling(), TokenLimits(4), prompt=3, allowed=4, exhausted=Finish.LENGTH),
             place=TurnPlace(number, number, step),
         )
         for number, step in enumerate(steps)

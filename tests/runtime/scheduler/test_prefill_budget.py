@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.runtime.link.messages import Extend, Generate, Limits, Open, Sampling
+from holdfast.runtime.link.messages import Extend, Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.plan import Plan, PlanRow
 from holdfast.runtime.scheduler.prefill_budget import (
     EVERY,
@@ -217,7 +217,7 @@ def test_input_is_computed_as_it_comes_and_few_tokens_of_others_wait() -> None:
     scheduler = Scheduler(settings, BlockPool(512), BlockHasher(bytes(32), 16))
     for seq in range(4):
         scheduler.apply(Open(0, seq, b"", [seq]), 0.0)
-        scheduler.apply(Generate(0, seq, Sampling(), Limits(1000)), 0.0)
+        scheduler.apply(Generate(0, seq, Sampling(), TokenLimits(1000)), 0.0)
     scheduler.apply(Open(0, 9, b"", [9]), 0.0)
     arrived, now, seconds = 1, 0.0, []
     while arrived < 1000:
