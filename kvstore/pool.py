@@ -19,9 +19,10 @@ Knows ids only: no tensors, no tokens, no sequences. One thread uses it.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from .audit import Books, balance
 from .errors import BlockMisused, PoolExhausted, StepOutOfOrder
@@ -62,6 +63,25 @@ class PoolStatistics:
     found: int
 
 
+class EvictedBlock(NamedTuple):
+    """A cached block that was given up for an allocation, and the key under which it was found.
+
+    Its content stands in the block until the new holder writes it. ``wanted``: False after
+    `BlockPool.give_way`: it is unlikely to be looked for again.
+    """
+
+    block: int
+    key: bytes
+    wanted: bool
+
+
+class Allocation(NamedTuple):
+    """``blocks``: one reference each, content unknown. ``evicted``: what stood in those that were cached."""
+
+    blocks: list[int]
+    evicted: list[EvictedBlock]
+
+
 class BlockPool:
     """``blocks`` device blocks of ``block_tokens`` tokens, all free at first.
 
@@ -74,9 +94,6 @@ class BlockPool:
         self.blocks = blocks
         self.index = PrefixIndex(block_tokens)
         self.owners = OwnerTags() if debug else None
-        # Told of a cached block, its key and whether anybody is likely to want it, before it is handed out: the
-        # bytes stay until the plan in the making writes them.
-        self.gives_up: Callable[[int, bytes, bool], None] = lambda block, key, wanted: None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
         self._references = References(blocks)
@@ -92,7 +109,7 @@ class BlockPool:
         """Blocks that `lease` could hand out now: free ones and cached ones, fenced ones not."""
         return len(self._free) + len(self._cached)
 
-    def allocate(self, count: int, owner: Owner = None) -> list[int]:
+    def allocate(self, count: int, owner: Owner = None) -> Allocation:
         """Take ``count`` blocks of unknown content, one reference each: free ones, then cached ones, the
         least worthy first.
 
@@ -105,12 +122,13 @@ class BlockPool:
         split = max(0, len(self._free) - count)
         taken = self._free[split:][::-1]
         del self._free[split:]
-        taken += self._evict(count - len(taken))
+        evicted = self._evict(count - len(taken)) if len(taken) < count else []
+        taken += [block for block, _, _ in evicted]
         self._references.take(as_places(taken))
         self._leased += count
         if self.owners is not None:
             self.owners.take(taken, owner)
-        return taken
+        return Allocation(taken, evicted)
 
     def share(self, blocks: BlockIds, *owners: Owner, behind: BlockIds = ()) -> None:
         """Take one more reference on each for each of ``owners``: held blocks (a fork, the owners its
@@ -346,13 +364,14 @@ class BlockPool:
         if self.owners is not None:
             self.owners.take(ids.tolist(), owner)
 
-    def _evict(self, count: int) -> list[int]:
-        evicted = self._cached.pop(count)
-        for block in evicted:
+    def _evict(self, count: int) -> list[EvictedBlock]:
+        blocks = self._cached.pop(count)
+        evicted = []
+        for block in blocks:
             key = self.index.key_of(block)
             assert key is not None, "a cached block is sealed"
-            self.gives_up(block, key, block not in self._unwanted)
-        self._unseal(evicted)
+            evicted.append(EvictedBlock(block, key, block not in self._unwanted))
+        self._unseal(blocks)
         self._evicted += count
         return evicted
 

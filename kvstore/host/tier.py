@@ -11,7 +11,7 @@ One thread uses it; no torch, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import ceil
 
@@ -41,9 +41,7 @@ class HostTier:
     def __init__(self, memory: SlotMemory, owner: int = 0, *, recheck: bool = True) -> None:
         self.memory = memory
         self._recheck = recheck
-        self.gives_up: Callable[[bytes], None] = lambda key: (
-            None
-        )  # told of a key that leaves for want of room
+        self._evicted: list[bytes] = []
         self._checked: set[int] = set()  # hashed by this process since they were filled
         self._owner = owner
         self._slot_of: dict[bytes, int] = {}
@@ -204,6 +202,11 @@ class HostTier:
         if key in self._promised:
             self._order.lease(slot, self._return_of(key))
         return slot
+
+    def take_evicted(self) -> list[bytes]:
+        """Keys of the records that `reserve` evicted since this was asked last, in order."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
     def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
         """All bytes are in ``slot``: from now on it is found.
@@ -375,7 +378,7 @@ class HostTier:
         if slot is None or (spare and not self._gives_way(slot)):
             return False
         self._order.remove(slot)
-        self.gives_up(self._key_of[slot])
+        self._evicted.append(self._key_of[slot])
         self._forget(slot)
         self._release(slot)
         self._dropped += 1

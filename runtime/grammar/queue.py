@@ -73,8 +73,8 @@ class GrammarQueue:
             self._fail(sequence, GrammarInvalid(f"{MOST_WAITING} others are being compiled; try again"))
         else:
             said = sequence.tokens.view(turn.prompt)[turn.output_from :].copy()
-            self._awaited.append(_Awaited(sequence, turn, grammar, said, self._offload.now))
-            self.tick(self._offload.now)
+            self._awaited.append(_Awaited(sequence, turn, grammar, said, self._queues.idle_eviction.now))
+            self.tick(self._queues.idle_eviction.now)
 
     def tick(self, now: float) -> None:
         """Let those run whose matchers are there; end those that waited too long."""
@@ -168,7 +168,7 @@ class GrammarQueue:
             self._told.append(row)
         if sequence.turn is not None:
             del self._queues.compiling[sequence.id]
-            self._offload.restore.line_up(sequence)
+            self._offload.restore.line_up(sequence, self._queues.idle_eviction.now)
 
     def _fail(self, sequence: Sequence, fault: GrammarFault) -> None:
         row = self._committer.fail(sequence, RowFault(f"grammar: {fault.message}", fault.code))

@@ -27,7 +27,6 @@ class BlockManager:
     def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, moves: Transfers) -> None:
         self.pool = pool
         self.transfers = moves
-        pool.gives_up, moves.block_of = moves.given_up, pool.index.block_of
         self.block_tokens = hasher.block_tokens
         self.residency = Residency(pool.index, hasher, namespace, moves)
         self._sources: list[tuple[int, int]] = []  # (block, owner): read by copies of the step being planned
@@ -77,7 +76,7 @@ class BlockManager:
         if not tokens:
             return 0
         own = sequence.computed // self.block_tokens
-        leased = self.pool.allocate(len(tokens), sequence.id)
+        leased = self._allocate(len(tokens), sequence)
         self._drop(sequence, own)
         blocks = self._named(sequence, keys, leased, tokens)
         pairs = zip(slots, leased, blocks, strict=False)
@@ -92,7 +91,7 @@ class BlockManager:
         over.
         """
         own = sequence.computed // self.block_tokens
-        leased = self.pool.allocate(min(len(keys), self.pool.available), sequence.id)
+        leased = self._allocate(min(len(keys), self.pool.available), sequence)
         busy = self.transfers.pending()
         blocks = [block for block in leased if block not in busy]
         found = self._believed(sequence, keys, disk.read(keys[: len(blocks)], blocks))
@@ -169,7 +168,7 @@ class BlockManager:
         short = self.shortfall(sequence, end)
         if not short:
             return ()
-        blocks = self.pool.allocate(short, sequence.id)
+        blocks = self._allocate(short, sequence)
         copies: tuple[BlockCopy, ...] = ()
         if sequence.shared_tail:
             target = blocks.pop()
@@ -333,6 +332,13 @@ class BlockManager:
             for block in sequence.table.to_list():
                 counts[block] = counts.get(block, 0) + 1
         return counts
+
+    def _allocate(self, count: int, sequence: Sequence) -> list[int]:
+        """Blocks of the pool; what was evicted for them is saved below by the plan that is being made."""
+        blocks, evicted = self.pool.allocate(count, sequence.id)
+        for block, key, wanted in evicted:
+            self.transfers.evicted(block, key, wanted)
+        return blocks
 
     def _drop(self, sequence: Sequence, kept: int, *, keep: bool = True) -> None:
         if kept < len(sequence.table):

@@ -81,7 +81,6 @@ class Restore:
         disk: DiskTier | None,
         costs: CostBook | None = None,
     ) -> None:
-        self.now = 0.0
         self._disk = disk
         self.costs = costs or CostBook(None)
         self._queues = queues
@@ -98,7 +97,7 @@ class Restore:
         disk, residency = self._disk, self._block_manager.residency
         return bool(residency.below(sequence) or (disk is not None and residency.on_disk(sequence, disk)))
 
-    def fetch(self, sequence: Sequence, *, bare: bool = True) -> bool:
+    def fetch(self, sequence: Sequence, now: float, *, bare: bool = True) -> bool:
         """Have what the disk holds of a sequence brought up; whether it has to wait for that.
 
         A turn need not wait where it is computed instead, by measured costs, or computed from its beginning to
@@ -118,9 +117,9 @@ class Restore:
         if keys:  # what comes up must not take the places of its own beginning
             self._block_manager.transfers.touch(sequence.keys)
         same = began is not None and began.sequence is sequence and began.bare == bare
-        since = began.since if same and began is not None else self.now
-        awaited = _Awaited(sequence, len(sequence.tokens), keys, since, self.now, meets, bare)
-        self._ask(awaited, disk, tier)
+        since = began.since if same and began is not None else now
+        awaited = _Awaited(sequence, len(sequence.tokens), keys, since, now, meets, bare)
+        self._ask(awaited, disk, tier, now)
         if not awaited.asked:
             return False
         sequence.from_disk.update(keys)
@@ -129,11 +128,11 @@ class Restore:
             sequence.compute_until = meets
         return not meets
 
-    def line_up(self, sequence: Sequence) -> None:
+    def line_up(self, sequence: Sequence, now: float) -> None:
         """A turn takes its place among the others, or does so when its KV has come up."""
         self._queues.taken(sequence)
         self._queues.restoring[sequence.id] = sequence
-        if not self.fetch(sequence):
+        if not self.fetch(sequence, now):
             del self._queues.restoring[sequence.id]
             self._queues.enqueue(sequence)
 
@@ -166,17 +165,17 @@ class Restore:
             return 0, len(sequence.keys) + 1 if count else 0
         return (first + count) * size if count else 0, sum(on_disk[:count])
 
-    def stage(self, sequence: Sequence) -> None:
+    def stage(self, sequence: Sequence, now: float) -> None:
         """An idle sequence will be wanted: bring it up, or as far as the host tier first."""
-        if self.fetch(sequence):
+        if self.fetch(sequence, now):
             self._queues.prefill.pop(sequence.id, None)
             self._queues.staged[sequence.id] = sequence
 
-    def tick(self) -> None:
+    def tick(self, now: float) -> None:
         """See what has come, and let go on who waited for it."""
         if self._disk is not None:
             for awaited in list(self._awaited.values()):
-                self._advance(awaited, self._disk)
+                self._advance(awaited, self._disk, now)
 
     def awaits(self, sequence: Sequence) -> bool:
         """Whether anything is on its way up for it."""
@@ -204,42 +203,42 @@ class Restore:
         self._counters.adopted += adopted
         sequence.found(adopted)
 
-    def _ask(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> None:
+    def _ask(self, awaited: _Awaited, disk: DiskTier, tier: HostTier, now: float) -> None:
         """Ask for the next records: as many as may give up their slots for these, or for a while to copy."""
         window = awaited.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
         most = awaited.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
         if awaited.bare:
             window = most = awaited.moved + max(1, AT_ONCE_BYTES // tier.memory.block_bytes)
-        tenant = awaited.sequence.tenant
+        tenant, fetch = awaited.sequence.tenant, self._block_manager.transfers.fetch
         for key in awaited.keys[awaited.asked : min(window, most)]:
             above = self._is_above(key, tier)
-            if not above and not disk.fetch(key, self.now, tenant, bare=awaited.bare):
+            if not above and not fetch(key, now, tenant, bare=awaited.bare):
                 if key not in disk:
                     awaited.cut()
                 return
             awaited.asked += 1
 
-    def _advance(self, awaited: _Awaited, disk: DiskTier) -> None:
+    def _advance(self, awaited: _Awaited, disk: DiskTier, now: float) -> None:
         """See what has come; have it taken to the device, and ask for more, or be done."""
         tier = self._block_manager.transfers.tier
         assert tier is not None
         before = awaited.arrived
         self._count(awaited, disk, tier)
         if awaited.arrived > before:
-            awaited.stirred = self.now
+            awaited.stirred = now
         if not self._wanted(awaited.sequence):
             awaited.cut()
             awaited.sequence.compute_until = None
         elif awaited.bare and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier):
-            return self._turn_to_slots(awaited)
-        if not awaited.broken and self.now <= awaited.stirred + FETCH_SECONDS:
-            self._ask(awaited, disk, tier)
+            return self._turn_to_slots(awaited, now)
+        if not awaited.broken and now <= awaited.stirred + FETCH_SECONDS:
+            self._ask(awaited, disk, tier, now)
         met = self._met(awaited)
         if met and awaited.arrived > awaited.moved:
             awaited.sequence.needs_lookup = True
         over = awaited.arrived == len(awaited.keys) and met
-        if over or self.now > awaited.stirred + FETCH_SECONDS:
-            self._arrived(awaited, tier)
+        if over or now > awaited.stirred + FETCH_SECONDS:
+            self._arrived(awaited, tier, now)
         return None
 
     def _take(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> bool:
@@ -261,11 +260,11 @@ class Restore:
         self._pass_moved(awaited, went)
         return awaited.moved == awaited.arrived
 
-    def _turn_to_slots(self, began: _Awaited) -> None:
+    def _turn_to_slots(self, began: _Awaited, now: float) -> None:
         """What is not on the device yet comes by way of the host tier, if it is to come at all."""
         sequence = began.sequence
-        sequence.restore_seconds += self.now - began.since
-        if not self.fetch(sequence, bare=False):
+        sequence.restore_seconds += now - began.since
+        if not self.fetch(sequence, now, bare=False):
             if self._awaited[sequence.id] is began:
                 del self._awaited[sequence.id]
             self._let_go(sequence)
@@ -303,7 +302,7 @@ class Restore:
         sequence = awaited.sequence
         return sequence.compute_until is None or sequence.computed >= sequence.compute_until
 
-    def _arrived(self, awaited: _Awaited, tier: HostTier) -> None:
+    def _arrived(self, awaited: _Awaited, tier: HostTier, now: float) -> None:
         sequence = awaited.sequence
         del self._awaited[sequence.id]
         sequence.compute_until = None
@@ -311,7 +310,7 @@ class Restore:
         if whole and (self.costs.beside or not awaited.compute_until):
             self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, awaited.stirred - awaited.since)
         if self._queues.sequences.get(sequence.id) is sequence:
-            sequence.restore_seconds += self.now - awaited.since
+            sequence.restore_seconds += now - awaited.since
             self._let_go(sequence)
 
     def _let_go(self, sequence: Sequence) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import starmap, takewhile
+from itertools import islice, starmap, takewhile
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
@@ -31,18 +31,25 @@ class Transfers:
     """
 
     def __init__(
-        self, tier: HostTier | None, block_tokens: int, disk: DiskTier | None = None, *, beside: bool = False
+        self,
+        tier: HostTier | None,
+        block_of: Callable[[bytes], int | None],
+        block_tokens: int,
+        disk: DiskTier | None = None,
+        *,
+        beside: bool = False,
     ) -> None:
         self.tier = tier
         self.disk = disk
-        self.block_of: Callable[[bytes], int | None] = lambda key: None  # that holds what the key names
+        self._block_of = block_of
         self._beside = beside
         self.saved = self.loaded = 0
         self._block_tokens = block_tokens
         self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens; they go with the next plan
         self._spare: set[bytes] = set()  # of those: only where no other record has to go for them
-        self._staying: dict[bytes, int] = {}  # key: full block, above until `given_up`; spare, too
+        self._staying: dict[bytes, int] = {}  # key: full block, above until `evicted`; spare, too
         self._loads: list[BlockLoad] = []
+        self._leaving: dict[bytes, None] = {}  # see `foresee_evictions`
         self._tenants: dict[int, int] = {}  # by block, of what it held when it was sealed or loaded
 
     @property
@@ -53,7 +60,7 @@ class Transfers:
     def save(self, key: bytes, block: int, tokens: int | None = None, tenant: int = 0) -> None:
         """Keep the first ``tokens`` (all by default) of a tenant's block below; its content is committed.
 
-        A full one stays above meanwhile: below it takes nobody's place, and gives way (see `given_up`).
+        A full one stays above meanwhile: below it takes nobody's place, and gives way (see `evicted`).
         """
         self._tenants[block] = tenant
         if self.tier is None or self.tier.sought(key):
@@ -115,10 +122,10 @@ class Transfers:
             or (self.tier is not None and self.tier.sought(key) and self.tier.slot_of(key) is None)
         )
 
-    def given_up(self, block: int, key: bytes, wanted: bool = True) -> None:
-        """The device gives up a full block: below it is now the only copy, or is saved once more.
+    def evicted(self, block: int, key: bytes, wanted: bool = True) -> None:
+        """The pool evicted a full block: the record below counts as used now, or the block is saved once more.
 
-        Not ``wanted`` by anybody, it takes nobody's place there.
+        Not ``wanted``: it is saved only where no other record has to go for it.
         """
         if self.tier is None:
             return
@@ -134,6 +141,37 @@ class Transfers:
             self.disk.touch(key)
         if wanted:
             self._spare.discard(key)
+
+    def fetch(self, key: bytes, now: float, tenant: int, *, bare: bool) -> bool:
+        """As `DiskTier.fetch`; the slot may be taken from another record."""
+        assert self.disk is not None
+        fetching = self.disk.fetch(key, now, tenant, bare=bare)
+        self._note_evicted()
+        return fetching
+
+    def foresee_evictions(self, most: int) -> list[bytes]:
+        """Keys of up to ``most`` records that the host tier evicts next and that are nowhere else.
+
+        On disk they count as used now, and not again when the host tier evicts them. Those that were foreseen
+        before and are no longer go first on disk, if they are above.
+        """
+        tier, disk = self.tier, self.disk
+        assert tier is not None and disk is not None
+        alone = (key for key in tier.in_order() if self._block_of(key) is None and not tier.yields(key))
+        before, leaving = self._leaving, dict.fromkeys(islice(alone, most))
+        kept = (key for key in before if key not in leaving)
+        disk.give_way(key for key in kept if key in tier or self._block_of(key) is not None)
+        for key in leaving:
+            if key not in before:
+                disk.touch(key)
+        self._leaving = leaving
+        return list(leaving)
+
+    def _note_evicted(self) -> None:
+        """On disk what the host tier evicted counts as used when that was foreseen, else now."""
+        for key in () if self.tier is None else self.tier.take_evicted():
+            if self.disk is not None and key not in self._leaving:
+                self.disk.touch(key)
 
     def retire(self, keys: Sequence[bytes]) -> None:
         """Nobody is likely to want these again: they give way before others, the last of them first."""
@@ -166,6 +204,7 @@ class Transfers:
             slot = None if self.tier is None else self.tier.reserve(key, tokens, tenant, spare=spare)
             if slot is not None:
                 saves.append(BlockSave(block, slot, tokens, spare))
+        self._note_evicted()
         loads = tuple(self._loads)
         self._wanted.clear()
         self._spare.clear()
@@ -184,7 +223,7 @@ class Transfers:
         while self._staying and left:
             key = next(iter(self._staying))
             block = self._staying.pop(key)
-            if self.block_of(key) == block:
+            if self._block_of(key) == block:
                 left -= 1
                 yield key, block
 

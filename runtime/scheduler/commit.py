@@ -77,7 +77,7 @@ class Committer:
         self._queues.rest(sequence)
         if read:
             self._queues.defer(sequence)
-        self._offload.rest(sequence)
+        self._offload.rest(sequence, self._queues.idle_eviction.now)
         self._counters.turns += 1
         return work
 

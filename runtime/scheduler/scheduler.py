@@ -96,9 +96,8 @@ class Scheduler:
         self.pool = pool
         self.counters = Counters()
         self._queues = Queues()
-        self._transfers = Transfers(
-            tier, settings.block_tokens, disk, beside=costs is not None and costs.beside
-        )
+        beside = costs is not None and costs.beside
+        self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside=beside)
         self._block_manager = BlockManager(pool, hasher, namespace, self._transfers)
         preemption = Preemption(settings, self._queues, self._block_manager, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)
@@ -164,7 +163,7 @@ class Scheduler:
 
     def note(self, now: float) -> None:
         """So late it is, and nothing more is done about it."""
-        self.offload.now = self._queues.idle_eviction.now = now
+        self._queues.idle_eviction.now = now
 
     def tick(self, now: float) -> None:
         """So late it is: what the disk says, leases that end, KV that is expected back, grammars."""
@@ -193,7 +192,7 @@ class Scheduler:
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do if nothing else happens; None: never."""
         pending_moves = POLL_SECONDS if self._pending_moves.busy else None
-        dues = (self.offload.due(), self._leases.due(now), pending_moves, self._grammar_queue.due())
+        dues = (self.offload.due(now), self._leases.due(now), pending_moves, self._grammar_queue.due())
         return min((due for due in dues if due is not None), default=None)
 
     def plan(self) -> Plan | None:

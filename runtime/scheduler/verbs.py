@@ -78,7 +78,7 @@ class Verbs:
         )
         self._counters.adopted += self._block_manager.adopt(sequence)
         self._queues.touch(sequence)
-        self._offload.restore.stage(sequence)
+        self._offload.restore.stage(sequence, self._queues.idle_eviction.now)
         return sequence.state
 
     def extend(self, verb: Extend) -> State:
@@ -89,7 +89,7 @@ class Verbs:
         sequence.extend(tokens)
         sequence.turn_expected = verb.due
         self._queues.touch(sequence)
-        self._offload.restore.stage(sequence)
+        self._offload.restore.stage(sequence, self._queues.idle_eviction.now)
         return sequence.state
 
     def truncate(self, verb: Truncate) -> State:
@@ -118,13 +118,13 @@ class Verbs:
             sequence.extend(tokens)
         if opening is not None and opening.parent is None:
             self._counters.adopted += self._block_manager.adopt(sequence)
-            self._offload.restore.stage(sequence)
+            self._offload.restore.stage(sequence, self._queues.idle_eviction.now)
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
             self._block_manager.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
         state = sequence.state
         if verb.sampling.grammar is None:
-            self._offload.restore.line_up(sequence)
+            self._offload.restore.line_up(sequence, self._queues.idle_eviction.now)
         else:
             self._grammar_queue.begin(sequence, verb.sampling.grammar)
         return state
@@ -171,7 +171,7 @@ class Verbs:
         sequence = self._idle(verb.seq)
         sequence.needs_lookup = True
         self._queues.touch(sequence)
-        self._offload.restore.stage(sequence)
+        self._offload.restore.stage(sequence, self._queues.idle_eviction.now)
         return sequence.state
 
     def settle(self, verb: Settle) -> State:

@@ -15,7 +15,7 @@ for name in sys.argv[1:]:
     importlib.import_module("holdfast.kvstore." + name)
 from holdfast.kvstore.pool import BlockPool
 pool = BlockPool(4)
-pool.release(pool.allocate(4))
+pool.release(pool.allocate(4).blocks)
 pool.audit({})
 """
 

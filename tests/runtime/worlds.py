@@ -508,7 +508,7 @@ class World:
     @property
     def _now(self) -> float:
         """By the engine's clock, as it looked last."""
-        return self.scheduler.offload.now
+        return self._queues.idle_eviction.now
 
     @property
     def _queues(self):

@@ -29,7 +29,7 @@ def away(here: World, seq: int) -> None:
     here.run()
     here.evict(seq)
     pool = here.scheduler.pool
-    pool.release(pool.allocate(pool.available, "flood"), "flood")
+    pool.release(pool.allocate(pool.available, "flood").blocks, "flood")
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -278,7 +278,7 @@ def test_what_nobody_wants_any_more_pushes_nothing_out_of_a_full_host_tier(depth
         here.run()
         here.close(seq)
     pool = here.scheduler.pool
-    pool.release(pool.allocate(pool.available, "flood"), "flood")
+    pool.release(pool.allocate(pool.available, "flood").blocks, "flood")
     here.run()
     here.extend(0, [8])
     here.reply(0, 2)

@@ -33,9 +33,8 @@ class Below:
         fd = make_memory(1 << 16)
         tier = HostTier(SlotMemory(fd, bytes(16), 64))
         os.close(fd)
-        self.moves = Transfers(tier, 4, beside=beside)
         self.blocks = {key: block for block, key in enumerate(KEYS)}
-        self.moves.block_of = self.blocks.get
+        self.moves = Transfers(tier, self.blocks.get, 4, beside=beside)
         for key, block in self.blocks.items():
             self.moves.save(key, block)
 
