@@ -65,7 +65,7 @@ class BlockManager:
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
         """Lease blocks, which are available, for as many of ``keys`` as are sound, and load them.
 
-        ``keys``: see `Residency.below`. Returns tokens restored. The blocks are found by their keys at once:
+        ``keys``: see `Located.in_host`. Returns tokens restored. The blocks are found by their keys at once:
         whoever reads them does so in this step or a later one.
         """
         tier = self.transfers.tier
@@ -87,7 +87,7 @@ class BlockManager:
         """Copy as many of ``keys`` as are sound, and blocks available for, to the device, now: no step is in
         flight. Returns tokens brought up.
 
-        ``keys``: see `Residency.at_hand`. Blocks whose bytes a move that waits still reads or writes are passed
+        ``keys``: see `Located.readable`. Blocks whose bytes a move that waits still reads or writes are passed
         over.
         """
         own = sequence.computed // self.block_tokens

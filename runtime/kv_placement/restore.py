@@ -10,7 +10,7 @@ only has it in memory, from where it is copied once, to the device. The clock is
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from ...kvstore.disk.client import DiskTier
@@ -20,8 +20,7 @@ from ..scheduler.preemption import Preemption
 from ..scheduler.queues import Queues
 from ..sequence import Sequence
 from .block_manager import BlockManager
-from .costs import CostBook
-from .restore_cost import Held, blocks_to_compute
+from .costs import CostBook, Restorable, blocks_to_compute
 
 FETCH_SECONDS = 8.0  # a turn waits so long for the disk's next piece, then it is computed
 FETCH_POLL_SECONDS = 0.0003  # while a sequence waits for its records
@@ -94,8 +93,8 @@ class Restore:
 
     def finds(self, sequence: Sequence) -> bool:
         """Whether a tier below the device holds what goes on where the sequence's computed tokens end."""
-        disk, residency = self._disk, self._block_manager.residency
-        return bool(residency.below(sequence) or (disk is not None and residency.on_disk(sequence, disk)))
+        located = self._block_manager.residency.locate(sequence)
+        return bool(located.in_host() or located.on_disk())
 
     def fetch(self, sequence: Sequence, now: float, *, bare: bool = True) -> bool:
         """Have what the disk holds of a sequence brought up; whether it has to wait for that.
@@ -108,12 +107,14 @@ class Restore:
             return False
         began = self._awaited.get(sequence.id)
         if disk.reaches and (began is None or began.sequence is not sequence):
-            self._read_up(sequence, disk, tier)
+            before = disk.reading_seconds
+            self._read(sequence, disk, tier, disk.placed)
+            sequence.restore_seconds += disk.reading_seconds - before
         meets, skipped = self._meeting(sequence, disk)
         bare &= disk.reaches and not meets
         if began is not None and began.goes_on(sequence) and began.bare <= bare and not skipped and not meets:
             return True
-        keys = self._block_manager.residency.on_disk(sequence, disk)[skipped:]
+        keys = self._block_manager.residency.locate(sequence).on_disk()[skipped:]
         if keys:  # what comes up must not take the places of its own beginning
             self._block_manager.transfers.touch(sequence.keys)
         same = began is not None and began.sequence is sequence and began.bare == bare
@@ -136,25 +137,14 @@ class Restore:
             del self._queues.restoring[sequence.id]
             self._queues.enqueue(sequence)
 
-    def _read_up(self, sequence: Sequence, disk: DiskTier, tier: HostTier) -> None:
-        """What lies in this machine's memory anyway goes to a device that is this machine, at once.
-
-        Nothing is sooner computed than that; what is left comes by way of the shelf.
-        """
-        self._adopt(sequence)
-        keys = self._block_manager.residency.at_hand(sequence, disk)
-        before = disk.reading_seconds
-        self._copy_up(sequence, keys, disk, tier)
-        sequence.restore_seconds += disk.reading_seconds - before
-
     def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
         """Up to which position a turn is computed meanwhile, 0 for none; and records on disk before it."""
         costs, tier = self.costs.costs(), self._block_manager.transfers.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
-        first, on_disk = self._block_manager.residency.to_restore(sequence, disk)
+        first, on_disk = self._block_manager.residency.locate(sequence).to_restore()
         size = self._block_manager.block_tokens
-        held = Held(first * size, tuple(on_disk), size, tier.memory.block_bytes)
+        held = Restorable(first * size, tuple(on_disk), size, tier.memory.block_bytes)
         count = blocks_to_compute(held, costs)
         sequence.chosen = count * size
         if any(on_disk[:count]) and not (costs.beside and any(on_disk[count:])):
@@ -184,17 +174,26 @@ class Restore:
 
     # --- inside ---------------------------------------------------------------------------------------
 
-    def _copy_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier, tier: HostTier) -> list[bytes]:
-        """To the device with these, which go on where the tokens end, but for those without blocks; which went.
+    def _read(
+        self, sequence: Sequence, disk: DiskTier, tier: HostTier, there: Callable[[bytes], bool]
+    ) -> list[bytes]:
+        """Read records that lie in this machine's memory to the device, now: no step is in flight.
 
-        So much at a time as nobody else notices.
+        Those that go on where the computed tokens end: in the host tier, or on disk and ``there``. At most
+        `AT_ONCE_BYTES`, and as many as find blocks. Without one of the disk it does nothing: a plan loads what
+        is in the host tier. Returns the keys of those that are on the device now.
         """
+        self._adopt(sequence)
+        keys = self._block_manager.residency.locate(sequence).readable(there)
+        first = next((key for key in keys if key not in tier), None)
+        if first is None or not disk.at_hand(first):
+            return []
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
             self._preemption.relieve(len(keys), sequence)
         sequence.from_disk.update(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
-        restored = self._block_manager.read_up(sequence, keys, disk) if keys else 0
+        restored = self._block_manager.read_up(sequence, keys, disk)
         self._counters.restored += restored
         return keys[: len(sequence.table) - own] if restored else []
 
@@ -249,12 +248,10 @@ class Restore:
         sequence, came = awaited.sequence, set(awaited.keys[awaited.moved : awaited.arrived])
         went: set[bytes] = set()
         while came - went:
-            self._adopt(sequence)
-            keys = self._block_manager.residency.going_on(sequence, disk, came.__contains__)
-            copied = self._copy_up(sequence, keys, disk, tier)
-            if not copied:
+            read = self._read(sequence, disk, tier, came.__contains__)
+            if not read:
                 break
-            went.update(copied)
+            went.update(read)
         if sequence.turn is None:
             self._queues.rank(sequence)
         self._pass_moved(awaited, went)
