@@ -6,11 +6,10 @@ Pure: reads a statement of the books, changes nothing, knows no step and no sequ
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import LeakFound
-from .owners import OwnerTags
 
 SHOWN = 8
 """At most so many blocks are named per complaint."""
@@ -27,7 +26,7 @@ class Books:
     cached: Sequence[int]
     sealed: frozenset[int]
     in_flight: bool
-    owners: OwnerTags | None = None
+    owners: Callable[[int], list[int | str | None]] | None = None
 
 
 def balance(books: Books, held: Mapping[int, int] | None = None) -> None:
@@ -68,7 +67,7 @@ def _leaks(books: Books, held: Mapping[int, int]) -> Iterable[str]:
     for block in sorted(books.references.keys() | held.keys())[: books.blocks]:
         ours, theirs = books.references.get(block, 0), held.get(block, 0)
         if ours != theirs:
-            tags = f" by {books.owners.of(block)}" if books.owners is not None else ""
+            tags = f" by {books.owners(block)}" if books.owners is not None else ""
             yield f"block {block} is held {ours} times{tags}, {theirs} accounted for"
 
 

@@ -26,7 +26,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from .references import BlockIds, as_places
+from .block_table import BlockIds, as_array
 
 MOST_HITS = (0, 3)
 """The most hits a block of rank 0 and of rank 1 has; rank 2 is open above."""
@@ -68,7 +68,7 @@ class EvictionOrder:
 
     def hit(self, blocks: BlockIds, times: int = 1) -> None:
         """Each of these was found again by its key, so many times."""
-        np.add.at(self._hits, as_places(blocks), np.int32(times))
+        np.add.at(self._hits, as_array(blocks), np.int32(times))
 
     def forget(self, blocks: Iterable[int]) -> None:
         """These lost their key: what they hold next has no past."""

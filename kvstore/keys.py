@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,3 +118,60 @@ def namespace_digest(
     }
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES, person=b"holdfast.space").digest()
+
+
+class KeyChain(Sequence[bytes]):
+    """The block keys of one sequence, in the order of its blocks; reads as a list, changes at its end only.
+
+    A fork shares the list and copies nothing: each chain reads it to its own length. The chain that ends where
+    the list ends appends to it, which the others do not see; one that would write where another may read
+    copies the list first.
+    """
+
+    __slots__ = ("_keys", "_length", "_shared")
+
+    def __init__(self, keys: Iterable[bytes] = ()) -> None:
+        self._keys = list(keys)
+        self._length = len(self._keys)
+        self._shared = False
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[bytes]: ...
+
+    def __getitem__(self, place: int | slice) -> bytes | list[bytes]:
+        if isinstance(place, slice):
+            return self._keys[slice(*place.indices(self._length))]
+        if not -self._length <= place < self._length:
+            raise IndexError(f"key {place} of {self._length}")
+        return self._keys[place % self._length]
+
+    def extend(self, keys: Iterable[bytes]) -> None:
+        """Put keys behind the last."""
+        if self._length < len(self._keys):
+            self._part()
+        self._keys.extend(keys)
+        self._length = len(self._keys)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length``, where there are more."""
+        self._length = min(length, self._length)
+        if not self._shared:
+            del self._keys[self._length :]
+
+    def copy(self, length: int) -> KeyChain:
+        """A chain of its own with the first ``length``, where there are as many. O(1)."""
+        twin = KeyChain()
+        twin._keys, twin._length = self._keys, min(length, self._length)
+        twin._shared = self._shared = True
+        return twin
+
+    def _part(self) -> None:
+        """Others may read what stands behind: go on in a list of its own."""
+        self._keys = list(islice(self._keys, self._length))
+        self._shared = False

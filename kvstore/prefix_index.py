@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .references import BlockIds, PayloadOffsets, as_places
+from .block_table import BlockArray, BlockIds, as_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class PrefixIndex:
 
     def add_each(self, keys: Sequence[bytes], blocks: BlockIds) -> list[int]:
         """`add` of many, none of which has a key, under keys that differ; the positions of those refused."""
-        places = as_places(blocks)
+        places = as_array(blocks)
         assert not self.holds_each(places).any(), "one has a key already"
         refused = [at for at, key in enumerate(keys) if key in self._block_of]
         if refused:
@@ -108,7 +108,7 @@ class PrefixIndex:
         """Whether the block can be found by a key."""
         return block in self._key_of
 
-    def holds_each(self, blocks: PayloadOffsets) -> NDArray[np.bool_]:
+    def holds_each(self, blocks: BlockArray) -> NDArray[np.bool_]:
         """`holds` of each, bool ``[blocks]``."""
         if not len(blocks):
             return np.zeros(0, dtype=np.bool_)

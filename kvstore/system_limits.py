@@ -6,9 +6,11 @@ of this process or of the machine. Reads the process's limits; knows no tier and
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
+import sys
 from pathlib import Path
 
 NAMED = (
@@ -73,6 +75,18 @@ def open_files() -> int:
 def file_bytes() -> int | None:
     """Bytes that a file of this process may have; None: no limit."""
     return _finite("RLIMIT_FSIZE")
+
+
+def roam() -> None:
+    """The first act of a thread that another has made: run wherever any thread of this process may, but not
+    where the one that made it is bound to.
+    """
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):  # a sandbox forbids it, or a thread has just ended
+        threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+        allowed = set().union(*map(os.sched_getaffinity, threads))
+        os.sched_setaffinity(0, allowed - os.sched_getaffinity(0) or allowed)
 
 
 def _memory() -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kvstore.block_table import BlockTable
-from ..kvstore.keychain import KeyChain
+from ..kvstore.keys import KeyChain
 from ..kvstore.quotas import tenant_of
 from .grammar.matcher import Matcher
 from .link.messages import Finish, Limits, Sampling, State, TokenLogprob, Work

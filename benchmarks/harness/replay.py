@@ -17,7 +17,7 @@ from pathlib import Path
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE, DiskStatistics
-from holdfast.kvstore.disk.page_cache import PAGE
+from holdfast.kvstore.disk.payload_offsets import PAGE
 from holdfast.kvstore.disk.store import Given, RecordStore
 from holdfast.kvstore.errors import KVStoreError
 from holdfast.kvstore.host.slots import ENTRY, SlotMemory, make_memory

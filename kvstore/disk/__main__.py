@@ -14,9 +14,8 @@ import signal
 import socket
 import sys
 
-from .lock import StoreHeld
 from .server import serve
-from .store import StoreFailed, StoreTorn
+from .store import StoreFailed, StoreLocked, StoreTorn
 
 NICENESS = 10
 """Of this process: where the cores are few, what it writes shall not hold up a step."""
@@ -38,7 +37,7 @@ def main() -> int:
     try:
         with socket.socket(fileno=given.fd) as sock:
             serve(sock, given.memory, anew=given.anew)
-    except (StoreFailed, StoreHeld, StoreTorn) as error:
+    except (StoreFailed, StoreLocked, StoreTorn) as error:
         print(f"holdfast shelf: {error}", file=sys.stderr)
         return 2
     return 0

@@ -23,10 +23,9 @@ from pathlib import Path
 
 from ..errors import KVStoreError
 from ..system_limits import explained
-from .lock import StoreHeld, clear, hold
 from .payload_offsets import FILE
 from .process import CRASHES
-from .store import RecordStore, StoreFailed, StoreTorn, throw_away
+from .store import RecordStore, StoreFailed, StoreLocked, StoreTorn, clear, hold, throw_away
 
 ABOUT = "about.json"
 MOST_BLOCK_BYTES = 1 << 32
@@ -79,7 +78,7 @@ def clear_others(folder: Path, wanted: int) -> int:
     for path in sorted(folder.parent.glob(f"*/{FILE}"), key=_last_use):
         if path.parent == folder or freed >= wanted:
             continue
-        with contextlib.suppress(OSError, StoreHeld):
+        with contextlib.suppress(OSError, StoreLocked):
             taken = path.stat().st_blocks * 512
             clear(path.parent)
             freed += taken
@@ -97,7 +96,7 @@ def file_bytes(kv: Path) -> int:
 
 
 def stat(kv: Path) -> Iterator[Account]:
-    """How much there is of each namespace. Raises `StoreHeld`, `StoreFailed`, `StoreTorn`."""
+    """How much there is of each namespace. Raises `StoreLocked`, `StoreFailed`, `StoreTorn`."""
     return _each(kv, "stat")
 
 
@@ -129,7 +128,7 @@ def give_back(kv: Path, floor: int) -> None:
 
 
 def remove(kv: Path) -> int:
-    """Remove all records and the secret that names them; how many folders. Raises `StoreHeld`, ``OSError``.
+    """Remove all records and the secret that names them; how many folders. Raises `StoreLocked`, ``OSError``.
 
     Of a link to another disk what lies there goes, and the link stays.
     """
@@ -202,7 +201,7 @@ def _apart(act: str, folder: Path, floor: int = 0) -> Account:
         )
     told = json.loads(done.stdout)
     if done.returncode == REFUSED:
-        kinds = {kind.__name__: kind for kind in (StoreHeld, StoreFailed, StoreTorn)}
+        kinds = {kind.__name__: kind for kind in (StoreLocked, StoreFailed, StoreTorn)}
         raise kinds[told["error"]](told["text"])
     tenants = {int(tenant): records for tenant, records in told.pop("tenants").items()}
     return Account(**told, tenants=tenants)
@@ -221,7 +220,7 @@ def main(words: Sequence[str]) -> int:
     act, folder, floor = words
     try:
         account = _act(act, Path(folder), int(floor))
-    except (StoreHeld, StoreFailed, StoreTorn) as error:
+    except (StoreLocked, StoreFailed, StoreTorn) as error:
         print(json.dumps({"error": type(error).__name__, "text": str(error)}))
         return REFUSED
     print(json.dumps(asdict(account)))

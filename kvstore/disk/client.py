@@ -12,11 +12,12 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import os
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat, takewhile
 from pathlib import Path
@@ -25,7 +26,6 @@ from ..host.slots import PAGE
 from ..host.tier import HostTier
 from ..keys import KEY_BYTES
 from ..system_limits import explained
-from .deadline import Patience
 from .direct_read import DirectRead, Lying, Parts
 from .messages import (
     PACKET_BYTES,
@@ -43,7 +43,6 @@ from .messages import (
     encode,
 )
 from .messages import up_decoder as decoder
-from .reads import PendingReads
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
@@ -51,6 +50,10 @@ STORING_SHARE = 8  # and at most one part in so many of all
 MOST_SUPERSEDED = 1024
 PIECES_AT_ONCE = 4  # taken up by one `poll`, so that they go on to the device while others come,
 PIECES_A_SECOND = 10_000  # and as many more as may have come while a step kept the engine from looking
+OPENING = 60.0  # seconds in which a new shelf says something, until it has said what it holds
+AWAY = 1.0  # after so many seconds without a look as many are given before the next
+PIECE_BYTES = 1 << 20  # of records that are asked for at once: while one comes the one before is taken up
+MOST_IN_PIECE = 64
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,98 @@ class DiskStatistics:
     budget: int = 0
 
 
+class AnswerDeadline:
+    """When a disk process that says nothing counts as lost, by the caller's clock.
+
+    An answer has a deadline, and a new process has one for its first word. Both count the time that the engine
+    has waited, not the time it has slept: an engine that was stopped, or computed for seconds, finds answers
+    that came long ago, or a process that was stopped with it; so it looks once more.
+    """
+
+    def __init__(self) -> None:
+        self._looked = -math.inf
+        self._again: float | None = None  # when to look once more
+        self._heard = -math.inf
+
+    def heard(self, now: float) -> None:
+        """It was started, or said something."""
+        self._heard, self._again = now, None
+
+    def over(self, now: float, deadlines: Iterable[float], *, opening: bool) -> bool:
+        """Whether it is lost, all it has said being read. ``deadlines``: of what it was asked.
+
+        ``opening``: it has not said yet what it holds.
+        """
+        away, self._looked = now > self._looked + AWAY, now
+        late = now > self._heard + OPENING if opening else any(now > deadline for deadline in deadlines)
+        if late and away and self._again is None:
+            self._again = now + AWAY
+        return late and (self._again is None or now > self._again)
+
+
+class PendingReads:
+    """What is on its way into ``host``'s slots, or into memory."""
+
+    def __init__(self, host: HostTier) -> None:
+        self._host = host
+        self._slots: dict[bytes, int] = {}
+        self._bare: set[bytes] = set()
+        self._unasked: tuple[list[bytes], list[bytes]] = [], []  # for slots, and bare
+        self._most = max(1, min(MOST_IN_PIECE, PIECE_BYTES // host.memory.block_bytes))
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._slots or key in self._bare
+
+    def has(self, key: bytes, *, bare: bool) -> bool:
+        """Whether it comes in that way."""
+        return key in self._bare if bare else key in self._slots
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some are not asked for yet."""
+        return any(self._unasked)
+
+    def add(self, key: bytes, tenant: int, *, bare: bool) -> bool:
+        """Have it asked for with the next piece; False: there is no slot for it."""
+        if bare:
+            self._bare.add(key)
+        else:
+            slot = self._host.reserve(key, 0, tenant)
+            if slot is None:
+                return False
+            self._slots[key] = slot
+        self._unasked[bare].append(key)
+        return True
+
+    def pieces(self, *, full: bool) -> Iterator[tuple[list[int], list[bytes]]]:
+        """What is to be asked for now, slots and keys; only ``full`` ones, or whatever there is."""
+        for unasked in self._unasked:
+            if len(unasked) >= self._most or (unasked and not full):
+                keys = list(unasked)
+                unasked.clear()
+                yield ([] if unasked is self._unasked[True] else [self._slots[key] for key in keys]), keys
+
+    def came(self, key: bytes, slot: int | None) -> None:
+        """It is in its slot, or in memory; or will not be."""
+        if slot is None:
+            self._bare.discard(key)
+        else:
+            del self._slots[key]
+
+    def give_up(self, request: Fetch) -> None:
+        """Nobody will answer it: its slots are free again."""
+        for key in request.keys if not request.slots else ():
+            self._bare.discard(key)
+        for key, slot in zip(request.keys, request.slots, strict=False):
+            del self._slots[key]
+            self._host.abandon(slot)
+
+    def give_up_unasked(self) -> None:
+        """What was not asked for will not be."""
+        for slots, keys in self.pieces(full=False):
+            self.give_up(Fetch(0, slots, keys))
+
+
 class DiskTier:
     """Records below ``host``; ``control`` is the engine's end of a `keeper.DiskProcess`'s socket.
 
@@ -101,7 +196,7 @@ class DiskTier:
         self._shortcut = DirectRead(Path(begin.folder), begin.block_bytes)
         self._sock: socket.socket | None = None
         self._ready = False
-        self._patience = Patience()
+        self._deadline = AnswerDeadline()
         self._keys: set[bytes] = set()
         self._tickets = itertools.count(1)
         self._requests: dict[int, _Request] = {}
@@ -276,7 +371,7 @@ class DiskTier:
             self._flush()
             if self._receive(now) and self._sock is not None:
                 deadlines = (request.deadline for request in self._requests.values())
-                if self._patience.over(now, deadlines, opening=not self._ready):
+                if self._deadline.over(now, deadlines, opening=not self._ready):
                     self._lose("does not answer")
 
     def statistics(self) -> DiskStatistics:
@@ -352,7 +447,7 @@ class DiskTier:
                 self._lose("is gone")
                 return True
             self._answer(decoder.decode(packet))
-            self._patience.heard(now)
+            self._deadline.heard(now)
         return False
 
     def _answer(self, answer: Up) -> None:
@@ -465,7 +560,7 @@ class DiskTier:
         os.set_inheritable(fds[0], False)
         self._sock = socket.socket(fileno=fds[0])
         self._sock.setblocking(False)
-        self._patience.heard(now)
+        self._deadline.heard(now)
         self._budget = self._begin.budget
         self._post(self._begin)
 

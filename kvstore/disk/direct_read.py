@@ -21,9 +21,8 @@ from typing import TypeAlias
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from ..cpu_affinity import roam
-from .page_cache import in_memory
-from .payload_offsets import FILE, stride_of
+from ..system_limits import roam
+from .payload_offsets import FILE, in_memory, stride_of
 
 RUN_BYTES = 3 << 19  # of records in one call: what it brought is still near the core when it is checked
 SHARED = 32  # of so many records a second thread reads as many as it can

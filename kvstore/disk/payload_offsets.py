@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,16 +23,18 @@ from pathlib import Path
 
 import numpy as np
 
-from .page_cache import PAGE, bring
 from .record import RecordHeader
 
 FILE = "data.mdb"
 """Name of the file in a store's folder; LMDB gives it."""
 HEADER = 16  # bytes of LMDB's own before a payload
+PAGE = 4096
+_CACHESTAT = 451  # the same number on every architecture; Linux 6.5
 MADV_NORMAL, MADV_RANDOM = 0, 1  # the same numbers on every Linux
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +139,51 @@ def _range_of(path: Path) -> tuple[int, int]:
                 begin, _, end = fields[0].partition("-")
                 return int(begin, 16), int(end, 16)
     return 0, 0
+
+
+class _Range(ctypes.Structure):
+    """``struct cachestat_range``: of the file, in bytes."""
+
+    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _Pages(ctypes.Structure):
+    """``struct cachestat``: numbers of pages."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently")
+    )
+
+
+def in_memory(fd: int, offset: int) -> bool:
+    """Whether the page there is, or is on its way; asked without reading: the kernel would read ahead for that.
+
+    Raises:
+        OSError: nobody can say.
+    """
+    span, pages = _Range(offset // PAGE * PAGE, PAGE), _Pages()
+    if _syscall(_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(pages), 0) == 0:
+        return bool(pages.cached)
+    return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1  # an older kernel
+
+
+def bring(fd: int, offset: int, length: int) -> bool:
+    """Have these bytes in memory, and wait until they are; whether the file has so many.
+
+    They are sent to where nothing takes them: what passes is pages, not their bytes.
+
+    Raises:
+        OSError: the medium refused.
+    """
+    end = offset + length
+    while offset < end:
+        sent = os.sendfile(_nowhere(), fd, offset, end - offset)
+        if not sent:
+            return False
+        offset += sent
+    return True
+
+
+@functools.cache
+def _nowhere() -> int:
+    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -218,7 +218,7 @@ class DiskServer:
 def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
     """Read ``Begin`` and serve until the socket ends; ``anew``: without the records that are there.
 
-    Raises `StoreHeld`, `StoreFailed`, `StoreTorn`.
+    Raises `StoreLocked`, `StoreFailed`, `StoreTorn`.
     """
     packet = sock.recv(PACKET_BYTES)
     if not packet:

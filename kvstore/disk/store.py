@@ -14,8 +14,10 @@ whole file back, and the store begins anew.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +32,6 @@ from ..errors import KVStoreError, RecordDamaged, RecordMissing
 from ..system_limits import OUT_OF_DESCRIPTORS, errno_of, explained
 from .eviction import RecordEviction
 from .free_pages import ListUnreadable, punch_free_pages
-from .lock import hold
 from .payload_offsets import FILE, PayloadOffsets, stride_of
 from .record import RecordHeader, read_header
 
@@ -64,6 +65,10 @@ class StoreFull(StoreFailed):
     """The disk has no space for KV beyond what is kept free there."""
 
 
+class StoreLocked(KVStoreError):
+    """Another process has this store."""
+
+
 class StoreTorn(KVStoreError):
     """The file was damaged where nothing but LMDB's own pages are; it is removed."""
 
@@ -89,7 +94,7 @@ class RecordStore:
     ``anew``: throw away what is there, as whoever opened it last died of it.
 
     Raises:
-        StoreHeld: another process has it open.
+        StoreLocked: another process has it open.
         StoreFailed: the folder or file cannot be opened, even anew.
     """
 
@@ -572,3 +577,27 @@ def throw_away(folder: Path) -> None:
         os.truncate(path, 0)
         path.unlink()
     (folder / "lock.mdb").unlink(missing_ok=True)
+
+
+def hold(folder: Path) -> int:
+    """Take the folder's lock, whose file names the process. Raises `StoreLocked`, naming who has it."""
+    fd = os.open(folder / "holder", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise StoreLocked(f"{folder} is held by process {holder or 'unknown'}") from None
+    signed = 0
+    with contextlib.suppress(OSError):  # a full disk: over the name that stands there, or nameless
+        signed = os.pwrite(fd, str(os.getpid()).encode(), 0)
+    os.ftruncate(fd, signed)
+    return fd
+
+
+def clear(folder: Path) -> None:
+    """Remove a namespace's records. Raises `StoreLocked` while a process has them."""
+    if folder.is_dir():
+        lock = hold(folder)
+        shutil.rmtree(folder)
+        os.close(lock)

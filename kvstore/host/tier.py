@@ -12,6 +12,7 @@ One thread uses it; no torch, no clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 
@@ -20,12 +21,41 @@ from xxhash import xxh3_64_intdigest
 
 from ..errors import LeakFound, RecordDamaged, RecordMissing
 from ..quotas import FairOrder
-from ..tier import Record, TierStatistics
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
 """Of the memory, and at most: free slots that have pages. To take these may cost ten times what it costs to
 fill them: a virtual machine gives those it frees back to its host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One block on its way: the first ``tokens`` slots of ``payload`` (``block_bytes`` long) are filled.
+
+    ``key`` is a block key of `keys.BlockHasher`, in which namespace, group and tenant are already mixed.
+    """
+
+    key: bytes
+    tokens: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatistics:
+    """``records`` and ``bytes`` now, of ``capacity`` bytes; counts since birth.
+
+    ``hits``, ``misses``, ``damaged``: how each `HostTier.get` ended. ``refused``: puts without room.
+    ``dropped``: records given up, for room or when told to.
+    """
+
+    records: int
+    bytes: int
+    capacity: int
+    hits: int
+    misses: int
+    damaged: int
+    refused: int
+    dropped: int
 
 
 class HostTier:

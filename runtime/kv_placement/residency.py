@@ -1,4 +1,4 @@
-"""Where a sequence's KV lies: on the device, in the host tier, on disk. Changes nothing but the sequence's keys."""
+"""Where a sequence's KV lies: on the device, in the host tier, on disk."""
 
 from __future__ import annotations
 

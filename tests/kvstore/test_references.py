@@ -7,7 +7,7 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import given
 
-from holdfast.kvstore.references import References, as_places
+from holdfast.kvstore.pool import References, as_places
 
 BLOCKS = 8
 TAKEN = st.lists(st.tuples(st.lists(st.integers(0, BLOCKS - 1), unique=True), st.integers(1, 3)))

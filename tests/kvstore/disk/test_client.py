@@ -17,13 +17,11 @@ import pytest
 from holdfast.kvstore.disk import client
 from holdfast.kvstore.disk import process as keeper
 from holdfast.kvstore.disk.admin import remove, stat, verify
-from holdfast.kvstore.disk.client import DEADLINE, DiskTier
-from holdfast.kvstore.disk.deadline import OPENING
+from holdfast.kvstore.disk.client import DEADLINE, OPENING, DiskTier
 from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Known, encode
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
-from holdfast.kvstore.host.tier import HostTier
-from holdfast.kvstore.tier import Record
+from holdfast.kvstore.host.tier import HostTier, Record
 
 SIZE = 8192
 SPACE = bytes(range(16))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.kvstore.disk.deadline import AWAY, OPENING, Patience
+from holdfast.kvstore.disk.client import AWAY, OPENING, Patience
 
 
 def test_a_shelf_that_is_waited_for_is_lost_at_its_deadline() -> None:

@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk import direct_read
 from holdfast.kvstore.disk.direct_read import FILE, DirectRead, Lying
-from holdfast.kvstore.disk.page_cache import in_memory
+from holdfast.kvstore.disk.payload_offsets import in_memory
 
 KEY, OTHER = b"k" * 16, b"o" * 16
 OFFSET = 4096 + 16

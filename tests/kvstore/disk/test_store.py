@@ -16,10 +16,9 @@ from hypothesis import given as given_values
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.lock import StoreHeld, clear
 from holdfast.kvstore.disk.process import CRASHES
 from holdfast.kvstore.disk.record import RecordHeader, read_header
-from holdfast.kvstore.disk.store import Given, RecordStore, StoreFailed
+from holdfast.kvstore.disk.store import Given, RecordStore, StoreFailed, StoreLocked, clear
 from holdfast.kvstore.errors import RecordDamaged, RecordMissing
 
 SPACE = bytes(range(16))
@@ -178,9 +177,9 @@ def test_more_than_the_budget_is_refused_and_changes_nothing(tmp_path: Path) -> 
 
 
 def test_a_store_is_one_process_s(store: RecordStore, tmp_path: Path) -> None:
-    with pytest.raises(StoreHeld, match=f"held by process {os.getpid()}"):
+    with pytest.raises(StoreLocked, match=f"held by process {os.getpid()}"):
         opened(tmp_path / "kv")
-    with pytest.raises(StoreHeld):
+    with pytest.raises(StoreLocked):
         clear(tmp_path / "kv")
 
 

@@ -13,8 +13,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.errors import LeakFound, RecordDamaged, RecordMissing
 from holdfast.kvstore.host import tier as host
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
-from holdfast.kvstore.host.tier import HostTier
-from holdfast.kvstore.tier import Record, Tier
+from holdfast.kvstore.host.tier import HostTier, Record
 
 SIZE = 64
 SLOTS = 5
@@ -162,8 +161,8 @@ def filled(tier: HostTier, *keys: bytes) -> None:
         assert tier.put(Record(key, 4, memoryview(content(key, 0))))
 
 
-def test_it_is_a_tier() -> None:
-    tier: Tier = HostTier(memory_of())
+def test_it_keeps_and_finds_a_record() -> None:
+    tier = HostTier(memory_of())
     key = b"k" * 16
     with pytest.raises(RecordMissing):
         tier.get(key)

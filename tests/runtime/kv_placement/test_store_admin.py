@@ -11,9 +11,8 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.admin import write_about
-from holdfast.kvstore.disk.lock import hold
 from holdfast.kvstore.disk.payload_offsets import FILE
-from holdfast.kvstore.disk.store import Given, RecordStore
+from holdfast.kvstore.disk.store import Given, RecordStore, hold
 from holdfast.runtime.errors import SettingsInvalid
 from holdfast.runtime.kv_placement.store_admin import tend
 

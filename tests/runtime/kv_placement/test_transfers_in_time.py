@@ -77,7 +77,7 @@ def test_a_block_that_leaves_goes_at_once(wanted: bool) -> None:
     here = Below()
     leaving = WAITING - 1
     del here.blocks[KEYS[leaving]]  # the pool forgets its name, and says so
-    here.moves.given_up(leaving, KEYS[leaving], wanted)
+    here.moves.evicted(leaving, KEYS[leaving], wanted)
     assert leaving in here.emitted()
     while here.moves.waiting:
         assert leaving not in here.emitted()
