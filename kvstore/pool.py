@@ -160,7 +160,7 @@ class EvictedBlock(NamedTuple):
     """A cached block that was given up for an allocation, and the key under which it was found.
 
     Its content stands in the block until the new holder writes it. ``wanted``: False after
-    `BlockPool.give_way`: it is unlikely to be looked for again.
+    `BlockPool.evict_first`: it is unlikely to be looked for again.
     """
 
     block: int
@@ -192,7 +192,7 @@ class BlockPool:
         self._references = References(blocks)
         self._fenced: OrderedDict[int, int] = OrderedDict()  # block: the step that must finish; steps rise
         self._cached = EvictionOrder(blocks)
-        self._unwanted: set[int] = set()  # of those: see `give_way`
+        self._unwanted: set[int] = set()  # of those: see `evict_first`
         self._in_flight: deque[int] = deque()
         self._last_step: int | None = None
         self._leased = self._evicted = self._found = 0
@@ -267,7 +267,7 @@ class BlockPool:
         if self._in_flight:
             self._fenced.update(dict.fromkeys(retired, self._in_flight[-1]))
         else:
-            self._settle(retired)
+            self._make_available(retired)
 
     def seal(self, block: int, key: bytes) -> bool:
         """The held ``block`` is full and computed, read-only from now on, and is found by ``key``.
@@ -326,7 +326,7 @@ class BlockPool:
         self._hold(only, 1)
         return first
 
-    def give_way(self, blocks: Iterable[int]) -> None:
+    def evict_first(self, blocks: Iterable[int]) -> None:
         """Nobody is likely to want these: the cached ones go before all others, the last of them first."""
         for block in blocks:
             if self._cached.remove(block):
@@ -379,7 +379,7 @@ class BlockPool:
             passed.append(block)
         for block in passed:
             del self._fenced[block]
-        self._settle(passed)
+        self._make_available(passed)
 
     def references(self, block: int) -> int:
         """How often the block is held; 0 for free, cached and fenced ones."""
@@ -473,7 +473,7 @@ class BlockPool:
         self._cached.forget(blocks)
         self._unwanted.difference_update(blocks)
 
-    def _settle(self, blocks: Sequence[int]) -> None:
+    def _make_available(self, blocks: Sequence[int]) -> None:
         """Nobody holds these and no step uses them, the end of a chain first: cached if sealed, else free."""
         sealed = self.index.holds
         self._cached.add(block for block in blocks if sealed(block))

@@ -32,7 +32,7 @@ Parts: TypeAlias = Sequence[memoryview]
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
+class RecordAt:
     """``offset``: of the payload in the file; ``tokens`` and xxh3 ``digest`` of the record."""
 
     offset: int
@@ -46,7 +46,7 @@ class DirectRead:
     def __init__(self, folder: Path, length: int) -> None:
         self._path = folder / FILE
         self._fd: int | None = None
-        self._lying: dict[bytes, Lying] = {}
+        self._known: dict[bytes, RecordAt] = {}
         self._stride = stride_of(length)
         self._most_in_run = max(1, RUN_BYTES // length)
         self._between = memoryview(bytearray(self._stride - length))  # what lies there is of no interest
@@ -55,16 +55,16 @@ class DirectRead:
 
     def __contains__(self, key: bytes) -> bool:
         """Whether it is known where it lies."""
-        return key in self._lying
+        return key in self._known
 
-    def learn(self, key: bytes, lying: Lying) -> None:
+    def learn(self, key: bytes, record: RecordAt) -> None:
         """A record is there; an offset of 0: nobody knows where."""
-        if lying.offset:
-            self._lying[key] = lying
+        if record.offset:
+            self._known[key] = record
 
     def forget(self, key: bytes) -> None:
         """It is there no more, or is not to be read here."""
-        self._lying.pop(key, None)
+        self._known.pop(key, None)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -73,18 +73,18 @@ class DirectRead:
 
     def forget_all(self) -> None:
         """Let go of the file, too: another shelf may make another."""
-        self._lying.clear()
+        self._known.clear()
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def has(self, key: bytes) -> bool:
         """Whether `read` is likely to succeed now: its first page is in memory."""
-        lying = self._lying.get(key)
-        if lying is None:
+        record = self._known.get(key)
+        if record is None:
             return False
         with contextlib.suppress(OSError):
-            if in_memory(self._file(), lying.offset):
+            if in_memory(self._file(), record.offset):
                 return True
         self._look_again()
         return False
@@ -100,7 +100,7 @@ class DirectRead:
         with contextlib.suppress(OSError):
             self._file()  # before there are two to open it
         runs, taking = self._runs(keys), Lock()
-        came: dict[int, list[Lying]] = {}
+        came: dict[int, list[RecordAt]] = {}
 
         def work() -> None:
             while True:
@@ -123,24 +123,24 @@ class DirectRead:
             other.result()
         found: list[int] = []
         while run := came.get(len(found), []):
-            found += [lying.tokens for lying in run]
+            found += [record.tokens for record in run]
         if len(found) < len(keys):
             self.forget(keys[len(found)])
             self._look_again()
         return found
 
-    def _runs(self, keys: Sequence[bytes]) -> Generator[tuple[int, list[Lying]], None, None]:
+    def _runs(self, keys: Sequence[bytes]) -> Generator[tuple[int, list[RecordAt]], None, None]:
         """Records of which it is known where they lie, in groups that lie one behind the other, and the place
         of each group's first among ``keys``; the last are small, so that two who take them end together.
         """
-        at, run, most = 0, list[Lying](), self._share_of(len(keys))
-        for lying in takewhile(bool, map(self._lying.get, keys)):
-            assert lying is not None
-            if run and (len(run) == most or lying.offset != run[-1].offset + self._stride):
+        at, run, most = 0, list[RecordAt](), self._share_of(len(keys))
+        for record in takewhile(bool, map(self._known.get, keys)):
+            assert record is not None
+            if run and (len(run) == most or record.offset != run[-1].offset + self._stride):
                 yield at, run
                 at, run = at + len(run), []
                 most = self._share_of(len(keys) - at)
-            run.append(lying)
+            run.append(record)
         if run:
             yield at, run
 
@@ -148,7 +148,7 @@ class DirectRead:
         """How many of so many records one call brings at most."""
         return max(1, min(self._most_in_run, left // 4))
 
-    def _read_run(self, run: list[Lying], blocks: Sequence[Parts]) -> int:
+    def _read_run(self, run: list[RecordAt], blocks: Sequence[Parts]) -> int:
         """How many of them came whole."""
         parts = [part for block in blocks for part in (*block, self._between)]
         got = 0

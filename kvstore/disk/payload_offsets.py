@@ -79,14 +79,14 @@ class PayloadOffsets:
         got = os.preadv(self._fd, [into], place.offset)
         return place.header if got == len(into) else None
 
-    def bring(self, key: bytes, length: int) -> RecordHeader | None:
+    def load_pages(self, key: bytes, length: int) -> RecordHeader | None:
         """As `read`, but copies nothing: the payload is in memory afterwards, for another to read."""
         place = self._places.get(key)
         if place is None or self._fd is None:
             return None
-        return place.header if bring(self._fd, place.offset, length) else None
+        return place.header if load_pages(self._fd, place.offset, length) else None
 
-    def place_of(self, key: bytes) -> int:
+    def offset_of(self, key: bytes) -> int:
         """Where it lies; 0: nobody knows."""
         place = self._places.get(key)
         return 0 if place is None else place.offset
@@ -167,7 +167,7 @@ def in_memory(fd: int, offset: int) -> bool:
     return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1  # an older kernel
 
 
-def bring(fd: int, offset: int, length: int) -> bool:
+def load_pages(fd: int, offset: int, length: int) -> bool:
     """Have these bytes in memory, and wait until they are; whether the file has so many.
 
     They are sent to where nothing takes them: what passes is pages, not their bytes.

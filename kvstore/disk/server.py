@@ -37,7 +37,7 @@ from .messages import (
     encode,
 )
 from .messages import down_decoder as decoder
-from .store import Given, RecordStore, StoreFailed, StoreFull
+from .store import NewRecord, RecordStore, StoreFailed, StoreFull
 
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
@@ -153,7 +153,7 @@ class DiskServer:
             try:
                 if request.slots:
                     header = self._store.get(key, self._memory.payload(request.slots[at]))
-                elif (found := self._store.bring(key)) is not None:
+                elif (found := self._store.load_pages(key)) is not None:
                     header = found
                 else:
                     continue
@@ -165,12 +165,12 @@ class DiskServer:
                 self._refused(error)
             else:
                 tokens[at], digests[at] = header.tokens, header.digest
-        offsets = [self._store.place_of(key) for key in request.keys]
+        offsets = [self._store.offset_of(key) for key in request.keys]
         self._send(Fetched(request.ticket, tokens, digests, gone, offsets))
 
     def _keep(self, stores: list[Store]) -> None:
         records = [
-            Given(store.key, store.tokens, store.digest, self._memory.payload(store.slot), store.tenant)
+            NewRecord(store.key, store.tokens, store.digest, self._memory.payload(store.slot), store.tenant)
             for store in stores
         ]
         for store in stores:
@@ -179,7 +179,7 @@ class DiskServer:
         superseded = [key for store in stores for key in store.superseded]
         try:
             touched = [key for store in stores for key in store.touched]
-            self._store.give_way(key for store in stores for key in store.yielding)
+            self._store.evict_first(key for store in stores for key in store.yielding)
             evicted = self._store.put(records, superseded, touched)
         except StoreFailed as error:
             self._refused(error)
@@ -192,7 +192,7 @@ class DiskServer:
             log.warning("the disk takes records again")
             self._refusing = False
         for store in stores:
-            self._send(Done(store.ticket, self._store.place_of(store.key)))
+            self._send(Done(store.ticket, self._store.offset_of(store.key)))
         if evicted:  # some of these, perhaps, where a tenant may keep fewer than it gave
             self._send(Gone(b"".join(evicted)))
         self._tell_given_up()

@@ -74,7 +74,7 @@ class StoreTorn(KVStoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class NewRecord:
     """A record to be kept. ``payload`` is read during the call only."""
 
     key: bytes
@@ -179,7 +179,7 @@ class RecordStore:
         return list(self._order)
 
     def put(
-        self, records: Sequence[Given], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
+        self, records: Sequence[NewRecord], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
     ) -> list[bytes]:
         """Keep these and forget ``superseded``, all in one transaction; returns keys given up for room.
 
@@ -232,7 +232,7 @@ class RecordStore:
             self._order.add(record.key, record.tenant)
         return [*evicted, *refused]
 
-    def give_way(self, keys: Iterable[bytes]) -> None:
+    def evict_first(self, keys: Iterable[bytes]) -> None:
         """These are kept above: they go before all others here, the first of them first."""
         for key in reversed(list(keys)):
             self._order.move(key, last=False)
@@ -245,9 +245,9 @@ class RecordStore:
         """Records by tenant."""
         return self._order.held()
 
-    def place_of(self, key: bytes) -> int:
+    def offset_of(self, key: bytes) -> int:
         """Where its payload lies in the file, for who checks what it reads there; 0: nobody knows."""
-        return self._places.place_of(key)
+        return self._places.offset_of(key)
 
     def get(self, key: bytes, into: memoryview) -> RecordHeader:
         """Copy the payload into ``into`` and check it there; from now on it is the first to give way here.
@@ -283,8 +283,8 @@ class RecordStore:
         self._order.move(key, last=False)
         return header
 
-    def bring(self, key: bytes) -> RecordHeader | None:
-        """Have the payload in memory, unchecked: who reads it at its place checks it, see `place_of`.
+    def load_pages(self, key: bytes) -> RecordHeader | None:
+        """Have the payload in memory, unchecked: who reads it at its place checks it, see `offset_of`.
 
         None: only `get` can tell what became of it.
 
@@ -294,7 +294,7 @@ class RecordStore:
         try:
             if key not in self._places:
                 self._look_for(key)
-            header = self._places.bring(key, self._length)
+            header = self._places.load_pages(key, self._length)
         except (OSError, lmdb.Error) as error:
             raise self._failed(error) from error
         if header is not None:
@@ -361,10 +361,10 @@ class RecordStore:
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def _within_caps(self, fresh: list[Given]) -> tuple[list[Given], list[bytes]]:
+    def _within_caps(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
         """Of these the last ones, as many of each tenant as it may keep; and the keys of the others."""
         left = dict(self._most)
-        staying: list[Given] = []
+        staying: list[NewRecord] = []
         refused: list[bytes] = []
         for record in reversed(fresh):
             if left.get(record.tenant, 1) < 1:
@@ -375,7 +375,7 @@ class RecordStore:
                 left[record.tenant] -= 1
         return staying[::-1], refused
 
-    def _within_disk(self, fresh: list[Given]) -> tuple[list[Given], list[bytes]]:
+    def _within_disk(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
         """Of these the last ones, as many as the disk has room for; and the keys of the others."""
         if self.floor is None or not fresh:
             return fresh, []
@@ -424,7 +424,7 @@ class RecordStore:
         self.given_up += keys
         return max(0, before - self.file_bytes)
 
-    def _surplus(self, fresh: list[Given], besides: Collection[bytes]) -> list[bytes]:
+    def _surplus(self, fresh: list[NewRecord], besides: Collection[bytes]) -> list[bytes]:
         """What tenants with a cap give up for these."""
         coming = Counter(record.tenant for record in fresh if record.tenant in self._most)
         found = (self._order.surplus(one, self._most[one], coming[one], besides) for one in coming)
@@ -564,7 +564,7 @@ class RecordStore:
         if header is not None:
             txn.put(key, replace(header, stamp=stamp).packed(), db=self._headers)
 
-    def _header(self, record: Given, stamp: int) -> RecordHeader:
+    def _header(self, record: NewRecord, stamp: int) -> RecordHeader:
         return RecordHeader(
             self._space, record.key, record.tokens, self._length, record.digest, stamp, record.tenant
         )

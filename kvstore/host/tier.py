@@ -1,7 +1,7 @@
 """The host tier: which record is in which slot of the memory, and which goes when there is no room.
 
 Implements `tiers.Tier`, and beside it the verbs by which others move the bytes: ``reserve`` a slot, fill it,
-say ``filled``; ``find`` one, ``hold`` it while it is read, ``let_go``. What a dead process left is adopted:
+say ``filled``; ``find`` one, ``hold`` it while it is read, ``release``. What a dead process left is adopted:
 slots it was filling are free again, those it was reading are ready. Bytes are checked by their xxh3 before
 their first use where another process left them; what this one has hashed itself, or who filled a slot has
 checked there, it trusts, as it trusts the device's memory, but for one that is to ``recheck`` all it takes or
@@ -108,7 +108,7 @@ class HostTier:
         """The slot in which the record can be read now; not counted as a use."""
         return self._here.get(key)
 
-    def sought(self, key: bytes) -> bool:
+    def has_slot(self, key: bytes) -> bool:
         """Whether the record is here or on its way."""
         return key in self._slot_of
 
@@ -163,14 +163,14 @@ class HostTier:
         """Slots by tenant."""
         return self._order.held()
 
-    def give_way(self, slots: Iterable[int]) -> None:
+    def evict_first(self, slots: Iterable[int]) -> None:
         """What is in these is above, too: while it is, they go before all others, the last of them first.
 
         When it leaves from there, `touch` says so.
         """
         self._put_first(self._order.remove_each(slots))
 
-    def yields(self, key: bytes) -> bool:
+    def evicts_first(self, key: bytes) -> bool:
         """Whether it was said to give way, and was not used since."""
         return self._slot_of.get(key) in self._yielding
 
@@ -246,13 +246,13 @@ class HostTier:
         """
         self._filling.remove(slot)
         if slot not in self._key_of:  # dropped meanwhile
-            self._release(slot)
+            self._free_slot(slot)
             return
         seen = xxh3_64_intdigest(self.memory.payload(slot)) if digest is None or self._recheck else digest
         if digest is not None and seen != digest:
             self._damaged += 1
             self._forget(slot)
-            self._release(slot)
+            self._free_slot(slot)
             return
         if tokens is not None:
             self._tokens[slot] = tokens
@@ -275,10 +275,10 @@ class HostTier:
         """It will not be filled."""
         self._filling.remove(slot)
         self._forget(slot)
-        self._release(slot)
+        self._free_slot(slot)
 
     def hold(self, *slots: int, used: bool = True) -> None:
-        """Somebody reads these: they stay until `let_go`, once for each time they are named. Not ``used``: and
+        """Somebody reads these: they stay until `release`, once for each time they are named. Not ``used``: and
         keep their places in the order.
         """
         for slot in slots:
@@ -288,8 +288,8 @@ class HostTier:
         self.memory.move_each(slots, SlotState.READING, self._owner)
         self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
 
-    def let_go(self, *slots: int, above: bool = False) -> None:
-        """One who read these is done; ``above``: what is in them is there, too, see `give_way`."""
+    def release(self, *slots: int, above: bool = False) -> None:
+        """One who read these is done; ``above``: what is in them is there, too, see `evict_first`."""
         for slot in slots:
             self._readers[slot] -= 1
         self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
@@ -299,7 +299,7 @@ class HostTier:
         self.memory.move_each(over, SlotState.READY)
         for slot in over:
             if slot not in self._key_of:
-                self._release(slot)
+                self._free_slot(slot)
         self._rank([slot for slot in over if slot in self._key_of and slot not in self._order], first=above)
 
     # --- the tier's interface ---------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class HostTier:
         self._forget(slot)
         self._order.remove(slot)
         if slot not in self._filling and slot not in self._readers:
-            self._release(slot)
+            self._free_slot(slot)
 
     def statistics(self) -> TierStatistics:
         """Gauges and counters."""
@@ -410,7 +410,7 @@ class HostTier:
         self._order.remove(slot)
         self._evicted.append(self._key_of[slot])
         self._forget(slot)
-        self._release(slot)
+        self._free_slot(slot)
         self._dropped += 1
         return True
 
@@ -444,7 +444,7 @@ class HostTier:
             self._order.forget(slot)
             self._yielding.discard(slot)
 
-    def _release(self, slot: int) -> None:
+    def _free_slot(self, slot: int) -> None:
         self.memory.move(slot, SlotState.FREE)
         self._order.free(slot)
         self._checked.discard(slot)

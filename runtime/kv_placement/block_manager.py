@@ -100,7 +100,7 @@ class BlockManager:
         if not found:
             return 0
         self._drop(sequence, own)
-        self.transfers.raised(used, sequence.tenant)
+        self.transfers.read_into(used, sequence.tenant)
         named = self._named(sequence, keys, blocks[: len(found)], found)
         return self._count_in(sequence, own, keys, named, found)
 
@@ -216,7 +216,7 @@ class BlockManager:
         self.transfers.save(key, sequence.table[full], part, sequence.tenant)
         sequence.tail = key, sequence.computed
 
-    def settle(self, sequence: Sequence) -> None:
+    def offload_tail(self, sequence: Sequence) -> None:
         """A turn is over: its tail is kept below, and was used now. Full blocks are when the device gives them
         up, or before, where there is room.
         """
@@ -321,7 +321,7 @@ class BlockManager:
     def retire(self, sequence: Sequence) -> None:
         """Nobody is likely to want it again: what nobody else holds gives way first, here and below."""
         blocks = {key: self.pool.index.block_of(key) for key in sequence.keys}
-        self.pool.give_way(block for block in blocks.values() if block is not None)
+        self.pool.evict_first(block for block in blocks.values() if block is not None)
         held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
         self.transfers.retire([key for key in sequence.names() if key not in held])
 

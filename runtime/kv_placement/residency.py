@@ -94,7 +94,7 @@ class Residency:
         places: list[int] = []
         for key in keys:
             place = (DEVICE if key in on_device else 0) | (HOST if key in in_host else 0)
-            place = place or self._below_host(key) or (SAVING if tier.sought(key) else 0)
+            place = place or self._below_host(key) or (SAVING if tier.has_slot(key) else 0)
             if not place:
                 break
             places.append(place)

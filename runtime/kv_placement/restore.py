@@ -4,7 +4,7 @@ A turn whose KV is on disk stands in the queues as *fetching* while others run; 
 host tier piece by piece, and what has come goes to the device while the rest comes, so that a long sequence
 needs few slots there. When all have come, or will not, it waits for admission like any other. A sequence
 without a turn is fetched for the same way, at the first sign of its return. Where the device is this machine,
-what lies in its memory anyway is copied at once, and waits for nobody; and what does not comes *bare*: the disk
+what lies in its memory anyway is copied at once, and waits for nobody; and what does not comes *direct*: the disk
 only has it in memory, from where it is copied once, to the device. The clock is the caller's.
 """
 
@@ -25,7 +25,7 @@ from .costs import CostBook, Restorable, blocks_to_compute
 FETCH_SECONDS = 8.0  # a turn waits so long for the disk's next piece, then it is computed
 FETCH_POLL_SECONDS = 0.0003  # while a sequence waits for its records
 WINDOW_SHARE = 8  # of the host tier's slots one in so many may be on its way up for one sequence
-AT_ONCE_BYTES = 64 << 20  # copied to the device between two steps: some 10 ms; and bare on its way at most
+AT_ONCE_BYTES = 64 << 20  # copied to the device between two steps: some 10 ms; and direct on its way at most
 FETCHED_SHARE = 0.75  # of the slots may hold what has come for one and finds no room on the device
 
 
@@ -51,7 +51,7 @@ class _Awaited:
     since: float
     stirred: float
     compute_until: int = 0
-    bare: bool = False
+    direct: bool = False
     moved: int = 0
     arrived: int = 0
     asked: int = 0
@@ -96,30 +96,36 @@ class Restore:
         located = self._block_manager.residency.locate(sequence)
         return bool(located.in_host() or located.on_disk())
 
-    def fetch(self, sequence: Sequence, now: float, *, bare: bool = True) -> bool:
+    def fetch(self, sequence: Sequence, now: float, *, direct: bool = True) -> bool:
         """Have what the disk holds of a sequence brought up; whether it has to wait for that.
 
         A turn need not wait where it is computed instead, by measured costs, or computed from its beginning to
-        where it meets what is on its way. ``bare``: past the host tier, where the device is within reach.
+        where it meets what is on its way. ``direct``: past the host tier, where the device is within reach.
         """
         disk, tier = self._disk, self._block_manager.transfers.tier
         if disk is None or tier is None or not len(disk):
             return False
         began = self._awaited.get(sequence.id)
-        if disk.reaches and (began is None or began.sequence is not sequence):
+        if disk.reads_directly and (began is None or began.sequence is not sequence):
             before = disk.reading_seconds
-            self._read(sequence, disk, tier, disk.placed)
+            self._read(sequence, disk, tier, disk.offset_known)
             sequence.restore_seconds += disk.reading_seconds - before
         meets, skipped = self._meeting(sequence, disk)
-        bare &= disk.reaches and not meets
-        if began is not None and began.goes_on(sequence) and began.bare <= bare and not skipped and not meets:
+        direct &= disk.reads_directly and not meets
+        if (
+            began is not None
+            and began.goes_on(sequence)
+            and began.direct <= direct
+            and not skipped
+            and not meets
+        ):
             return True
         keys = self._block_manager.residency.locate(sequence).on_disk()[skipped:]
         if keys:  # what comes up must not take the places of its own beginning
             self._block_manager.transfers.touch(sequence.keys)
-        same = began is not None and began.sequence is sequence and began.bare == bare
+        same = began is not None and began.sequence is sequence and began.direct == direct
         since = began.since if same and began is not None else now
-        awaited = _Awaited(sequence, len(sequence.tokens), keys, since, now, meets, bare)
+        awaited = _Awaited(sequence, len(sequence.tokens), keys, since, now, meets, direct)
         self._ask(awaited, disk, tier, now)
         if not awaited.asked:
             return False
@@ -186,7 +192,7 @@ class Restore:
         self._adopt(sequence)
         keys = self._block_manager.residency.locate(sequence).readable(there)
         first = next((key for key in keys if key not in tier), None)
-        if first is None or not disk.at_hand(first):
+        if first is None or not disk.in_page_cache(first):
             return []
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
@@ -206,12 +212,12 @@ class Restore:
         """Ask for the next records: as many as may give up their slots for these, or for a while to copy."""
         window = awaited.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
         most = awaited.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
-        if awaited.bare:
+        if awaited.direct:
             window = most = awaited.moved + max(1, AT_ONCE_BYTES // tier.memory.block_bytes)
         tenant, fetch = awaited.sequence.tenant, self._block_manager.transfers.fetch
         for key in awaited.keys[awaited.asked : min(window, most)]:
             above = self._is_above(key, tier)
-            if not above and not fetch(key, now, tenant, bare=awaited.bare):
+            if not above and not fetch(key, now, tenant, direct=awaited.direct):
                 if key not in disk:
                     awaited.cut()
                 return
@@ -228,7 +234,7 @@ class Restore:
         if not self._wanted(awaited.sequence):
             awaited.cut()
             awaited.sequence.compute_until = None
-        elif awaited.bare and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier):
+        elif awaited.direct and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier):
             return self._turn_to_slots(awaited, now)
         if not awaited.broken and now <= awaited.stirred + FETCH_SECONDS:
             self._ask(awaited, disk, tier, now)
@@ -241,7 +247,7 @@ class Restore:
         return None
 
     def _take(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> bool:
-        """To the device with what has come bare; whether all of it went.
+        """To the device with what has come direct; whether all of it went.
 
         It does not where blocks are short, where it has left the memory again, or is not what was stored.
         """
@@ -261,7 +267,7 @@ class Restore:
         """What is not on the device yet comes by way of the host tier, if it is to come at all."""
         sequence = began.sequence
         sequence.restore_seconds += now - began.since
-        if not self.fetch(sequence, now, bare=False):
+        if not self.fetch(sequence, now, direct=False):
             if self._awaited[sequence.id] is began:
                 del self._awaited[sequence.id]
             self._let_go(sequence)
@@ -270,7 +276,7 @@ class Restore:
         keys = awaited.keys
         while awaited.arrived < awaited.asked and not disk.fetching(keys[awaited.arrived]):
             key = keys[awaited.arrived]
-            if not awaited.broken and not awaited.bare and not self._is_above(key, tier):
+            if not awaited.broken and not awaited.direct and not self._is_above(key, tier):
                 awaited.cut()
             awaited.arrived += 1
         self._pass_moved(awaited)

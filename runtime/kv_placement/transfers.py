@@ -63,7 +63,7 @@ class Transfers:
         A full one stays above meanwhile: below it takes nobody's place, and gives way (see `evicted`).
         """
         self._tenants[block] = tenant
-        if self.tier is None or self.tier.sought(key):
+        if self.tier is None or self.tier.has_slot(key):
             return
         if tokens is not None:
             self._wanted[key] = block, tokens
@@ -78,7 +78,7 @@ class Transfers:
         self._tenants.update((block, tenant_of(slot)) for slot, block in pairs)
         self._loads.extend(starmap(BlockLoad, pairs))
 
-    def raised(self, blocks: Iterable[int], tenant: int) -> None:
+    def read_into(self, blocks: Iterable[int], tenant: int) -> None:
         """A tenant's records were brought into these blocks without a plan."""
         self._tenants.update(dict.fromkeys(blocks, tenant))
 
@@ -119,7 +119,7 @@ class Transfers:
         return (
             key in self._wanted
             or key in self._staying
-            or (self.tier is not None and self.tier.sought(key) and self.tier.slot_of(key) is None)
+            or (self.tier is not None and self.tier.has_slot(key) and self.tier.slot_of(key) is None)
         )
 
     def evicted(self, block: int, key: bytes, wanted: bool = True) -> None:
@@ -131,21 +131,21 @@ class Transfers:
             return
         self._staying.pop(key, None)
         on_disk = self.disk is not None and self.disk.stored(key)
-        if not on_disk and not self.tier.sought(key):
+        if not on_disk and not self.tier.has_slot(key):
             self._wanted[key] = block, self._block_tokens
             if not wanted:
                 self._spare.add(key)
-        elif wanted and self.tier.sought(key):
+        elif wanted and self.tier.has_slot(key):
             self.tier.touch([key])
         elif wanted and self.disk is not None:
             self.disk.touch(key)
         if wanted:
             self._spare.discard(key)
 
-    def fetch(self, key: bytes, now: float, tenant: int, *, bare: bool) -> bool:
+    def fetch(self, key: bytes, now: float, tenant: int, *, direct: bool) -> bool:
         """As `DiskTier.fetch`; the slot may be taken from another record."""
         assert self.disk is not None
-        fetching = self.disk.fetch(key, now, tenant, bare=bare)
+        fetching = self.disk.fetch(key, now, tenant, direct=direct)
         self._note_evicted()
         return fetching
 
@@ -157,10 +157,10 @@ class Transfers:
         """
         tier, disk = self.tier, self.disk
         assert tier is not None and disk is not None
-        alone = (key for key in tier.in_order() if self._block_of(key) is None and not tier.yields(key))
+        alone = (key for key in tier.in_order() if self._block_of(key) is None and not tier.evicts_first(key))
         before, leaving = self._leaving, dict.fromkeys(islice(alone, most))
         kept = (key for key in before if key not in leaving)
-        disk.give_way(key for key in kept if key in tier or self._block_of(key) is not None)
+        disk.evict_first(key for key in kept if key in tier or self._block_of(key) is not None)
         for key in leaving:
             if key not in before:
                 disk.touch(key)
@@ -177,9 +177,9 @@ class Transfers:
         """Nobody is likely to want these again: they give way before others, the last of them first."""
         if self.tier is not None:
             here = self.tier.here
-            self.tier.give_way(here[key] for key in keys if key in here)
+            self.tier.evict_first(here[key] for key in keys if key in here)
         if self.disk is not None:
-            self.disk.give_way(reversed(keys))
+            self.disk.evict_first(reversed(keys))
 
     def drop(self, key: bytes) -> None:
         """Nobody shall find this again."""
@@ -233,8 +233,8 @@ class Transfers:
             return
         for save in plan.saves:
             self.tier.filled(save.slot)
-        self.tier.let_go(*(load.slot for load in plan.loads), above=True)
-        self.tier.give_way(save.slot for save in plan.saves if save.spare)
+        self.tier.release(*(load.slot for load in plan.loads), above=True)
+        self.tier.evict_first(save.slot for save in plan.saves if save.spare)
         self.saved += len(plan.saves)
         self.loaded += len(plan.loads)
 
@@ -244,7 +244,7 @@ class Transfers:
             return
         for save in plan.saves:
             self.tier.abandon(save.slot)
-        self.tier.let_go(*(load.slot for load in plan.loads))
+        self.tier.release(*(load.slot for load in plan.loads))
 
     def statistics(self) -> dict[str, float]:
         """The tier's gauges and counters, and blocks moved; empty without a tier."""

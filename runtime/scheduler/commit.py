@@ -72,7 +72,7 @@ class Committer:
         read = sequence.turn is not None and sequence.computed >= sequence.turn.prompt
         work = sequence.end()
         self._block_manager.trim(sequence)
-        self._block_manager.settle(sequence)
+        self._block_manager.offload_tail(sequence)
         self._leases.cover(sequence)
         self._queues.rest(sequence)
         if read:

@@ -177,7 +177,7 @@ class Verbs:
     def settle(self, verb: Settle) -> State:
         """An idle sequence will not be wanted for a while: its KV leaves the device, what it can for disk."""
         sequence = self._idle(verb.seq)
-        self._block_manager.settle(sequence)
+        self._block_manager.offload_tail(sequence)
         if not verb.disk:
             self._block_manager.lower(sequence)
         self._block_manager.surrender(sequence)

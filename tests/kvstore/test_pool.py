@@ -283,7 +283,7 @@ def test_what_nobody_wants_is_said_to_be_so_until_it_is_found_again() -> None:
     pool = BlockPool(4)
     blocks = sealed_chain(pool, "a", 4)
     pool.release(blocks)
-    pool.give_way(blocks[1:])
+    pool.evict_first(blocks[1:])
     pool.share([blocks[2]])
     pool.release([blocks[2]])
     told = [(key, wanted) for _, key, wanted in pool.allocate(4).evicted]
