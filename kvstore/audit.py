@@ -1,6 +1,6 @@
-"""The pool's audit: do the books balance?
+"""The pool's audit: checks that every block is in one state, and that the references are those expected.
 
-Pure: reads a statement of the books, changes nothing, knows no step and no sequence.
+A pure function of a statement of the pool's books.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from .errors import LeakFound
 
 SHOWN = 8
-"""At most so many blocks are named per complaint."""
+"""Blocks named per complaint, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Which blocks a pool of ``blocks`` has in which state; ``sealed``: those its index finds."""
+    """The blocks of a pool of ``blocks`` by state. ``sealed``: those its index finds. ``owners``: gives a
+    block's owners, for the text of a complaint.
+    """
 
     blocks: int
     free: Sequence[int]

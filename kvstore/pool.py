@@ -1,19 +1,19 @@
-"""The block pool: who holds which device block, and when one may be used again.
+"""The block pool: counts the references to each device block, and decides when a block may be used again.
 
-Counts references, keeps the step fence, and gives up cached blocks when free ones run out. Owns the
-`PrefixIndex`, because a block may be found by its key exactly as long as the pool keeps its content.
-Knows ids only: no tensors, no tokens, no sequences. One thread uses it.
+Keeps the step fence, and evicts cached blocks when free ones run out. Owns the `PrefixIndex`, because a block
+can be found by its key exactly as long as the pool keeps its content. Knows ids only: no tensors, tokens,
+sequences. One thread uses it.
 
 ::
 
-                    lease                     last release, unsealed
+                   allocate                   last release, unsealed
         FREE ───────────────────▶ HELD ────────────────────────────────▶ FREE
           ▲                       ▲  │   last release, sealed
-          │ lease (evicted)       │  └─────────────────────────────────▶ CACHED
+          │ allocate (evicts)     │  └─────────────────────────────────▶ CACHED
           └────────── CACHED ─────┘ share (found again)
 
-    A block let go while steps are in flight is FENCED on its way to FREE or CACHED until the last of them has
-    finished: not leased, but if sealed still found and shared.
+    A block released while steps are in flight is FENCED on its way to FREE or CACHED until the last of them has
+    finished: it is not allocated, but if it is sealed it is still found and shared.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ Owner: TypeAlias = int | str | None
 
 
 class OwnerTags:
-    """A multiset of owners per held block."""
+    """The owners of each held block, one entry per reference; kept in debug and in tests only.
+
+    So a block that is released by mistake, or leaked, is reported with a name.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[int, Counter[Owner]] = {}
 
     def take(self, blocks: Iterable[int], owner: Owner) -> None:
-        """``owner`` holds each of these once more."""
+        """Add one reference of ``owner`` to each."""
         for block in blocks:
             self._owners.setdefault(block, Counter())[owner] += 1
 
@@ -55,7 +58,7 @@ class OwnerTags:
                 raise BlockMisused(block, f"held by {self.of(block)}", f"released by {owner!r}")
 
     def give(self, blocks: Iterable[int], owner: Owner) -> None:
-        """``owner`` holds each of these once less."""
+        """Remove one reference of ``owner`` from each."""
         for block in blocks:
             owners = self._owners[block]
             owners[owner] -= 1
@@ -65,12 +68,15 @@ class OwnerTags:
                 del self._owners[block]
 
     def of(self, block: int) -> list[Owner]:
-        """All who hold the block, one entry per reference."""
+        """The block's owners, one entry per reference."""
         return list(self._owners.get(block, Counter()).elements())
 
 
 class References:
-    """Counts of ``blocks`` blocks, all 0 at first; asking about a block of another pool is no error."""
+    """How often each of ``blocks`` blocks is held: an array, so that a whole table is counted at once.
+
+    All are 0 at first. A block of another pool has 0 references.
+    """
 
     def __init__(self, blocks: int) -> None:
         self._counts = np.zeros(blocks, dtype=np.int32)
@@ -95,14 +101,14 @@ class References:
         return self._counts.take(ids)
 
     def first_twice(self, ids: BlockArray) -> int | None:
-        """A block that stands in ``ids``, all held, more than once; None: each stands there once."""
+        """A block that appears in ``ids``, all held, more than once; None if there is none."""
         positions = np.arange(len(ids), dtype=np.int32)
         self._marks[ids] = positions  # of equal ones the last stays
         twice = np.flatnonzero(self._marks[ids] != positions)
         return int(ids[twice[0]]) if len(twice) else None
 
     def take(self, ids: BlockArray, times: int = 1) -> list[int]:
-        """``times`` more references on each; returns those that nobody held."""
+        """Add ``times`` references to each; returns those that had none."""
         loose = self._counts.take(ids) == 0
         fresh: list[int] = ids[loose].tolist() if loose.any() else []
         np.add.at(self._counts, ids, np.int32(times))  # of one type: ten times as fast
@@ -110,8 +116,8 @@ class References:
         return fresh
 
     def give(self, ids: BlockArray) -> list[int]:
-        """One reference less on each, all held, none named twice; returns those nobody holds any more, the
-        last first.
+        """Remove one reference from each; all are held, none appears twice. Returns those without references
+        now, the last first.
         """
         counts = self._counts.take(ids)
         self._counts[ids] = counts - 1
@@ -120,7 +126,7 @@ class References:
         return retired
 
     def counts(self) -> dict[int, int]:
-        """Held blocks and their references."""
+        """References by block, of held blocks."""
         held = np.flatnonzero(self._counts)
         return dict(zip(held.tolist(), self._counts[held].tolist(), strict=True))
 
@@ -137,10 +143,11 @@ class BlockState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """Blocks by state (``free + held + cached + fenced == blocks``) and by promise; counts since birth.
+    """Blocks by state (``free + held + cached + fenced == blocks``); the last three count since the start.
 
-    ``available``: could be leased now. ``sealed``: can be found by a key. ``in_flight``: steps not finished.
-    ``leased``, ``evicted``: blocks. ``found``: references taken by ``share`` on sealed blocks.
+    ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished steps.
+    ``leased``: blocks allocated. ``evicted``: blocks evicted. ``found``: references that ``share`` took on
+    sealed blocks.
     """
 
     blocks: int
@@ -178,8 +185,8 @@ class Allocation(NamedTuple):
 class BlockPool:
     """``blocks`` device blocks of ``block_tokens`` tokens, all free at first.
 
-    Every verb either does all it was asked or raises and changes nothing.
-    ``debug`` remembers owners: then ``release`` by one who does not hold the block raises.
+    Each method does all it is asked, or raises and changes nothing. ``debug``: owners are remembered, and
+    ``release`` raises for an owner that does not hold the block.
     """
 
     def __init__(self, blocks: int, block_tokens: int = 16, *, debug: bool = False) -> None:
@@ -192,24 +199,23 @@ class BlockPool:
         self._references = References(blocks)
         self._fenced: OrderedDict[int, int] = OrderedDict()  # block: the step that must finish; steps rise
         self._cached = EvictionOrder(blocks)
-        self._unwanted: set[int] = set()  # of those: see `evict_first`
+        self._unwanted: set[int] = set()  # of the cached ones: see `evict_first`
         self._in_flight: deque[int] = deque()
         self._last_step: int | None = None
         self._leased = self._evicted = self._found = 0
 
     @property
     def available(self) -> int:
-        """Blocks that `lease` could hand out now: free ones and cached ones, fenced ones not."""
+        """Blocks that `allocate` could hand out now: free and cached ones, not fenced ones."""
         return len(self._free) + len(self._cached)
 
     def allocate(self, count: int, owner: Owner = None) -> Allocation:
-        """Take ``count`` blocks of unknown content, one reference each: free ones, then cached ones, the
-        least worthy first.
+        """Take ``count`` blocks: free ones, then cached ones in eviction order.
 
         Raises:
             PoolExhausted: fewer are available.
         """
-        assert count >= 0, f"cannot lease {count} blocks"
+        assert count >= 0, f"cannot allocate {count} blocks"
         if count > self.available:
             raise PoolExhausted(count, self.available)
         split = max(0, len(self._free) - count)
@@ -224,10 +230,11 @@ class BlockPool:
         return Allocation(taken, evicted)
 
     def share(self, blocks: BlockIds, *owners: Owner, behind: BlockIds = ()) -> None:
-        """Take one more reference on each for each of ``owners``: held blocks (a fork, the owners its
-        children), cached or fenced sealed ones (a prefix hit). O(blocks) in arrays.
+        """Add one reference to each block for each of ``owners``: held blocks (a fork; the owners are its
+        children), or sealed ones that are cached or fenced (a prefix hit). O(blocks) in arrays.
 
-        ``behind``: blocks of the same sequence before these, which it holds already; the hit is theirs too.
+        ``behind``: blocks of the same sequence before these, which it holds already; the hit counts for them
+        too.
 
         Raises:
             BlockMisused: one is neither held nor sealed.
@@ -248,9 +255,9 @@ class BlockPool:
             self._cached.hit(before[self.index.holds_each(before)], times)
 
     def release(self, blocks: BlockIds, owner: Owner = None, *, keep: bool = True) -> None:
-        """Give one reference on each back; ``blocks`` in the order of the sequence.
+        """Remove one reference from each; ``blocks`` in the order of the sequence.
 
-        A block that nobody holds any more is cached if it is sealed and ``keep`` is set, else free.
+        A block without references is cached if it is sealed and ``keep`` is set, else free.
 
         Raises:
             BlockMisused: one is not held, or comes twice.
@@ -270,7 +277,7 @@ class BlockPool:
             self._make_available(retired)
 
     def seal(self, block: int, key: bytes) -> bool:
-        """The held ``block`` is full and computed, read-only from now on, and is found by ``key``.
+        """Name a held block by ``key``: it is full and computed, read-only from now on, and can be found.
 
         Returns:
             False if ``key`` already names another block: the first wins, and this one stays unsealed.
@@ -288,10 +295,10 @@ class BlockPool:
         return True
 
     def join(self, block: int, key: bytes, owner: Owner = None) -> int:
-        """`seal`, but where ``key`` already names another block hold that one and release this one.
+        """As `seal`; but where ``key`` already names another block, hold that one and release this one.
 
-        So two sequences that computed the same prompt side by side end up on one copy, and whoever holds a
-        sealed block holds those that the keys before it name, on which the eviction order rests.
+        So two sequences that computed the same prompt side by side end up with one copy. A sequence that holds
+        a sealed block then holds those that the keys before it name; the eviction order relies on that.
 
         Returns:
             The block that now stands in the sequence's table.
@@ -302,7 +309,7 @@ class BlockPool:
         return block if self.seal(block, key) else self._change_over(block, key, owner)
 
     def join_each(self, blocks: Sequence[int], keys: Sequence[bytes], owner: Owner = None) -> list[int]:
-        """`join` of many fresh ones, which have no keys, in the order of their sequence.
+        """`join` of many blocks without keys, in the order of their sequence.
 
         Raises:
             BlockMisused: one is not held.
@@ -317,7 +324,7 @@ class BlockPool:
         return standing
 
     def _change_over(self, block: int, key: bytes, owner: Owner) -> int:
-        """From a block to the one that has its key already, which is returned."""
+        """Hold the block that has the key already in place of ``block``; returns it."""
         first = self.index.block_of(key)
         assert first is not None, "a key that refuses a block names another"
         self.release([block], owner)
@@ -327,16 +334,18 @@ class BlockPool:
         return first
 
     def evict_first(self, blocks: Iterable[int]) -> None:
-        """Nobody is likely to want these: the cached ones go before all others, the last of them first."""
+        """Evict the cached ones of these before all others, the last of them first: they are unlikely to be
+        looked for again.
+        """
         for block in blocks:
             if self._cached.remove(block):
                 self._cached.put_first(block)
                 self._unwanted.add(block)
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Nobody knows what these hold: they are found no longer, and free once nobody holds them.
+        """Forget the keys of these, whose content is unknown: they are found no longer, and free when released.
 
-        Those that nobody holds now, but that would be kept, are given up at once.
+        Cached ones are free at once.
         """
         for block in blocks:
             self._unseal([block])
@@ -344,7 +353,7 @@ class BlockPool:
                 self._free.append(block)
 
     def discard(self, block: int) -> bool:
-        """What a cached block holds is kept elsewhere: it is free; whether it was cached. Others stay."""
+        """Free a cached block, whose content is kept elsewhere; returns whether it was cached."""
         if not self._cached.remove(block):
             return False
         self._unseal([block])
@@ -363,7 +372,7 @@ class BlockPool:
         self._in_flight.append(step)
 
     def finished(self, step: int) -> None:
-        """The device is done with ``step`` and all before it: what was let go behind them can be used again.
+        """The device is done with ``step`` and all before it: blocks released meanwhile can be used again.
 
         Raises:
             StepOutOfOrder: the step is not in flight.
@@ -474,7 +483,9 @@ class BlockPool:
         self._unwanted.difference_update(blocks)
 
     def _make_available(self, blocks: Sequence[int]) -> None:
-        """Nobody holds these and no step uses them, the end of a chain first: cached if sealed, else free."""
+        """Cache the sealed ones of these, free the others. They have no references, no step uses them, and the
+        end of a chain comes first.
+        """
         sealed = self.index.holds
         self._cached.add(block for block in blocks if sealed(block))
         self._free.extend(block for block in blocks if not sealed(block))

@@ -271,8 +271,8 @@ class DiskTier:
     def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
         """Begin to bring a record into a host slot; whether it is on its way.
 
-        ``direct``: into this machine's memory only, where `read` finds it. It is asked for with those that follow
-        it, at the next `poll` at the latest.
+        ``direct``: into this machine's memory only, where `read` finds it. It is asked for with those that
+        follow it, at the next `poll` at the latest.
         """
         if self._reads.has(key, direct=direct):
             return True

@@ -4,8 +4,8 @@ A turn whose KV is on disk stands in the queues as *fetching* while others run; 
 host tier piece by piece, and what has come goes to the device while the rest comes, so that a long sequence
 needs few slots there. When all have come, or will not, it waits for admission like any other. A sequence
 without a turn is fetched for the same way, at the first sign of its return. Where the device is this machine,
-what lies in its memory anyway is copied at once, and waits for nobody; and what does not comes *direct*: the disk
-only has it in memory, from where it is copied once, to the device. The clock is the caller's.
+what lies in its memory anyway is copied at once, and waits for nobody; and what does not comes *direct*: the
+disk only has it in memory, from where it is copied once, to the device. The clock is the caller's.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def test_what_is_gone_or_damaged_is_not_read_from_memory(stage: Stage) -> None:
     into = memoryview(bytearray(SIZE))
     stage.disk._blocks = lambda block: [into]
     with open(Path(stage.disk._begin.folder) / "data.mdb", "r+b") as file:
-        file.seek(stage.disk._reader._lying[key(2)].offset + 100)
+        file.seek(stage.disk._reader._known[key(2)].offset + 100)
         file.write(b"damaged")
     for number in (1, 2, 4):
         stage.host.drop(key(number))

@@ -75,7 +75,7 @@ def test_many_are_read_up_to_the_first_that_is_not_sound(
         near.learn(key, RecordAt(len(data), number % 5 + 1, xxh3_64_intdigest(payload)))
         data += payload
     if changed is not None:
-        data[near._lying[keys[changed]].offset + 77] ^= 4
+        data[near._known[keys[changed]].offset + 77] ^= 4
     (folder / FILE).write_bytes(data)
     blocks = [parts(2_500, 7_500) for _ in keys]
     whole = len(keys) if changed is None else changed
