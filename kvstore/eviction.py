@@ -57,7 +57,7 @@ class EvictionOrder:
         return block in low or block in middle or block in high or block in leased
 
     def lease(self, block: int, returns: float | None) -> None:
-        """A lease covers ``block``, which is wanted again at ``returns`` (seconds); None: no lease covers it."""
+        """A lease covers ``block``, wanted again at ``returns`` (seconds); None: no lease covers it."""
         if returns is None:
             self._returns.pop(block, None)
         else:

@@ -118,7 +118,7 @@ class FairOrder:
         return removed
 
     def first_besides(self, others: Container[int], tenant: int) -> int | None:
-        """The slot to evict for a record of ``tenant``, none of ``others``; None: there is none. It stays in."""
+        """The slot to evict for a record of ``tenant``, none of ``others``; None if there is none."""
         order = self._in_order(self._held + Counter([tenant]))
         return next((slot for slot in order if slot not in others), None)
 

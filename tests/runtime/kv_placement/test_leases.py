@@ -335,5 +335,6 @@ def test_a_flood_of_others_takes_nothing_of_it_from_the_host_tier() -> None:
 
 
 def test_the_verb_is_answered_with_state_and_receipt() -> None:
-    here = idle(seqs=1) reply = here.engine.apply(Lease(77, 0, 1, 9.0)) assert reply is not None and
-    (reply.request, reply.receipt.grant) == (77, Grant.GRANTED)  # type: ignore[union-attr]
+    here = idle(seqs=1)
+    reply = here.engine.apply(Lease(77, 0, 1, 9.0))
+    assert reply is not None and (reply.request, reply.receipt.grant) == (77, Grant.GRANTED)  # type: ignore[union-attr]
