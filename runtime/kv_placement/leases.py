@@ -152,7 +152,7 @@ class Leases:
         fetching = self._offload.restore
         if sequence.turn is None and (sequence.lease is not None or fetching.finds(sequence)):
             sequence.needs_lookup = True
-            self._queues.touch(sequence)
+            self._queues.touch(sequence, now)
             fetching.stage(sequence, now)
 
     def _rank(self, sequence: Sequence) -> None:

@@ -108,7 +108,7 @@ class Restore:
         began = self._awaited.get(sequence.id)
         if disk.reads_directly and (began is None or began.sequence is not sequence):
             before = disk.reading_seconds
-            self._read(sequence, disk, tier, disk.offset_known)
+            self._read(sequence, disk, tier, disk.offset_known, now)
             sequence.restore_seconds += disk.reading_seconds - before
         meets, skipped = self._meeting(sequence, disk)
         direct &= disk.reads_directly and not meets
@@ -181,7 +181,12 @@ class Restore:
     # --- inside ---------------------------------------------------------------------------------------
 
     def _read(
-        self, sequence: Sequence, disk: DiskTier, tier: HostTier, there: Callable[[bytes], bool]
+        self,
+        sequence: Sequence,
+        disk: DiskTier,
+        tier: HostTier,
+        there: Callable[[bytes], bool],
+        now: float,
     ) -> list[bytes]:
         """Read records that lie in this machine's memory to the device, now: no step is in flight.
 
@@ -196,7 +201,7 @@ class Restore:
             return []
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
-            self._preemption.relieve(len(keys), sequence)
+            self._preemption.relieve(len(keys), sequence, now)
         sequence.from_disk.update(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
         restored = self._block_manager.read_up(sequence, keys, disk)
@@ -234,7 +239,7 @@ class Restore:
         if not self._wanted(awaited.sequence):
             awaited.cut()
             awaited.sequence.compute_until = None
-        elif awaited.direct and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier):
+        elif awaited.direct and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier, now):
             return self._turn_to_slots(awaited, now)
         if not awaited.broken and now <= awaited.stirred + FETCH_SECONDS:
             self._ask(awaited, disk, tier, now)
@@ -246,7 +251,7 @@ class Restore:
             self._arrived(awaited, tier, now)
         return None
 
-    def _take(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> bool:
+    def _take(self, awaited: _Awaited, disk: DiskTier, tier: HostTier, now: float) -> bool:
         """To the device with what has come direct; whether all of it went.
 
         It does not where blocks are short, where it has left the memory again, or is not what was stored.
@@ -254,7 +259,7 @@ class Restore:
         sequence, came = awaited.sequence, set(awaited.keys[awaited.moved : awaited.arrived])
         went: set[bytes] = set()
         while came - went:
-            read = self._read(sequence, disk, tier, came.__contains__)
+            read = self._read(sequence, disk, tier, came.__contains__, now)
             if not read:
                 break
             went.update(read)
@@ -270,7 +275,7 @@ class Restore:
         if not self.fetch(sequence, now, direct=False):
             if self._awaited[sequence.id] is began:
                 del self._awaited[sequence.id]
-            self._let_go(sequence)
+            self._let_go(sequence, now)
 
     def _count(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> None:
         keys = awaited.keys
@@ -314,13 +319,13 @@ class Restore:
             self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, awaited.stirred - awaited.since)
         if self._queues.sequences.get(sequence.id) is sequence:
             sequence.restore_seconds += now - awaited.since
-            self._let_go(sequence)
+            self._let_go(sequence, now)
 
-    def _let_go(self, sequence: Sequence) -> None:
+    def _let_go(self, sequence: Sequence, now: float) -> None:
         """It waits for the disk no longer."""
         sequence.needs_lookup = True
         if self._queues.restoring.pop(sequence.id, None) is not None:
             self._queues.enqueue(sequence)
         elif sequence.turn is None:
             self._queues.staged.pop(sequence.id, None)
-            self._queues.touch(sequence)
+            self._queues.touch(sequence, now)
