@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kvstore.block_table import BlockTable
-from ..kvstore.keychain import KeyChain
+from ..kvstore.keys import KeyChain
 from ..kvstore.quotas import tenant_of
 from .link.messages import Finish, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
 from .tokens import TokenList

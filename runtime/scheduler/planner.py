@@ -119,7 +119,7 @@ class Planner:
         adopted = self._block_manager.adopt(sequence)
         self._counters.adopted += adopted
         sequence.found(adopted)
-        keys = self._block_manager.residency.below(sequence)
+        keys = self._block_manager.residency.locate(sequence).in_host()
         if not keys:
             return True
         if len(keys) > self._pool.available:

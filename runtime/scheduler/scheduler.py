@@ -120,9 +120,8 @@ class Scheduler:
         policy = policy_named(settings.policy, settings.patience)
         self._queues = queues = Queues(policy, self.counters)
         self._matchers = Matchers() if matchers is None else matchers
-        self._transfers = Transfers(
-            tier, settings.block_tokens, disk, beside=costs is not None and costs.beside
-        )
+        beside = costs is not None and costs.beside
+        self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside=beside)
         self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers)
         preemption = Preemption(settings, policy, queues, blocks, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)
@@ -143,7 +142,6 @@ class Scheduler:
         Raises:
             VerbRefused: nothing has changed.
         """
-        self._set_clock(now)
         match verb:
             case Open():
                 return VerbReply(verb.request, self._open(verb, now))
@@ -179,7 +177,7 @@ class Scheduler:
         sequence = Sequence(verb.seq, root, TokenList(tokens), isolated=verb.isolated)
         self._find_prefix(sequence)
         self._queues.touch(sequence, now)
-        self._restore.stage(sequence)
+        self._restore.stage(sequence, now)
         return sequence.state
 
     def _extend(self, verb: Extend, now: float) -> SequenceState:
@@ -190,7 +188,7 @@ class Scheduler:
         sequence.extend(tokens)
         sequence.turn_expected = verb.turn_expected
         self._queues.touch(sequence, now)
-        self._restore.stage(sequence)
+        self._restore.stage(sequence, now)
         return sequence.state
 
     def _truncate(self, verb: Truncate, now: float) -> SequenceState:
@@ -219,13 +217,13 @@ class Scheduler:
             sequence.extend(tokens)
         if opening is not None and opening.parent is None:
             self._find_prefix(sequence)
-            self._restore.stage(sequence)
+            self._restore.stage(sequence, now)
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
             self._block_manager.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
         state = sequence.state
         if verb.sampling.grammar is None:
-            self._restore.line_up(sequence)
+            self._restore.line_up(sequence, now)
         else:
             self._grammar_queue.begin(sequence, verb.sampling.grammar, now)
             self._take_matchers(now)
@@ -276,7 +274,7 @@ class Scheduler:
         move = self._pending_moves.of_stage(verb.request, sequence, now)  # before any of it comes at once
         sequence.needs_lookup = True
         self._queues.touch(sequence, now)
-        self._restore.stage(sequence)
+        self._restore.stage(sequence, now)
         if not verb.wait:
             return VerbReply(verb.request, sequence.state)
         self._pending_moves.follow(move)
@@ -285,7 +283,7 @@ class Scheduler:
     def _settle(self, verb: Settle, now: float) -> VerbReply | None:
         """Send an idle sequence's KV down from the device, as far as possible to disk if that is asked for."""
         sequence = self._idle(verb.seq)
-        self._block_manager.settle(sequence)
+        self._block_manager.offload_tail(sequence)
         if not verb.disk:
             self._block_manager.lower(sequence)
         self._block_manager.surrender(sequence)
@@ -301,7 +299,6 @@ class Scheduler:
 
     def tick(self, now: float) -> None:
         """Do what is due: answers of the disk, leases that end, KV that is expected back, grammars."""
-        self._set_clock(now)
         self._leases.tick(now)
         self.offload.tick(now)
         self._take_matchers(now)
@@ -333,7 +330,7 @@ class Scheduler:
         Not ``moved``: it failed as a whole. Returns a row for each turn that has tokens to tell, or ended.
         """
         rows = self._committer.commit(plan, outcomes, now, moved=moved)
-        self._rest()
+        self._rest(now)
         return rows
 
     def revoke(self, plans: Iterable[Plan], now: float) -> list[int]:
@@ -357,7 +354,7 @@ class Scheduler:
         """Seconds until `tick` has something to do if nothing else happens; None: never."""
         pending_moves = POLL_SECONDS if self._pending_moves.busy else None
         grammars = self._grammar_queue.due() if not self._rows else 0.0
-        dues = (self.offload.due(), self._leases.due(now), pending_moves, grammars)
+        dues = (self.offload.due(now), self._leases.due(now), pending_moves, grammars)
         return min((due for due in dues if due is not None), default=None)
 
     # --- what is here -----------------------------------------------------------------------------------
@@ -399,9 +396,6 @@ class Scheduler:
 
     # --- parts of verbs ---------------------------------------------------------------------------------
 
-    def _set_clock(self, now: float) -> None:
-        self.offload.now = now
-
     def _begin(self, seq: int, opening: Opening, now: float) -> Sequence:
         """A new sequence as ``opening`` describes it."""
         if opening.parent is not None:
@@ -434,14 +428,14 @@ class Scheduler:
     def _halt(self, sequence: Sequence, now: float) -> None:
         if sequence.turn is not None:
             self._committer.end(sequence, now)
-            self._rest()
+            self._rest(now)
         sequence.epoch += 1
 
-    def _rest(self) -> None:
+    def _rest(self, now: float) -> None:
         """Turns have ended: leases cover what the sequences are now, and in a while their KV goes to disk."""
         for sequence in self._committer.ended():
             self._leases.cover(sequence)
-            self.offload.rest(sequence)
+            self.offload.rest(sequence, now)
 
     def _take_matchers(self, now: float) -> None:
         """Turns with grammars that are compiled run, after what the grammar begins with; others end."""
@@ -455,8 +449,8 @@ class Scheduler:
                 self._rows.append(row)
             if sequence.turn is not None:
                 del self._queues.compiling[sequence.id]
-                self._restore.line_up(sequence)
-        self._rest()
+                self._restore.line_up(sequence, now)
+        self._rest(now)
 
     # --- checks -----------------------------------------------------------------------------------------
 

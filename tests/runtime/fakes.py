@@ -426,7 +426,7 @@ class FakeDisk:
 
     ``time``: virtual seconds, one for each look at the clock. Bytes go to the slot when the request ends.
     ``near``: blocks of a device at depth 1 are within reach, and of every four records three lie in memory, the
-    fourth once it was fetched bare, most of the time.
+    fourth once it was fetched direct, most of the time.
     """
 
     def __init__(self, chance: Random, *, near: bool = False) -> None:
@@ -443,7 +443,7 @@ class FakeDisk:
         self._device = device
         self._storing: dict[bytes, int] = {}
         self._restore: dict[bytes, int] = {}
-        self._bare: dict[bytes, None] = {}  # in order, so that one seed draws one run
+        self._direct: dict[bytes, None] = {}  # in order, so that one seed draws one run
         self._brought: set[bytes] = set()
 
     ready = True
@@ -462,19 +462,19 @@ class FakeDisk:
 
     @property
     def waiting(self) -> bool:
-        return bool(self._storing or self._restore or self._bare)
+        return bool(self._storing or self._restore or self._direct)
 
     reading_seconds = 0.0
 
     @property
-    def reaches(self) -> bool:
+    def reads_directly(self) -> bool:
         return self._device is not None
 
-    def placed(self, key: bytes) -> bool:
+    def offset_known(self, key: bytes) -> bool:
         return key in self.records
 
-    def at_hand(self, key: bytes) -> bool:
-        return self.placed(key) and (key[0] % 4 > 0 or key in self._brought)
+    def in_page_cache(self, key: bytes) -> bool:
+        return self.offset_known(key) and (key[0] % 4 > 0 or key in self._brought)
 
     def read(self, keys: list[bytes], blocks: list[int]) -> list[int]:
         found: list[int] = []
@@ -482,7 +482,7 @@ class FakeDisk:
             slot = self._host.find(key)
             if slot is not None:
                 tokens, payload = self._tokens(slot), bytes(self._host.memory.payload(slot))
-            elif self.at_hand(key) and self._chance.random() < 0.95:
+            elif self.in_page_cache(key) and self._chance.random() < 0.95:
                 tokens, payload = self.records[key]
                 self.reads += 1
             else:
@@ -493,7 +493,7 @@ class FakeDisk:
         return found
 
     def fetching(self, key: bytes) -> bool:
-        return key in self._restore or key in self._bare
+        return key in self._restore or key in self._direct
 
     def stored(self, key: bytes) -> bool:
         return key in self.records or key in self._storing
@@ -506,11 +506,11 @@ class FakeDisk:
         self._storing[key] = slot
         return True
 
-    def fetch(self, key: bytes, now: float, tenant: int = 0, *, bare: bool = False) -> bool:
-        if bare:
+    def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
+        if direct:
             if key in self.records:
-                self._bare[key] = None
-            return key in self._bare
+                self._direct[key] = None
+            return key in self._direct
         if key in self._restore:
             return True
         slot = self._host.reserve(key, 0, tenant) if key in self.records else None
@@ -528,7 +528,7 @@ class FakeDisk:
     def lease(self, holder: int, keys: Iterable[bytes]) -> None:
         """Leases are of no account here."""
 
-    def give_way(self, keys: Iterable[bytes]) -> None:
+    def evict_first(self, keys: Iterable[bytes]) -> None:
         """Nothing is ever given up here."""
 
     def poll(self, now: float) -> None:
@@ -540,7 +540,7 @@ class FakeDisk:
                 and xxh3_64_intdigest(payload) == self._host.memory.entry(slot).digest
             ):
                 self.records[key] = self._tokens(slot), payload
-            self._host.let_go(slot)
+            self._host.release(slot)
         for key in [key for key in self._restore if self._chance.random() < 0.3]:
             slot = self._restore.pop(key)
             if key not in self.records or self._chance.random() < 0.1:
@@ -550,8 +550,8 @@ class FakeDisk:
             self._host.memory.payload(slot)[:] = payload
             self._host.filled(slot, tokens=tokens, digest=xxh3_64_intdigest(payload))
             self.fetched += 1
-        for key in [key for key in self._bare if self._chance.random() < 0.3]:
-            del self._bare[key]
+        for key in [key for key in self._direct if self._chance.random() < 0.3]:
+            del self._direct[key]
             if self._chance.random() < 0.9:
                 self._brought.add(key)
 

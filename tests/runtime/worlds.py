@@ -147,6 +147,10 @@ class World:
             late_bombs=frozenset({LATE_BOMB}),
         )
         self.scheduler = self.engine.scheduler
+        self._now = 0.0
+        tick, apply = self.scheduler.tick, self.scheduler.apply
+        vars(self.scheduler)["tick"] = lambda now: (self._look_at_the_clock(now), tick(now))[1]
+        vars(self.scheduler)["apply"] = lambda verb, now: (self._look_at_the_clock(now), apply(verb, now))[1]
         preempt = self._queues.preempt
         vars(self._queues)["preempt"] = lambda: (self._check_victims(), preempt())[1]
         block_manager = self.scheduler._block_manager
@@ -521,10 +525,9 @@ class World:
             self.step()
         return self.beings[seq].shadow.tokens[before:]
 
-    @property
-    def _now(self) -> float:
-        """By the engine's clock, as it looked last."""
-        return self.scheduler.offload.now
+    def _look_at_the_clock(self, now: float) -> None:
+        """The engine takes the time: it is told of it with each tick and each verb."""
+        self._now = now
 
     @property
     def _queues(self):
