@@ -81,7 +81,7 @@ class Placement:
     async def _outliving(self, verb: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Ask the engine; if it is gone or goes meanwhile, ask the next one."""
         while True:
-            asked = self._link.incarnation
+            asked = self._link.engine_number
             try:
                 return await verb()
             except EngineGone as gone:
@@ -89,7 +89,7 @@ class Placement:
                     await asyncio.wait_for(self._link.wait_ready(), self._recovery_seconds)
                 except TimeoutError:
                     raise EngineUnavailable(gone.message) from gone
-                if self._link.incarnation == asked:  # the engine is there and refuses this session
+                if self._link.engine_number == asked:  # the engine is there and refuses this session
                     raise
 
     def _ids(self) -> Ids:

@@ -288,7 +288,7 @@ class Response:
         if self._turn is not None and self._aside:
             self._draft = await branch.draft(self._turn.script, stopped=self._given_up)
         self._prompt_tokens = len(prompt)
-        await branch.sequence.at_rest()
+        await branch.sequence.wait_stopped()
         self._new_tokens = len(said.prompt) + self._pending(said)
         self._restarted = branch.sequence.lost
         end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)
@@ -319,7 +319,7 @@ class Response:
         """Kept tokens of the reply before without KV: the last sampled, or those that a cut spelled anew."""
         if draft.parent is None or draft.keep < draft.parent.length:
             return 0
-        return draft.parent.reply.respelled or self._branch.sequence.pending(draft.keep)
+        return draft.parent.reply.respelled or self._branch.sequence.without_kv(draft.keep)
 
     async def _conclude(self, run: Run, ending: Ending) -> None:
         if self._over:
@@ -390,11 +390,10 @@ class Response:
         work = ending.work
         missed = work.prefilled + work.recomputed > self._new_tokens
         reason = self._script.miss or (MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED)
-        if reason is MissReason.EVICTED and self._sequence.retracted:
+        if self._sequence.take_retracted() and reason is MissReason.EVICTED:
             reason = MissReason.INPUT_RETRACTED
         elif reason is MissReason.EVICTED and work.chosen:
             reason = MissReason.CHEAPER_TO_COMPUTE
-        self._sequence.retracted = False
         return TurnUsage(
             input_tokens=self._prompt_tokens,
             output_tokens=said,
