@@ -18,8 +18,8 @@ import msgspec
 from ...runtime.link.messages import Grammar
 from ..errors import GrammarInvalid, TemplateFailed
 from ..items import Tool
-from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, found_forms
-from ..tools.grammar import SYNTAXES, CallWriter
+from ..tools.formats import HERMES, SYNTAXES, CallForm, Forms, ReasoningForm, find_forms
+from ..tools.grammar import CallWriter
 from ..turn.request import TurnRequest
 from .renderer import Renderer
 from .stable_prefix import StablePrefix
@@ -58,7 +58,7 @@ class Language:
     ) -> Language:
         """With a tokenizer that is loaded already. Raises ``TemplateFailed``."""
         report = probe(tokenizer)
-        found = found_forms(tokenizer.template, report.opening, tokenizer.response_template)
+        found = find_forms(tokenizer.template, report.opening, tokenizer.response_template)
         forms = Forms(calls or found.calls, reasoning or found.reasoning)
         return cls(tokenizer, report, StablePrefix(tokenizer), forms)
 

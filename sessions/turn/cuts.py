@@ -17,7 +17,7 @@ from ..text.characters import inside_character
 from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import ChatTokenizer
 from ..token_ids import Ids, bytes_of, ids_of
-from ..tools.hermes import CLOSE, OPEN
+from ..tools.formats import CLOSE, OPEN
 from ..tools.reasoning import END
 from ..tree import Reply
 

@@ -17,8 +17,8 @@ from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.stable_prefix import StablePrefix
 from holdfast.sessions.text.template_class import probe
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import CallForm, Forms
-from holdfast.sessions.tools.grammar import SYNTAXES, CallSyntax, CallWriter, json_format
+from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms
+from holdfast.sessions.tools.grammar import CallSyntax, CallWriter, json_format
 from holdfast.sessions.turn.request import TurnRequest
 
 END, VOCAB = 1529, 1536
