@@ -32,9 +32,9 @@ from functools import partial
 
 from ..runtime.errors import EngineDied, EngineGone, EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
-from ..runtime.link.crash_report import Death
+from ..runtime.link.crash_report import EngineDeath
 from ..runtime.link.generation import Generation
-from ..runtime.link.messages import Limits, Moved, Opening, Receipt, Reply, Sampling, State
+from ..runtime.link.messages import Moved, Opening, Receipt, Sampling, SequenceState, TokenLimits, VerbReply
 from .poison import CrashCount
 from .token_ids import NONE, Ids, common_prefix
 
@@ -89,10 +89,10 @@ class _Prompt:
 
     ids: Ids
     sampling: Sampling
-    limits: Limits
+    limits: TokenLimits
     generated_from: int
 
-    def parameters(self) -> tuple[Sampling, Limits, int]:
+    def parameters(self) -> tuple[Sampling, TokenLimits, int]:
         """As the link's verbs take them."""
         return self.sampling, self.limits, self.generated_from
 
@@ -116,13 +116,13 @@ class EngineCopy:
         self._salt = salt
         self._origin = origin
         self.state = CopyState.EMPTY
-        self._sequence: State | None = None  # the engine's last word on it
+        self._sequence: SequenceState | None = None  # the engine's last word on it
         self._tokens = NONE
-        self._incarnation = 0 if reopened else link.incarnation  # the first engine is number 1
+        self._engine_number = 0 if reopened else link.engine_number  # the first engine is number 1
         self._isolated = False  # the sequence was opened so that it shares no step
         self._verbs = asyncio.Lock()
         self._stop_reply: asyncio.Task[None] | None = None
-        self._extends: set[asyncio.Future[Reply]] = set()  # replies that no verb waits for: see `_extend`
+        self._extends: set[asyncio.Future[VerbReply]] = set()  # replies that no verb waits for: see `_extend`
         self._without_kv = 1  # sampled tokens at the end that had no KV when the last generation ended
         self._before_prefill: int | None = None  # tokens with KV before `prefill` ran; None: it did not
         self._retracted = False
@@ -136,7 +136,7 @@ class EngineCopy:
     @property
     def lost(self) -> bool:
         """Whether the engine that last held the branch is gone."""
-        return self._incarnation != self._link.incarnation
+        return self._engine_number != self._link.engine_number
 
     @property
     def held(self) -> Ids:
@@ -201,13 +201,13 @@ class EngineCopy:
             with suppress(VerbRefused, EngineGone):
                 forked = await self._link.fork(sequence.seq, len(children), at)
                 for child, seq in zip(children, forked, strict=True):
-                    child._origin, child._incarnation = None, self._incarnation
-                    child._move(CopyState.HELD, State(seq, at, computed, 0), ids[:at])
+                    child._origin, child._engine_number = None, self._engine_number
+                    child._move(CopyState.HELD, SequenceState(seq, at, computed, 0), ids[:at])
 
     # --- turns --------------------------------------------------------------------------------------------
 
     async def begin(
-        self, ids: Ids, sampling: Sampling, limits: Limits, generated_from: int = 0
+        self, ids: Ids, sampling: Sampling, limits: TokenLimits, generated_from: int = 0
     ) -> Generation:
         """Make the engine hold exactly ``ids`` and sample what follows; the last ``generated_from`` are of the
         reply already.
@@ -228,7 +228,7 @@ class EngineCopy:
             self.cached = min(len(ids) if before is None else before, found)
             return generation
 
-    async def stop(self, ids: Ids, reply: asyncio.Future[State] | None = None) -> None:
+    async def stop(self, ids: Ids, reply: asyncio.Future[SequenceState] | None = None) -> None:
         """End the generation and keep exactly ``ids``, a beginning of what it made.
 
         Returns before the engine answers, which it does when the step in flight is over; later verbs wait for
@@ -243,7 +243,9 @@ class EngineCopy:
             self._move(CopyState.STOPPING, self._sequence, ids)
             self._stop_reply = asyncio.create_task(self._stop(seq, ids, prompt, reply))
 
-    async def _stop(self, seq: int, ids: Ids, prompt: int, reply: asyncio.Future[State] | None) -> None:
+    async def _stop(
+        self, seq: int, ids: Ids, prompt: int, reply: asyncio.Future[SequenceState] | None
+    ) -> None:
         try:
             sequence = await (reply or self._link.stop(seq, len(ids)))
             if sequence.length > len(ids):
@@ -261,7 +263,7 @@ class EngineCopy:
         """The generation ended by itself. The sequence holds ``ids``, the last ``without_kv`` without KV."""
         self._without_kv = without_kv
         sequence = self._known
-        state = State(sequence.seq, len(ids), len(ids) - without_kv, sequence.epoch)
+        state = SequenceState(sequence.seq, len(ids), len(ids) - without_kv, sequence.epoch)
         self._move(CopyState.HELD, state, ids)
 
     async def prefill(self, ids: Ids, *, unless: Callable[[], bool], turn_expected: bool = False) -> None:
@@ -328,7 +330,7 @@ class EngineCopy:
             EngineGone: no engine will come.
             SequencePoisoned: the engine died of this branch.
         """
-        sequence, held_by = self._sequence, self._incarnation
+        sequence, held_by = self._sequence, self._engine_number
         await self._link.wait_ready()
         if not self.lost:
             raise EngineDied("the engine answers what its link does not know")
@@ -358,7 +360,7 @@ class EngineCopy:
 
     # --- the state ----------------------------------------------------------------------------------------
 
-    def _move(self, state: CopyState, sequence: State | None, tokens: Ids) -> None:
+    def _move(self, state: CopyState, sequence: SequenceState | None, tokens: Ids) -> None:
         """Go to ``state``; all changes of the state are made here. Raises ``IllegalMove``."""
         if state not in MOVES[self.state]:
             raise IllegalMove(self.state, state)
@@ -376,7 +378,7 @@ class EngineCopy:
             yield
 
     @property
-    def _known(self) -> State:
+    def _known(self) -> SequenceState:
         """The engine's sequence. Raises ``SequenceUnknown`` where there is none."""
         if self._sequence is None:
             raise SequenceUnknown("the session has no sequence in the engine")
@@ -402,14 +404,14 @@ class EngineCopy:
         return self._fatal is not None
 
     @property
-    def _fatal(self) -> Death | None:
+    def _fatal(self) -> EngineDeath | None:
         """The death of the engine that held the sequence, if it died in a step of it.
 
         None where the link does not remember that death.
         """
         if self._sequence is None or not self.lost:
             return None
-        death = self._link.death_of(self._incarnation)
+        death = self._link.death_of(self._engine_number)
         return death if death is not None and self._sequence.seq in death.step else None
 
     # --- verbs --------------------------------------------------------------------------------------------
@@ -438,7 +440,7 @@ class EngineCopy:
                     await self._open(NONE, isolated=False)
             return self._known.seq
 
-    async def _bring(self, ids: Ids, *, turn_expected: bool = False) -> State:
+    async def _bring(self, ids: Ids, *, turn_expected: bool = False) -> SequenceState:
         """Make the engine hold exactly ``ids``; ``turn_expected`` as in `prefill`.
 
         Raises the runtime's ``VerbRefused`` and ``EngineGone``.
@@ -455,7 +457,9 @@ class EngineCopy:
                 await self._close()
         return await self._open(ids, isolated=isolated)
 
-    async def _reusable(self, ids: Ids, *, whole: bool = True, turn_expected: bool = False) -> State | None:
+    async def _reusable(
+        self, ids: Ids, *, whole: bool = True, turn_expected: bool = False
+    ) -> SequenceState | None:
         """The sequence, brought to ``ids``, or where not ``whole`` to a beginning of them.
 
         None: it could not be used and is closed.
@@ -469,7 +473,9 @@ class EngineCopy:
         await self._close()
         return None
 
-    async def _mend(self, sequence: State, ids: Ids, *, whole: bool, turn_expected: bool) -> State:
+    async def _mend(
+        self, sequence: SequenceState, ids: Ids, *, whole: bool, turn_expected: bool
+    ) -> SequenceState:
         """Truncate the sequence to what it shares with ``ids``; where ``whole``, extend it to all of them."""
         shared = common_prefix(self._tokens, ids)
         if shared < len(self._tokens):
@@ -491,7 +497,7 @@ class EngineCopy:
         self._extends.add(reply)
         reply.add_done_callback(partial(self._extended, seq))
 
-    def _extended(self, seq: int, reply: asyncio.Future[Reply]) -> None:
+    def _extended(self, seq: int, reply: asyncio.Future[VerbReply]) -> None:
         self._extends.discard(reply)
         refused = reply.cancelled() or reply.exception() is not None
         if self._sequence is None or self._sequence.seq != seq:
@@ -501,7 +507,7 @@ class EngineCopy:
         elif not refused and self.state in (CopyState.HELD, CopyState.UNSURE):
             self._sequence = reply.result().state or self._sequence
 
-    async def _open(self, ids: Ids, *, isolated: bool) -> State:
+    async def _open(self, ids: Ids, *, isolated: bool) -> SequenceState:
         """Open a sequence that holds ``ids``, and ask again for the lease that it had."""
         self._send_opening(isolated)
         sequence = await self._link.open(ids.tolist(), self._salt, isolated)
@@ -517,7 +523,7 @@ class EngineCopy:
     def _send_opening(self, isolated: bool) -> None:
         """A verb goes out that makes the sequence, in the engine that runs now."""
         self._doubt()
-        self._isolated, self._incarnation = isolated, self._link.incarnation
+        self._isolated, self._engine_number = isolated, self._link.engine_number
 
     def _forkable(self, ids: Ids) -> tuple[int, int] | None:
         """The origin's sequence and how many of its tokens begin ``ids``; None: too few for a fork."""
@@ -527,7 +533,7 @@ class EngineCopy:
         at = min(common_prefix(origin._tokens, ids), len(ids) - 1)
         return None if at < self._link.hello.block_tokens else (origin._sequence.seq, at)
 
-    async def _fork_origin(self, ids: Ids) -> State | None:
+    async def _fork_origin(self, ids: Ids) -> SequenceState | None:
         """Fork what the origin shares with ``ids``; None where that cannot be."""
         parent = self._forkable(ids)
         if parent is None:
@@ -539,7 +545,7 @@ class EngineCopy:
         except VerbRefused:
             self._move(CopyState.EMPTY, None, NONE)
             return None
-        sequence = State(seq, at, at, 0)
+        sequence = SequenceState(seq, at, at, 0)
         self._move(CopyState.HELD, sequence, ids[:at])
         return sequence
 
@@ -565,7 +571,7 @@ class EngineCopy:
         return await self._begin_with(prompt, Opening(self._salt, isolated))
 
     async def _begin_with(self, prompt: _Prompt, opening: Opening) -> Generation:
-        self._send_opening(opening.alone)
+        self._send_opening(opening.isolated)
         new = prompt.ids[opening.at :].tolist()
         return self._generating(prompt, await self._link.begin(opening, *prompt.parameters(), new))
 

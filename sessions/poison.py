@@ -11,7 +11,7 @@ turns, so trying a poisoned prompt again costs one engine, not three.
 
 from __future__ import annotations
 
-from ..runtime.link.crash_report import Death
+from ..runtime.link.crash_report import EngineDeath
 from .errors import SequencePoisoned
 
 ISOLATE_AFTER = 2
@@ -33,7 +33,7 @@ class CrashCount:
         """Whether the branch's sequence must share no step with others."""
         return self._crashes >= ISOLATE_AFTER
 
-    def add(self, death: Death, seq: int, isolated: bool) -> None:
+    def add(self, death: EngineDeath, seq: int, isolated: bool) -> None:
         """Count the death of an engine that held the branch as ``seq``, opened ``isolated`` or not.
 
         Raises:

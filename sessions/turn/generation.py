@@ -20,7 +20,7 @@ import numpy as np
 from ...runtime import errors as runtime
 from ...runtime.errors import EngineGone, EngineOverloaded, RuntimeFault, fault_of
 from ...runtime.link.generation import Generation
-from ...runtime.link.messages import Finish, Limits, Row, State, TokenLogprob, Work
+from ...runtime.link.messages import Finish, Row, SequenceState, TokenLimits, TokenLogprob, Work
 from ..engine_copy import EngineCopy
 from ..errors import (
     EngineFull,
@@ -75,11 +75,11 @@ class Run:
         self._prompt = prompt
         self._sampling = request.sampling
         most = min(room, request.max_output_tokens or room)
-        self._limits = Limits(most, stop_ids, min(request.min_output_tokens, most), gather)
+        self._limits = TokenLimits(most, stop_ids, min(request.min_output_tokens, most), gather)
         self._said, self._logprobs = said, logprobs
         self._retold = not len(said)
         self._generation: Generation | None = None
-        self._stopping: asyncio.Future[State] | None = None
+        self._stopping: asyncio.Future[SequenceState] | None = None
         self._resident = 0
         self._recovery_seconds = recovery_seconds
         self._lost: Work | None = None  # what engines that died had done for the reply

@@ -126,7 +126,7 @@ WHILE_IT_IS_READ = {
     "begin": lambda session: (session._branch.sequence, "begin"),
     "feed": lambda session: (response_module.Run, "_read"),
     "finish": lambda session: (session._branch.sequence, "finish"),
-    "reply": lambda session: (response_module, "Reply"),
+    "reply": lambda session: (response_module, "TurnReply"),
     "spans": lambda session: (response_module, "spans_of"),
     "usage": lambda session: (response_module.Response, "_usage"),
     "record": lambda session: (session.history, "record"),
