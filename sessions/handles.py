@@ -11,8 +11,7 @@ import hashlib
 import hmac
 import secrets
 
-from .journal.log import SessionLog
-from .journal.records import Keyring
+from .journal.records import Keyring, SessionLog
 
 HANDLE_BYTES = 24  # 192 random bits
 MAX_FRESH = 4  # issued, and perhaps lost on the way

@@ -11,87 +11,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-import numpy as np
-
 from .errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
 from .items import (
-    FunctionCall,
-    FunctionCallOutput,
     Item,
-    Message,
     Preamble,
     checked_item,
     checked_preamble,
-    new_id,
     size_of,
 )
 from .journal.records import Deleted, Inserted, Record, Rewound, Truncated, forget
-from .token_ids import Ids, frozen, ids_from
+from .token_ids import ids_from
 from .tools.answers import Calls
-from .tree import Tree, TurnNode, TurnReply
+from .tree import Draft, Script, Segment, Tree, TurnNode, TurnReply
 from .turn.events import MissReason
 from .turn.request import TurnRequest
 
 ROOT = "root"
 """As ``previous_item_id``: before the first item."""
-
-WRITTEN = 16
-"""Characters that a template writes in the time in which one is tokenized, or more."""
-
-Segment: TypeAlias = Item | TurnReply
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What to put before the model: ``segments`` in order.
-
-    ``base``: the last turn whose tokens stay as they are; it and its ancestors are the first ``shared``
-    segments. None renders from the beginning. ``miss``: why ``base`` is not the head. ``heading``: roughly the
-    characters of the preamble.
-    """
-
-    preamble: Preamble
-    segments: tuple[Segment, ...]
-    base: TurnNode | None = None
-    miss: MissReason | None = None
-    shared: int = 0
-    heading: int = 0
-
-    def characters(self) -> int:
-        """How much text has to be written and tokenized, roughly: that of the items. What was before is only
-        written, which is many times as fast."""
-        new, old = self.segments[self.shared :], self.segments[: self.shared]
-        heading = 0 if old else self.heading
-        before = (sum(map(_length, old)) + self.heading - heading) // WRITTEN
-        return sum(map(_length, new)) + before + heading
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A script in tokens, without its reply yet: ``prompt`` on the first ``keep`` tokens of ``parent``'s
-    path.
-
-    ``inputs``: the items since ``parent``, which ``prompt`` writes out. ``miss`` as in the script. ``path``:
-    the tokens of ``parent``'s, where they are known.
-    """
-
-    parent: TurnNode | None
-    inputs: tuple[Item, ...]
-    keep: int
-    prompt: Ids
-    miss: MissReason | None = None
-    path: Ids | None = None
-
-    def node(self, reply: TurnReply, node_id: str | None = None) -> TurnNode:
-        """The turn with its reply."""
-        return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id or new_id("turn"))
-
-    def tokens(self) -> Ids:
-        """The whole prompt from the root, ``[keep + len(prompt)]``."""
-        if self.parent is None:
-            return self.prompt
-        path = self.parent.tokens() if self.path is None else self.path
-        return frozen(np.concatenate([path[: self.keep], self.prompt]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -445,30 +381,6 @@ class History:
             self._own()
             self._entries[place : place + 1] = entry.items
             self._home.update((item.id, item) for item in entry.items)
-
-
-def turns_of(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], TurnReply | None]]:
-    """Inputs and reply of each turn; the last has no reply yet."""
-    inputs: list[Item] = []
-    for segment in segments:
-        if isinstance(segment, TurnReply):
-            yield tuple(inputs), segment
-            inputs = []
-        else:
-            inputs.append(segment)
-    yield tuple(inputs), None
-
-
-def _length(segment: Segment) -> int:
-    match segment:
-        case Message():
-            return len(segment.text)
-        case FunctionCall():
-            return len(segment.arguments)
-        case FunctionCallOutput():
-            return len(segment.output)
-        case TurnReply():
-            return 0  # its ids are known
 
 
 def _items_of(entry: _Entry) -> tuple[Item, ...]:

@@ -26,17 +26,15 @@ from .fork_tree import ForkTree, Member, Page, check_pruned, checked_name, child
 from .handles import SessionHandles, digest_of
 from .history import History
 from .items import new_id
-from .journal.changes import Drop
-from .journal.journal import Journal
-from .journal.log import EphemeralLog, JournaledLog, SessionLog
-from .journal.records import AnyOperation, SessionRecord
+from .journal.journal import Journal, JournaledLog
+from .journal.records import AnyOperation, Drop, EphemeralLog, SessionLog, SessionRecord
 from .journal.replay import Replayed, condensed, replay
 from .journal.store import StoredSession
+from .return_hints import Waits
 from .session import Session
 from .settings import SessionSettings, TenantLimits
 from .tenants import OpenTenants
 from .text.language import Language
-from .waits import Waits
 from .workers import Workers
 
 

@@ -16,11 +16,10 @@ from .errors import SessionClosed
 from .handles import SessionHandles
 from .history import History
 from .items import Growing, Tool
-from .journal.log import EphemeralLog, SessionLog
-from .journal.records import AnyOperation, Begun, Branched, request_form
-from .journal.replay import Past, refused, retold
+from .journal.records import AnyOperation, Begun, Branched, EphemeralLog, SessionLog
+from .journal.replay import Past, refused, request_form, retold
 from .placement import Placement
-from .return_hints import ReturnHints
+from .return_hints import ReturnHints, Waits
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant
 from .text.eager_prefill import Arrival, EagerPrefill
@@ -30,7 +29,6 @@ from .turn.events import ReplyEvent
 from .turn.request import TurnRequest
 from .turn.response import Branch, Response
 from .turn.turn_grammar import TurnGrammar
-from .waits import Waits
 
 
 class Session:
@@ -73,7 +71,8 @@ class Session:
         self._eager_prefill = EagerPrefill(self._branch)
         self._waits = waits or Waits()
         self._return_hints = ReturnHints(self.history, self._sequence)
-        self.keeping = Placement(self._branch, self._leaves)
+        seconds = settings.recovery_seconds
+        self.placement = Placement(link, self.history, self._sequence, seconds, self._leaves)
         self._responses: list[Response] = []
         self._closed = False
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
-from .items import Item, new_id
+from .items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, new_id
 from .token_ids import Ids, frozen
+from .turn.events import MissReason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,3 +123,88 @@ class Tree:
     def path(self) -> tuple[TurnNode, ...]:
         """The turns from the root to the head."""
         return () if self._head is None else tuple(self._head.ancestry())[::-1]
+
+
+# --- scripts ---
+
+WRITTEN = 16
+"""Characters that a template writes in the time in which one is tokenized, or more."""
+
+Segment: TypeAlias = Item | TurnReply
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What to put before the model: ``segments`` in order.
+
+    ``base``: the last turn whose tokens stay as they are; it and its ancestors are the first ``shared``
+    segments. None renders from the beginning. ``miss``: why ``base`` is not the head. ``heading``: roughly the
+    characters of the preamble.
+    """
+
+    preamble: Preamble
+    segments: tuple[Segment, ...]
+    base: TurnNode | None = None
+    miss: MissReason | None = None
+    shared: int = 0
+    heading: int = 0
+
+    def characters(self) -> int:
+        """How much text has to be written and tokenized, roughly: that of the items. What was before is only
+        written, which is many times as fast."""
+        new, old = self.segments[self.shared :], self.segments[: self.shared]
+        heading = 0 if old else self.heading
+        before = (sum(map(_length, old)) + self.heading - heading) // WRITTEN
+        return sum(map(_length, new)) + before + heading
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A script in tokens, without its reply yet: ``prompt`` on the first ``keep`` tokens of ``parent``'s
+    path.
+
+    ``inputs``: the items since ``parent``, which ``prompt`` writes out. ``miss`` as in the script. ``path``:
+    the tokens of ``parent``'s, where they are known.
+    """
+
+    parent: TurnNode | None
+    inputs: tuple[Item, ...]
+    keep: int
+    prompt: Ids
+    miss: MissReason | None = None
+    path: Ids | None = None
+
+    def node(self, reply: TurnReply, node_id: str | None = None) -> TurnNode:
+        """The turn with its reply."""
+        return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id or new_id("turn"))
+
+    def tokens(self) -> Ids:
+        """The whole prompt from the root, ``[keep + len(prompt)]``."""
+        if self.parent is None:
+            return self.prompt
+        path = self.parent.tokens() if self.path is None else self.path
+        return frozen(np.concatenate([path[: self.keep], self.prompt]))
+
+
+def turns_of(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], TurnReply | None]]:
+    """Inputs and reply of each turn; the last has no reply yet."""
+    inputs: list[Item] = []
+    for segment in segments:
+        if isinstance(segment, TurnReply):
+            yield tuple(inputs), segment
+            inputs = []
+        else:
+            inputs.append(segment)
+    yield tuple(inputs), None
+
+
+def _length(segment: Segment) -> int:
+    match segment:
+        case Message():
+            return len(segment.text)
+        case FunctionCall():
+            return len(segment.arguments)
+        case FunctionCallOutput():
+            return len(segment.output)
+        case TurnReply():
+            return 0  # its ids are known

@@ -26,10 +26,26 @@ from msgspec.structs import replace as changed
 from ...kvstore.system_limits import explained
 from ..errors import RecordDamaged, StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
 from . import segment
-from .disk import Disk
-from .places import GIANT, HIT, MISSING, MOST_SLOTS, bytes_at, offset_of, place_of, places_of, slot_of
-from .segment import ENTRY, LOG_START, LOST, Found, Fresh, SegmentHeader
-from .state import LoadedLog, extra_of
+from .folder import Disk
+from .records import extra_of
+from .segment import (
+    ENTRY,
+    GIANT,
+    HIT,
+    LOG_START,
+    LOST,
+    MISSING,
+    MOST_SLOTS,
+    Found,
+    Fresh,
+    LoadedLog,
+    SegmentHeader,
+    bytes_at,
+    offset_of,
+    place_of,
+    places_of,
+    slot_of,
+)
 
 log = logging.getLogger(__name__)
 

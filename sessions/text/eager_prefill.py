@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from ...runtime.errors import EngineGone, VerbRefused
 from ..errors import PromptTooLong, TemplateFailed
-from ..history import Script
 from ..items import FunctionCallOutput, Growing
 from ..token_ids import Ids, common_prefix
+from ..tree import Script
 from ..turn.response import Branch
 
 BURST_SECONDS = 0.005

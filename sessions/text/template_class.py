@@ -10,10 +10,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from ..errors import TemplateFailed
-from ..history import Segment
 from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from ..token_ids import ids_of
-from ..tree import TurnReply
+from ..tree import Segment, TurnReply
 from .chat_template import ChatTemplate, RoleRules
 from .tokenizer import ChatTokenizer
 

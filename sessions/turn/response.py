@@ -19,7 +19,7 @@ from ...runtime.link.messages import TokenLogprob
 from ..edits import end_with
 from ..engine_copy import EngineCopy
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
-from ..history import Draft, History, Placed, Script
+from ..history import History, Placed
 from ..items import FunctionCallOutput, Growing, new_id
 from ..journal.records import Emitted, Ended, Interrupted, Span
 from ..journal.replay import ended, reader_of, refused, spans_of
@@ -27,7 +27,7 @@ from ..settings import SessionSettings
 from ..text.language import Language
 from ..text.renderer import Renderer
 from ..token_ids import NONE, Ids, bytes_of, ids_of
-from ..tree import TurnReply
+from ..tree import Draft, Script, TurnReply
 from ..workers import Stopped, WorkerSlot
 from .cuts import check_place
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage

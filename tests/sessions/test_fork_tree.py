@@ -10,8 +10,8 @@ import pytest
 from holdfast.sessions import fork_tree as family_room
 from holdfast.sessions.errors import HandleUnknown, MemberUnknown, NameInvalid, PruneInvalid, SessionUnknown
 from holdfast.sessions.fork_tree import MAX_NAME, Member
-from holdfast.sessions.journal.changes import Drop
 from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.records import Drop
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 

@@ -15,23 +15,26 @@ from hypothesis import strategies as st
 
 from holdfast.sessions.errors import HandleUnknown, SessionLimit, ShareFull, StorageUnavailable, TurnLimit
 from holdfast.sessions.items import Preamble
-from holdfast.sessions.journal.changes import Append, Drop, Put, Table, key_of
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import (
     AnyOperation,
+    Append,
     Branched,
+    Drop,
     EventReceived,
     Keyring,
     Origin,
+    Put,
     SessionRecord,
     SessionSnapshot,
+    Table,
+    key_of,
 )
 from holdfast.sessions.journal.segment import padded
-from holdfast.sessions.journal.settings import JournalShare
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
-from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.settings import JournalShare, SessionSettings, TenantLimits
 from holdfast.sessions.turn.events import ReplyDone
 from holdfast.sessions.turn.request import TurnRequest
 

@@ -14,8 +14,7 @@ from holdfast.sessions.errors import (
     SessionLimit,
     SessionUnknown,
 )
-from holdfast.sessions.journal.changes import Drop
-from holdfast.sessions.journal.records import SessionSnapshot
+from holdfast.sessions.journal.records import Drop, SessionSnapshot
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session

@@ -11,12 +11,20 @@ from pathlib import Path
 
 from msgspec.structs import replace as replaced
 
-from holdfast.sessions.journal.changes import Change, Put
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.records import HandleRecord, Keyring, Origin, SessionRecord
-from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.journal.store import JournalStore, Table, key_of
+from holdfast.sessions.journal.records import (
+    Change,
+    HandleRecord,
+    Keyring,
+    Origin,
+    Put,
+    SessionRecord,
+    Table,
+    key_of,
+)
+from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import SessionRegistry
+from holdfast.sessions.settings import JournalSettings
 
 from ..scripted_link import ScriptedLink
 from ..session_stage import LANGUAGE

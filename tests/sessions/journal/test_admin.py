@@ -15,13 +15,11 @@ from msgspec.structs import replace as replaced
 
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StoreHeld, StoreUnusable
 from holdfast.sessions.journal import admin
-from holdfast.sessions.journal.changes import Append, Change, Drop, Put, Table, key_of
+from holdfast.sessions.journal.folder import StoreLock
 from holdfast.sessions.journal.legacy import KEPT, migrate
-from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import EventReceived, Origin
-from holdfast.sessions.journal.segment import Kind
+from holdfast.sessions.journal.records import Append, Change, Drop, EventReceived, Origin, Put, Table, key_of
+from holdfast.sessions.journal.segment import Kind, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
 

@@ -15,10 +15,17 @@ from msgspec.structs import replace as replaced
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged
 from holdfast.sessions.items import Message
 from holdfast.sessions.journal import segment
-from holdfast.sessions.journal.changes import Append, Drop, Put, Table, key_of
-from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import EventReceived, Inserted, Origin
-from holdfast.sessions.journal.segment import LOG_START, Kind
+from holdfast.sessions.journal.records import (
+    Append,
+    Drop,
+    EventReceived,
+    Inserted,
+    Origin,
+    Put,
+    Table,
+    key_of,
+)
+from holdfast.sessions.journal.segment import LOG_START, Kind, offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
 

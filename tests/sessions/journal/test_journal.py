@@ -17,8 +17,7 @@ from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
 from holdfast.sessions.handles import digest_of
 from holdfast.sessions.items import Message, Preamble, Tool
-from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.log import JournaledLog
+from holdfast.sessions.journal.journal import Journal, JournaledLog
 from holdfast.sessions.journal.records import (
     Begun,
     Configured,
@@ -27,9 +26,8 @@ from holdfast.sessions.journal.records import (
     SessionSnapshot,
     Typed,
     merged,
-    request_form,
-    request_from,
 )
+from holdfast.sessions.journal.replay import request_form, request_from
 from holdfast.sessions.journal.segment import Kind
 from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
