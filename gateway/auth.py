@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -159,16 +159,17 @@ class Hosts:
 
 
 class Guard:
-    """ASGI middleware. ``keys`` None: everybody may come in. ``hosts``: by default a loopback server's.
+    """ASGI middleware. ``keys`` returns those that count at the moment; None: every client on this machine is
+    admitted. ``hosts``: by default a loopback server's.
 
-    Tells the application whose key it was (`TENANT`), and whether it may see everybody's numbers (`OPERATOR`).
+    Puts the key's tenant into the request's scope (`TENANT`), and whether it may see all tenants' numbers
+    (`OPERATOR`).
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None, hosts: Hosts | None = None) -> None:
-        self.keys = keys
-        """May be replaced while the server runs."""
+    def __init__(self, app: ASGIApp, keys: Callable[[], Keys | None], hosts: Hosts | None = None) -> None:
         self._app = app
-        self._hosts = hosts or Hosts.of(GatewaySettings(), keys=keys is not None)
+        self._keys = keys
+        self._hosts = hosts or Hosts.of(GatewaySettings(), keys=keys() is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401 or 403."""
@@ -186,13 +187,14 @@ class Guard:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in PROBES:
             return None
-        if self.keys is None:
+        keys = self._keys()
+        if keys is None:
             if not _same_origin(headers):
                 return _refused(403, "origin_not_allowed", "this origin may not connect")
             scope[TENANT], scope[OPERATOR] = b"", True
             return None
         bearer = _bearer(headers)
-        tenant, operator = self.keys.tenant(bearer), self.keys.is_operator(bearer)
+        tenant, operator = keys.tenant(bearer), keys.is_operator(bearer)
         if tenant is None and not (operator and path in OPERATORS_ROUTES):
             told = "a valid API key is needed: Authorization: Bearer KEY"
             return _refused(401, "invalid_api_key", told)
