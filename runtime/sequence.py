@@ -22,7 +22,7 @@ from ..kvstore.block_table import BlockTable
 from ..kvstore.keychain import KeyChain
 from ..kvstore.quotas import tenant_of
 from .grammar.matcher import Matcher
-from .link.messages import Finish, Limits, Sampling, State, TokenLogprob, Work
+from .link.messages import Finish, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
 from .tokens import TokenList
 
 
@@ -38,7 +38,7 @@ class Turn:
     """
 
     sampling: Sampling
-    limits: Limits
+    limits: TokenLimits
     prompt: int
     allowed: int
     exhausted: Finish
@@ -155,9 +155,9 @@ class Sequence:
         return len(self.tokens) + self.pending_samples
 
     @property
-    def state(self) -> State:
+    def state(self) -> SequenceState:
         """What the link is told; pending_samples tokens do not count, they can still be taken back."""
-        return State(self.id, len(self.tokens), self.computed, self.epoch)
+        return SequenceState(self.id, len(self.tokens), self.computed, self.epoch)
 
     @property
     def target(self) -> int:

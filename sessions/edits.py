@@ -11,9 +11,9 @@ import msgspec
 from .errors import ConversationBusy, CutInvalid
 from .history import ROOT, History
 from .items import Message, new_id
-from .journal.records import Cut
+from .journal.records import Truncated
 from .text.tokenizer import ChatTokenizer
-from .tree import Reply, TurnNode
+from .tree import TurnNode, TurnReply
 from .turn.cuts import checked_end, cut_after, cut_message, cut_tokens
 
 
@@ -49,7 +49,7 @@ def end_with(history: History, item_id: str, end: int | None, tokenizer: ChatTok
     cut = None if reply is None else cut_after(reply, item_id, end, tokenizer)
     if cut is None:
         before = [] if reply is None else list(reply.items[: reply.items.index(item)])
-        cut = Cut(item=item_id, items=(*before, kept), loose=True)
+        cut = Truncated(item=item_id, items=(*before, kept), loose=True)
     history.cut(msgspec.structs.replace(cut, node=new_id("turn")))
 
 
@@ -88,5 +88,5 @@ def _before(node: TurnNode) -> str:
 
 
 def _last(node: TurnNode) -> str:
-    reply: Reply = node.reply
+    reply: TurnReply = node.reply
     return reply.items[-1].id if reply.items else _before(node)

@@ -25,10 +25,10 @@ from .items import (
     new_id,
     size_of,
 )
-from .journal.records import Cut, Deleted, Inserted, Record, Rewound, forget
+from .journal.records import Deleted, Inserted, Record, Rewound, Truncated, forget
 from .token_ids import Ids, frozen, ids_from
 from .tools.answers import Calls
-from .tree import Reply, Tree, TurnNode
+from .tree import Tree, TurnNode, TurnReply
 from .turn.events import MissReason
 from .turn.request import TurnRequest
 
@@ -38,7 +38,7 @@ ROOT = "root"
 WRITTEN = 16
 """Characters that a template writes in the time in which one is tokenized, or more."""
 
-Segment: TypeAlias = Item | Reply
+Segment: TypeAlias = Item | TurnReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Draft:
     miss: MissReason | None = None
     path: Ids | None = None
 
-    def node(self, reply: Reply, node_id: str | None = None) -> TurnNode:
+    def node(self, reply: TurnReply, node_id: str | None = None) -> TurnNode:
         """The turn with its reply."""
         return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id or new_id("turn"))
 
@@ -95,10 +95,10 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class RunningTurn:
     """A turn that runs: its place in the history, and what it puts before the model."""
 
-    slot: Slot
+    slot: ReplySlot
     script: Script
 
 
@@ -109,7 +109,7 @@ class Placed:
     ``aside``: on a sequence of its own, since it is out of band or overrides what the branch holds.
     """
 
-    turn: Turn | None
+    turn: RunningTurn | None
     script: Script
     aside: bool
 
@@ -124,11 +124,11 @@ class HistoryState:
     head: TurnNode | None
 
 
-class Slot:
+class ReplySlot:
     """Where the reply of the running turn will stand; what is appended meanwhile comes after it."""
 
 
-_Entry: TypeAlias = Item | Reply | Slot
+_Entry: TypeAlias = Item | TurnReply | ReplySlot
 
 
 class History:
@@ -150,7 +150,7 @@ class History:
         self._home: dict[str, _Entry] = {}
         self._calls: Calls | None = None
         self._shared = False  # these two are another history's, too: copy them before a change
-        self._slot: Slot | None = None
+        self._slot: ReplySlot | None = None
         self._matched = 0  # so many first entries are the tree's path to its head, if any are known to be
         self._appended = True  # nothing but appending since the running turn began
 
@@ -240,16 +240,16 @@ class History:
         del self._entries[place]
         self.record(Deleted(item=item_id))
 
-    def reply_of(self, item_id: str) -> Reply | None:
+    def reply_of(self, item_id: str) -> TurnReply | None:
         """The reply that holds this item; None where it stands for itself. Raises ``ItemUnknown``."""
         entry = self._entry(item_id, "item_id")
-        return entry if isinstance(entry, Reply) else None
+        return entry if isinstance(entry, TurnReply) else None
 
-    def cut(self, cut: Cut) -> None:
+    def cut(self, cut: Truncated) -> None:
         """Shorten a reply, or what stands for itself, as ``cut`` says. Raises ``ItemUnknown``."""
         entry = self._entry(cut.item, "item_id")
         place, left = self._index(entry), list[_Entry](cut.items)
-        if isinstance(entry, Reply) and not cut.loose:
+        if isinstance(entry, TurnReply) and not cut.loose:
             rest = entry.up_to(cut.keep, ids_from(cut.tail), cut.items)
             self._split(entry, rest, cut.node)
             left = [rest]
@@ -295,7 +295,9 @@ class History:
         """The head, where the items are those of its path; None where they were edited since."""
         segments = self._segments()
         node, at = self._found(segments)
-        edited = node is not self.tree.head or any(isinstance(segment, Reply) for segment in segments[at:])
+        edited = node is not self.tree.head or any(
+            isinstance(segment, TurnReply) for segment in segments[at:]
+        )
         return None if edited else node
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
@@ -325,19 +327,21 @@ class History:
         if self._slot is not None and not request.out_of_band:
             raise ConversationBusy("A response already writes this conversation")
 
-    def begin_turn(self) -> Turn:
+    def begin_turn(self) -> RunningTurn:
         """Hold the place of a reply here. Raises ``ConversationBusy`` while another turn runs."""
         if self._slot is not None:
             raise ConversationBusy("A response already writes this conversation")
         return self._hold(self.script())
 
-    def _hold(self, script: Script) -> Turn:
-        self._slot, self._appended = Slot(), True
+    def _hold(self, script: Script) -> RunningTurn:
+        self._slot, self._appended = ReplySlot(), True
         self._own()
         self._entries.append(self._slot)
-        return Turn(self._slot, script)
+        return RunningTurn(self._slot, script)
 
-    def commit_turn(self, turn: Turn, draft: Draft, reply: Reply, node_id: str | None = None) -> TurnNode:
+    def commit_turn(
+        self, turn: RunningTurn, draft: Draft, reply: TurnReply, node_id: str | None = None
+    ) -> TurnNode:
         """The turn becomes a node and the tree's head, its reply an entry in its slot."""
         place = self._close(turn)
         node = draft.node(reply, node_id)
@@ -348,11 +352,11 @@ class History:
         self._matched = place + 1 if self._appended else 0
         return node
 
-    def abort_turn(self, turn: Turn) -> None:
+    def abort_turn(self, turn: RunningTurn) -> None:
         """As if the turn had not begun; its input stays."""
         self._close(turn)
 
-    def _close(self, turn: Turn) -> int:
+    def _close(self, turn: RunningTurn) -> int:
         assert self._slot is turn.slot, "only the running turn can end"
         place = self._index(turn.slot)
         self._own()
@@ -392,7 +396,7 @@ class History:
         if self._matched:
             return self.tree.head, None, self._matched
         base, at = self._found(segments)
-        if base is not self.tree.head or any(isinstance(segment, Reply) for segment in segments[at:]):
+        if base is not self.tree.head or any(isinstance(segment, TurnReply) for segment in segments[at:]):
             return base, MissReason.HISTORY_EDITED, at
         self._matched = at
         return base, None, at
@@ -408,7 +412,7 @@ class History:
             base, at = node, at + len(wanted)
         return base, at
 
-    def _split(self, reply: Reply, rest: Reply, node_id: str) -> None:
+    def _split(self, reply: TurnReply, rest: TurnReply, node_id: str) -> None:
         """Where the reply is one of the path's, the head is now the turn that ends with its rest."""
         head = self.tree.head
         for node in () if head is None else head.ancestry():
@@ -428,14 +432,14 @@ class History:
 
     def _after(self, item_id: str) -> int:
         entry = self._entry(item_id, "previous_item_id")
-        if isinstance(entry, Reply) and entry.items[-1].id != item_id:
+        if isinstance(entry, TurnReply) and entry.items[-1].id != item_id:
             self._loosen(item_id, "previous_item_id")
         return self._index(self._home[item_id]) + 1
 
     def _loosen(self, item_id: str, param: str) -> None:
         """If the item is part of a reply, put the reply's items in its place: its ids are given up."""
         entry = self._entry(item_id, param)
-        if isinstance(entry, Reply):
+        if isinstance(entry, TurnReply):
             place = self._index(entry)
             self._edited(place)
             self._own()
@@ -443,11 +447,11 @@ class History:
             self._home.update((item.id, item) for item in entry.items)
 
 
-def turns_of(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], Reply | None]]:
+def turns_of(segments: tuple[Segment, ...]) -> Iterator[tuple[tuple[Item, ...], TurnReply | None]]:
     """Inputs and reply of each turn; the last has no reply yet."""
     inputs: list[Item] = []
     for segment in segments:
-        if isinstance(segment, Reply):
+        if isinstance(segment, TurnReply):
             yield tuple(inputs), segment
             inputs = []
         else:
@@ -463,11 +467,11 @@ def _length(segment: Segment) -> int:
             return len(segment.arguments)
         case FunctionCallOutput():
             return len(segment.output)
-        case Reply():
+        case TurnReply():
             return 0  # its ids are known
 
 
 def _items_of(entry: _Entry) -> tuple[Item, ...]:
-    if isinstance(entry, Slot):
+    if isinstance(entry, ReplySlot):
         return ()
-    return entry.items if isinstance(entry, Reply) else (entry,)
+    return entry.items if isinstance(entry, TurnReply) else (entry,)

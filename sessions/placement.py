@@ -68,7 +68,7 @@ class Placement:
         """Ask the engine, and the next one where it is gone, or goes meanwhile."""
         link, seconds = self._branch.link, self._branch.settings.recovery_seconds
         while True:
-            asked = link.incarnation
+            asked = link.engine_number
             try:
                 return await verb()
             except EngineGone as gone:
@@ -76,7 +76,7 @@ class Placement:
                     await asyncio.wait_for(link.wait_ready(), seconds)
                 except TimeoutError:
                     raise EngineUnavailable(gone.message) from gone
-                if link.incarnation == asked:  # it is there, and will not have this session
+                if link.engine_number == asked:  # it is there, and will not have this session
                     raise
 
     def _ids(self) -> Ids:

@@ -31,10 +31,10 @@ from .journal.journal import Journal
 from .journal.log import EphemeralLog, JournaledLog, SessionLog
 from .journal.records import AnyOperation, SessionRecord
 from .journal.replay import Replayed, condensed, replay
-from .journal.store import Stored
+from .journal.store import StoredSession
 from .session import Session
 from .settings import SessionSettings, TenantLimits
-from .tenants import Tenants
+from .tenants import OpenTenants
 from .text.language import Language
 from .waits import Waits
 from .workers import Workers
@@ -72,7 +72,7 @@ class SessionRegistry:
         self._reopening = defaultdict[bytes, asyncio.Lock](asyncio.Lock)  # by owner
         self._opened = self._reopened = 0
         self._workers = Workers()
-        self._tenants = Tenants(self.settings.tenants, self.settings.max_sessions, self._workers)
+        self._tenants = OpenTenants(self.settings.tenants, self.settings.max_sessions, self._workers)
         self._trees: dict[str, ForkTree] = {}  # by root, of sessions that are open
         self._loading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by root: the journal is asked once
         self._numbers = itertools.count(1)  # of sessions without a journal
@@ -222,7 +222,7 @@ class SessionRegistry:
         return self._records[session_id].salt
 
     def room(self, salt: bytes, more: int, idle: Mapping[bytes, Iterable[str]]) -> list[str]:
-        """Open sessions to close so that this tenant can open ``more``; see `Tenants.room`."""
+        """Open sessions to close so that this tenant can open ``more``; see `OpenTenants.room`."""
         return self._tenants.room(salt, more, idle)
 
     async def resume(
@@ -364,7 +364,7 @@ class SessionRegistry:
             journal.live.discard(known.session)
             raise
 
-    async def _again(self, journal: Journal, stored: Stored) -> Reopened:
+    async def _again(self, journal: Journal, stored: StoredSession) -> Reopened:
         work = partial(
             replay,
             stored.operations,

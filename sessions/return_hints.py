@@ -58,4 +58,4 @@ class ReturnHints:
 
     async def _told(self) -> None:
         with suppress(VerbRefused, EngineGone):
-            await self._sequence.foresee(0.0)
+            await self._sequence.hint_return(0.0)

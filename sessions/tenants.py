@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from .errors import SessionLimit, TurnLimit
 from .settings import TenantLimits
-from .workers import Slot, Workers
+from .workers import Workers, WorkerSlot
 
 _Idle = TypeVar("_Idle")
 
@@ -33,7 +33,7 @@ class Running(Protocol):
 class Tenant:
     """One tenant's sessions and replies, and its turn at the threads that tokenize."""
 
-    def __init__(self, limits: TenantLimits, slot: Slot | None = None) -> None:
+    def __init__(self, limits: TenantLimits, slot: WorkerSlot | None = None) -> None:
         self.limits = limits
         self.slot = slot or Workers().slot()
         self.sessions = 0
@@ -68,7 +68,7 @@ class Tenant:
         self._running = [reply for reply in self._running if id(reply) not in gone]
 
 
-class Tenants:
+class OpenTenants:
     """All tenants that have opened sessions, by their salt, and the ``places`` that their sessions share.
 
     ``limits``: of the tenants that are known; one without a limit of sessions may be among them.

@@ -17,7 +17,7 @@ from .token_ids import Ids, frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reply:
+class TurnReply:
     """What the model produced in one turn: its exact ids, and the items they were read as.
 
     ``ended``: the last id is an end-of-turn token that the model sampled; otherwise the reply was cut.
@@ -29,9 +29,9 @@ class Reply:
     ended: bool
     respelled: int = 0
 
-    def up_to(self, keep: int, tail: Ids, items: tuple[Item, ...]) -> Reply:
+    def up_to(self, keep: int, tail: Ids, items: tuple[Item, ...]) -> TurnReply:
         """What a cut leaves of it: the first ``keep`` ids and ``tail``, which say ``items``."""
-        return Reply(items, frozen(np.concatenate([self.ids[:keep], tail])), False, len(tail))
+        return TurnReply(items, frozen(np.concatenate([self.ids[:keep], tail])), False, len(tail))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class TurnNode:
     inputs: tuple[Item, ...]
     keep: int
     prompt: Ids
-    reply: Reply
+    reply: TurnReply
     id: str = field(default_factory=lambda: new_id("turn"))
 
     @property
@@ -60,7 +60,7 @@ class TurnNode:
         """Tokens on the path from the root to this node's end."""
         return self.start + len(self.reply.ids)
 
-    def cut(self, reply: Reply, node_id: str) -> TurnNode:
+    def cut(self, reply: TurnReply, node_id: str) -> TurnNode:
         """The same turn with what is left of its reply, beside this one."""
         return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id)
 

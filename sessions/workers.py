@@ -32,9 +32,9 @@ class Workers:
         self._threads = ThreadPoolExecutor(threads, "holdfast-text", _step_back)
         self._running: set[asyncio.Future[Any]] = set()
 
-    def slot(self) -> Slot:
+    def slot(self) -> WorkerSlot:
         """One tenant's turn at them."""
-        return Slot(self)
+        return WorkerSlot(self)
 
     async def aclose(self) -> None:
         """Wait for what still runs; take nothing more."""
@@ -50,7 +50,7 @@ class Workers:
         return running
 
 
-class Slot:
+class WorkerSlot:
     """One piece of work at a time, in the order in which it was asked for."""
 
     def __init__(self, workers: Workers) -> None:

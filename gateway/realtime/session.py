@@ -21,7 +21,7 @@ from ...sdk.frames.session import SessionResource
 from ...sdk.frames.verbs import ResponseSteer, SessionFork, SessionName, SessionPrune
 from ...sessions.errors import HandleUnknown, SessionError, ShareFull, StorageUnavailable
 from ...sessions.items import derived_id, new_id
-from ...sessions.journal.records import Begun, Configured, Heard, Typed
+from ...sessions.journal.records import Begun, Configured, EventReceived, Typed
 from ...sessions.journal.replay import Past, error_of
 from ...sessions.registry import Reopened
 from ...sessions.session import Session
@@ -275,7 +275,7 @@ class RealtimeSession:
         """Remember the event's id, so that the event is not served twice; name after it what it makes."""
         if event.event_id is not None:
             self._client_events.append(event.event_id)
-            self.session.log.append(Heard(event=event.event_id))
+            self.session.log.append(EventReceived(event=event.event_id))
         self._ids.derive_from(event.event_id if self.live.resumable else None)
 
     async def _answer_again(self, event: client.ClientEvent) -> None:

@@ -192,7 +192,7 @@ class Restore:
         """
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
-            self._preemption.relieve(len(keys), sequence)
+            self._preemption.relieve(len(keys), sequence, self.now)
         sequence.from_disk.update(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
         restored = self._block_manager.read_up(sequence, keys, disk) if keys else 0
@@ -321,4 +321,4 @@ class Restore:
             self._queues.enqueue(sequence)
         elif sequence.turn is None:
             self._queues.staged.pop(sequence.id, None)
-            self._queues.touch(sequence)
+            self._queues.touch(sequence, self.now)

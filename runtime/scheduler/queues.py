@@ -58,10 +58,10 @@ class Queues:
         except KeyError:
             raise SequenceUnknown(f"no sequence {seq}") from None
 
-    def touch(self, sequence: Sequence) -> None:
-        """An idle sequence was used: it stands anew among those that lose their KV, and may have work."""
+    def touch(self, sequence: Sequence, now: float) -> None:
+        """An idle sequence was used: insert it, rank it anew for idle eviction, and queue its prefill."""
         self.sequences[sequence.id] = sequence
-        sequence.used = self.idle_eviction.now
+        sequence.used = now
         self.rank(sequence)
         if sequence.to_do:
             self.prefill[sequence.id] = sequence
@@ -115,24 +115,24 @@ class Queues:
             at -= 1
         self.waiting.insert(at, sequence)
 
-    def rest(self, sequence: Sequence) -> None:
+    def rest(self, sequence: Sequence, now: float) -> None:
         """The turn is over."""
         for away in (self.restoring, self.compiling, self.running):
             if away.pop(sequence.id, None) is not None:
                 break
         else:
             self.waiting.remove(sequence)
-        self.touch(sequence)
+        self.touch(sequence, now)
 
     def defer(self, sequence: Sequence) -> None:
         """What an idle sequence has to do is computed when it is used again: a few tokens that its turn said
         last would cost a whole pass over its KV, and keep the turn waiting that follows at once."""
         self.prefill.pop(sequence.id, None)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Sequence, now: float) -> None:
         """Forget a sequence, whatever it does."""
         if sequence.turn is not None:
-            self.rest(sequence)
+            self.rest(sequence, now)
         self.taken(sequence)
         del self.sequences[sequence.id]
 

@@ -10,7 +10,6 @@ a record of it; what damage has hit stays known, too.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -41,9 +40,8 @@ class Compaction:
         self._work = self._copies()
 
     def step(self, most: int = SLICE_BYTES) -> bool:
-        """One slice; true when the new log has taken the place of the others. Raises ``OSError``.
-
-        After it has raised: `abandon` it.
+        """Write one slice; true when the new log is in place. Then remove the ``victims``: those that stay are
+        removed at the next start, as the new log's header names them. Raises ``OSError``; then `abandon` it.
         """
         pieces: list[bytes] = []
         size, begin, whole = 0, self._out.end, True
@@ -141,9 +139,6 @@ class Compaction:
                 self._sessions.move(session, kind, index, target)
                 self._out.live += self._logs.size(target)
         self._out.marks = self._out.dead
-        for one in self.victims:
-            with suppress(OSError):  # it is removed at the next start: the new log's header names it
-                self._logs.remove(one)
 
 
 def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:

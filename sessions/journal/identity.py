@@ -9,6 +9,7 @@ restored backup is such a case, too, and says what it has found. Knows no sessio
 from __future__ import annotations
 
 import os
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,13 +21,14 @@ from .segment import FORMAT, SegmentHeader
 
 FILE = "identity"
 CHECK_BYTES = 8
-MOST_BYTES = 4096
+MOST_BYTES = 1 << 20
+NAMED = 20  # logs in one line
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The store's random name and the secrets of its logs, its model; how often a server began with it.
 
-    ``sequence``: the number of the next record, when this was written.
+    ``sequence``: the number of the next record, when this was written. ``logs``: the numbers of the logs.
     """
 
     format: int
@@ -36,6 +38,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     model: bytes
     generation: int
     sequence: int
+    logs: tuple[int, ...] = ()
 
     def header(self) -> SegmentHeader:
         """As the logs have it."""
@@ -44,7 +47,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def identity_of(header: SegmentHeader, generation: int, sequence: int) -> Identity:
+def identity_of(header: SegmentHeader, generation: int, sequence: int, logs: Iterable[int] = ()) -> Identity:
     """Of the store whose logs have this header."""
     return Identity(
         format=FORMAT,
@@ -54,6 +57,7 @@ def identity_of(header: SegmentHeader, generation: int, sequence: int) -> Identi
         model=header.model,
         generation=generation,
         sequence=sequence,
+        logs=tuple(sorted(logs)),
     )
 
 
@@ -89,10 +93,18 @@ def write(folder: Path, identity: Identity, disk: Disk) -> None:
     disk.sync_folder(folder)
 
 
-def mismatch(known: Identity | None, found: Identity, *, fresh: bool) -> str:
+def lasting(before: Identity | None, after: Identity | None) -> Identity | None:
+    """``before`` without the logs that a server beside us has removed since: ``after`` has them no more."""
+    if before is None or after is None:
+        return before
+    return msgspec.structs.replace(before, logs=tuple(sorted({*before.logs} & {*after.logs})))
+
+
+def mismatch(known: Identity | None, found: Identity, *, fresh: bool, explained: Container[int] = ()) -> str:
     """What differs between the second place and the journal, and what that means; "" where nothing does.
 
-    ``fresh``: there was no journal, and ``found`` is of the new one.
+    ``fresh``: there was no journal, and ``found`` is of the new one. ``explained``: numbers of logs that are
+    not there for a known reason.
     """
     if known is None:
         if fresh or not found.generation:
@@ -117,4 +129,9 @@ def mismatch(known: Identity | None, found: Identity, *, fresh: bool) -> str:
         )
     if found.generation > starts + 1:  # one more is a server that died between the two
         return f"{FILE} is older than the journal (start {starts} of {found.generation}): it was rolled back"
+    gone = [number for number in known.logs if number not in found.logs and number not in explained]
+    if gone:
+        names = ", ".join(f"{number:08}.log" for number in gone[:NAMED])
+        more = f" and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
+        return f"logs of the last start are gone: {names}{more}: sessions that have records in them are lost"
     return ""

@@ -16,9 +16,19 @@ import msgspec
 from ..errors import StorageUnavailable
 from .changes import Append, Change, Put, Table, key_of
 from .journal import Journal
-from .records import AnyOperation, HandleRecord, Heard, Keyring, Origin, Said, SessionRecord, Typed, merged
+from .records import (
+    AnyOperation,
+    Emitted,
+    EventReceived,
+    HandleRecord,
+    Keyring,
+    Origin,
+    SessionRecord,
+    Typed,
+    merged,
+)
 
-LAZY = Said | Heard | Typed
+LAZY = Emitted | EventReceived | Typed
 """Operations that nobody is told of: they may wait for company."""
 
 

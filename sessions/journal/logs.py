@@ -29,7 +29,7 @@ from . import segment
 from .disk import Disk
 from .places import GIANT, HIT, MISSING, MOST_SLOTS, bytes_at, offset_of, place_of, places_of, slot_of
 from .segment import ENTRY, LOG_START, LOST, Found, Fresh, SegmentHeader
-from .state import Loaded, extra_of
+from .state import LoadedLog, extra_of
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,10 @@ class LogFolder:
         self.made = False
         self.vanished: list[str] = []
         """Logs that are not there, while the indexes beside them tell of records."""
+        self.explained: set[int] = set()
+        """Numbers of logs that are not there for a known reason: replaced, or among the ``vanished``."""
+        self.unnoted = False
+        """Whether logs were begun or removed since the second place was told of them."""
         self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
         self._slots = iter(range(1, MOST_SLOTS))
         self._free_slots: list[int] = []
@@ -141,7 +145,7 @@ class LogFolder:
         *,
         write: bool = True,
         whole: bool = False,
-    ) -> tuple[LogFolder, list[Loaded]]:
+    ) -> tuple[LogFolder, list[LoadedLog]]:
         """The logs and all their records. ``known``: the store's header as a second place has it.
 
         ``write``: false leaves every file as it is. ``whole``: no index is believed unread. Raises
@@ -170,7 +174,7 @@ class LogFolder:
             self._close_files(one)
         self.active = None
 
-    def _opened(self, model: bytes, known: SegmentHeader | None, write: bool) -> list[Loaded]:
+    def _opened(self, model: bytes, known: SegmentHeader | None, write: bool) -> list[LoadedLog]:
         if write:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = self._listed(write)
@@ -202,8 +206,9 @@ class LogFolder:
                 continue
             ours.append(number)
         replaced = {gone for number in ours if (one := headers[number]) for gone in one.replaces}
+        self.explained |= replaced
         self._find_vanished(set(numbers), replaced, write)
-        loaded: list[Loaded] = []
+        loaded: list[LoadedLog] = []
         plain = [number for number in ours if number not in replaced and not _taken_over(headers[number])]
         for number in ours:
             if number in replaced:
@@ -261,6 +266,7 @@ class LogFolder:
                 self.findings.say(line)
                 self.findings.damaged.append(str(one.path))
                 self.vanished.append(line)
+                self.explained.add(number)
             if write:  # it must not be taken for another log's
                 self.disk.remove(path)
 
@@ -312,7 +318,7 @@ class LogFolder:
             if write:
                 self.disk.rename(path, path.with_suffix(".unreadable"))
 
-    def _load(self, header: SegmentHeader, *, last: bool, write: bool) -> Loaded:
+    def _load(self, header: SegmentHeader, *, last: bool, write: bool) -> LoadedLog:
         one = Log(self._new_slot(), header, self._path(header.number))
         self.logs[one.slot] = one
         one.fd = self.disk.open(one.path, write=last and write)
@@ -456,7 +462,7 @@ class LogFolder:
             )
         return unknown
 
-    def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> Loaded:
+    def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> LoadedLog:
         lengths = segment.RECORD_BYTES + (entries["length"].astype("<u8") + 7 & ~np.uint64(7))
         places = places_of(one.slot, entries["offset"], lengths)
         places[hits | (entries["word"] & LOST != 0)] = HIT
@@ -464,7 +470,7 @@ class LogFolder:
         one.entries = len(entries)
         if hits.any():
             self.findings.damaged.append(str(one.path))
-        return Loaded(entries, places, extras)
+        return LoadedLog(entries, places, extras)
 
     # --- writing --------------------------------------------------------------------------------------------
 
@@ -578,6 +584,7 @@ class LogFolder:
         self.made = False
         if name is None:
             self.logs[one.slot] = one
+            self.unnoted = True
         return one
 
     def _new_slot(self) -> int:
@@ -661,6 +668,7 @@ class LogFolder:
         self.disk.rename(fresh, one.path)
         self.disk.sync_folder(self.folder)
         self.logs[one.slot] = one
+        self.unnoted = True
 
     def discard(self, one: Log, fresh: Path) -> None:
         """A log that was written aside is not wanted."""
@@ -681,6 +689,7 @@ class LogFolder:
         self.disk.remove(one.path)
         self._close_files(one)
         self.logs.pop(one.slot, None)
+        self.unnoted = True
         self._free_slots.append(one.slot)
 
     # --- reading --------------------------------------------------------------------------------------------

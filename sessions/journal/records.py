@@ -23,7 +23,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     """One step of a session's life; replayed in order they give its history back."""
 
 
-class Heard(Operation, frozen=True, tag="heard"):
+class EventReceived(Operation, frozen=True, tag="heard"):
     """A client event with this id was received; stands before what it caused, in the same commit."""
 
     event: str
@@ -69,7 +69,7 @@ class Begun(Operation, frozen=True, tag="begun"):
     note: bytes = b""
 
 
-class Said(Operation, frozen=True, tag="said"):
+class Emitted(Operation, frozen=True, tag="said"):
     """The next ids of the reply, little-endian int32; the last of these records is the durable cursor.
 
     ``logprobs``: where the reply tells them, one for each id.
@@ -134,7 +134,7 @@ class KeptNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reply: int
 
 
-class Snapshot(Operation, frozen=True, tag="snapshot"):
+class SessionSnapshot(Operation, frozen=True, tag="snapshot"):
     """All that the operations before it come to; no response runs. The first of those that are kept.
 
     ``items`` and ``replies`` are tables, each thing in them once, as the history tells them apart by
@@ -168,7 +168,7 @@ class Interrupted(Operation, frozen=True, tag="interrupted"):
     end: int
 
 
-class Cut(Operation, frozen=True, tag="cut"):
+class Truncated(Operation, frozen=True, tag="cut"):
     """The reply that holds ``item`` is now its first ``keep`` ids and ``tail`` (little-endian int32), which
     say ``items``. Where ``item`` stands for itself, or the cut is ``loose``, ``items`` stand in its place."""
 
@@ -191,19 +191,19 @@ class Branched(Operation, frozen=True, tag="branched"):
 
 
 AnyOperation: TypeAlias = (
-    Heard
+    EventReceived
     | Inserted
     | Deleted
     | Typed
     | Configured
     | Begun
-    | Said
+    | Emitted
     | Ended
     | Interrupted
-    | Cut
+    | Truncated
     | Rewound
     | Branched
-    | Snapshot
+    | SessionSnapshot
 )
 Record: TypeAlias = Callable[[AnyOperation], None]
 """Where a session's parts put what must be remembered."""
@@ -261,9 +261,13 @@ def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
     out: list[AnyOperation] = []
     for operation in operations:
         last = out[-1] if out else None
-        if isinstance(operation, Said) and isinstance(last, Said) and last.response == operation.response:
+        if (
+            isinstance(operation, Emitted)
+            and isinstance(last, Emitted)
+            and last.response == operation.response
+        ):
             scores = last.logprobs + operation.logprobs
-            out[-1] = Said(response=last.response, ids=last.ids + operation.ids, logprobs=scores)
+            out[-1] = Emitted(response=last.response, ids=last.ids + operation.ids, logprobs=scores)
         else:
             out.append(operation)
     return out

@@ -18,7 +18,7 @@ from ..items import derived_id
 from ..text.language import Language
 from ..text.text_buffer import TextBuffer
 from ..token_ids import Ids, bytes_of, ids_from
-from ..tree import Reply, TurnNode
+from ..tree import TurnNode, TurnReply
 from ..turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus
 from ..turn.reply_reader import ReplyReader
 from ..turn.request import TurnRequest
@@ -27,17 +27,17 @@ from .records import (
     Begun,
     Branched,
     Configured,
-    Cut,
     Deleted,
+    Emitted,
     Ended,
+    EventReceived,
     Fault,
-    Heard,
     Inserted,
     Interrupted,
     Rewound,
-    Said,
-    Snapshot,
+    SessionSnapshot,
     Span,
+    Truncated,
     Typed,
     request_from,
 )
@@ -95,7 +95,7 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 
 def condensed(
     operations: Sequence[AnyOperation], *, max_items: int, max_events: int = 1024
-) -> tuple[int, Snapshot] | None:
+) -> tuple[int, SessionSnapshot] | None:
     """How many of the operations one record can stand for, and that record; None: fewer than two.
 
     Raises ``RecordDamaged``.
@@ -109,9 +109,9 @@ def condensed(
 def _step(replayed: Replayed, operation: AnyOperation) -> None:
     history = replayed.history
     match operation:
-        case Snapshot():
+        case SessionSnapshot():
             _begin_from(replayed, operation)
-        case Heard(event=event):
+        case EventReceived(event=event):
             replayed.heard.append(event)
         case Inserted(item=item, previous=previous):
             history.insert(item, previous)
@@ -132,13 +132,13 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             replayed.responses += 1
             replayed.after_reply.clear()
             replayed.last = Past(operation.response, request, operation.note, history.place(request))
-        case Said(ids=ids, logprobs=logprobs):
+        case Emitted(ids=ids, logprobs=logprobs):
             past = _last(replayed, operation.response)
             past.said += ids
             past.logprobs += logprobs
         case Interrupted(response=response, item=item_id, end=end):
             _last(replayed, response).cut = (item_id, end)
-        case Cut():
+        case Truncated():
             history.cut(operation)
         case Rewound(item=item_id):
             history.rewind(item_id)
@@ -149,7 +149,7 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
                 _end(history, _last(replayed, response), operation)
 
 
-def _begin_from(replayed: Replayed, snapshot: Snapshot) -> None:
+def _begin_from(replayed: Replayed, snapshot: SessionSnapshot) -> None:
     if len(replayed.history) or replayed.responses:
         raise RecordDamaged("a snapshot of a session that has begun")
     restore(replayed.history, snapshot)
@@ -191,7 +191,7 @@ def _end(history: History, past: Past, ended: Ended) -> None:
     if not ended.kept:
         history.abort_turn(turn)
         return
-    reply = Reply(ended.items, past.ids, ended.ended)
+    reply = TurnReply(ended.items, past.ids, ended.ended)
     history.commit_turn(turn, _draft(turn.script, ended.spans), reply, ended.spans[-1].node)
 
 

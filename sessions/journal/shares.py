@@ -44,7 +44,7 @@ class Born:
     size: int
 
 
-class Shares:
+class TenantShares:
     """Of all tenants in ``shares``, by their salt; others are not counted."""
 
     def __init__(self, shares: Mapping[bytes, JournalShare]) -> None:

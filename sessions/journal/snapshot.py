@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..history import History, HistoryState, Segment
 from ..items import Item
 from ..token_ids import bytes_of, ids_from
-from ..tree import Reply, TurnNode
+from ..tree import TurnNode, TurnReply
 from .records import (
     AnyOperation,
     Begun,
@@ -20,7 +20,7 @@ from .records import (
     Ended,
     KeptNode,
     KeptReply,
-    Snapshot,
+    SessionSnapshot,
     Typed,
     request_form,
 )
@@ -50,13 +50,13 @@ class _Places:
 
     def __init__(self) -> None:
         self.items: list[Item] = []
-        self.replies: list[Reply] = []
+        self.replies: list[TurnReply] = []
         self._known: dict[int, int] = {}
 
     def of(self, segment: Segment) -> int:
         """``n`` for item n, ``-1 - n`` for reply n."""
         if id(segment) not in self._known:
-            if isinstance(segment, Reply):
+            if isinstance(segment, TurnReply):
                 self.replies.append(segment)
                 self._known[id(segment)] = -len(self.replies)
             else:
@@ -65,7 +65,7 @@ class _Places:
         return self._known[id(segment)]
 
 
-def snapshot_of(replayed: Replayed) -> Snapshot:
+def snapshot_of(replayed: Replayed) -> SessionSnapshot:
     """The session as one record."""
     state, places = replayed.history.state(), _Places()
     entries = tuple(places.of(segment) for segment in state.entries)
@@ -81,7 +81,7 @@ def snapshot_of(replayed: Replayed) -> Snapshot:
         for node in path
     )
     last, typed = replayed.last, replayed.typed
-    return Snapshot(
+    return SessionSnapshot(
         preamble=state.preamble,
         rendered=state.rendered,
         items=tuple(places.items),
@@ -103,9 +103,9 @@ def snapshot_of(replayed: Replayed) -> Snapshot:
     )
 
 
-def restore(history: History, snapshot: Snapshot) -> None:
+def restore(history: History, snapshot: SessionSnapshot) -> None:
     """Make a new history what the snapshot says."""
-    replies = [Reply(kept.items, ids_from(kept.ids), kept.ended) for kept in snapshot.replies]
+    replies = [TurnReply(kept.items, ids_from(kept.ids), kept.ended) for kept in snapshot.replies]
     head: TurnNode | None = None
     for kept in snapshot.nodes:
         inputs = tuple(snapshot.items[place] for place in kept.inputs)
@@ -114,7 +114,9 @@ def restore(history: History, snapshot: Snapshot) -> None:
     history.restore(HistoryState(snapshot.preamble, snapshot.rendered, entries, head))
 
 
-def _segments(places: Iterable[int], items: Sequence[Item], replies: Sequence[Reply]) -> Iterable[Segment]:
+def _segments(
+    places: Iterable[int], items: Sequence[Item], replies: Sequence[TurnReply]
+) -> Iterable[Segment]:
     return (items[place] if place >= 0 else replies[-1 - place] for place in places)
 
 

@@ -25,7 +25,7 @@ NOWHERE = -1
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedLog:
     """The records of one log: entries, their places, and what the index says of some, by offset."""
 
     entries: Any
@@ -74,6 +74,11 @@ class SessionState:
     def count(self) -> int:
         """Operations that it has had."""
         return self.first + len(self.operations)
+
+    @property
+    def is_unopened_fork(self) -> bool:
+        """Whether it was forked off and never opened: it has the handle of its birth alone."""
+        return self.origin is not None and len(self.digests) == DIGEST_BYTES
 
     def places(self) -> Iterator[int]:
         """Of all that it needs."""
@@ -217,7 +222,7 @@ class Sessions:
 
     # --- all records ----------------------------------------------------------------------------------------
 
-    def load(self, parts: list[Loaded]) -> int:
+    def load(self, parts: list[LoadedLog]) -> int:
         """Make everything from the records of all logs; the highest generation that one of them tells."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
         places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
@@ -428,7 +433,7 @@ def _kinds(entries: Any) -> Any:
     return entries["word"] >> np.uint64(8) & np.uint64(0xFF)
 
 
-def _in_order(part: Loaded) -> Iterator[bytes]:
+def _in_order(part: LoadedLog) -> Iterator[bytes]:
     """What is said of the records, in the order of the entries."""
     for place in np.flatnonzero(part.entries["extra"]).tolist():
         yield part.extras.get(int(part.entries["offset"][place]), b"")

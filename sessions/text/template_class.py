@@ -13,7 +13,7 @@ from ..errors import TemplateFailed
 from ..history import Segment
 from ..items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from ..token_ids import ids_of
-from ..tree import Reply
+from ..tree import TurnReply
 from .chat_template import ChatTemplate, RoleRules
 from .tokenizer import ChatTokenizer
 
@@ -91,7 +91,7 @@ def _kind(template: ChatTemplate, preamble: Preamble, talk: list[Segment]) -> Te
     """Compares the rendering of each beginning of the talk with that of the whole."""
     whole = template.pieces(preamble, talk)
     kind = TemplateClass.APPEND_ONLY
-    turns = [at for at, segment in enumerate(talk) if isinstance(segment, Reply)]
+    turns = [at for at, segment in enumerate(talk) if isinstance(segment, TurnReply)]
     for number, at in enumerate(turns):
         if template.pieces(preamble, talk[:at]) == whole[: number + 1]:
             continue
@@ -120,8 +120,8 @@ def _user(number: int) -> Message:
     return Message(id=f"user_{number}", role="user", text=f"zq{number}")
 
 
-def _reply(number: int) -> Reply:
-    return Reply((Message(id=f"reply_{number}", role="assistant", text="zq"),), ids_of([0]), ended=True)
+def _reply(number: int) -> TurnReply:
+    return TurnReply((Message(id=f"reply_{number}", role="assistant", text="zq"),), ids_of([0]), ended=True)
 
 
 def _tooled() -> Preamble:
@@ -132,4 +132,4 @@ def _tool_talk() -> list[Segment]:
     call_id = "call_0123456789abcdef01234567"  # as long as those are that a reply's calls get
     call = FunctionCall(id="call", call_id=call_id, name="zq", arguments="{}")
     output = FunctionCallOutput(id="output", call_id=call_id, output="zq")
-    return [_user(1), Reply((call,), ids_of([0]), ended=True), output, _reply(1), _user(2)]
+    return [_user(1), TurnReply((call,), ids_of([0]), ended=True), output, _reply(1), _user(2)]

@@ -12,14 +12,14 @@ import msgspec
 
 from ..errors import CutInvalid
 from ..items import Item, Message
-from ..journal.records import Cut
+from ..journal.records import Truncated
 from ..text.characters import inside_character
 from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import ChatTokenizer
 from ..token_ids import Ids, bytes_of, ids_of
 from ..tools.hermes import CLOSE, OPEN
 from ..tools.reasoning import END
-from ..tree import Reply
+from ..tree import TurnReply
 
 
 def checked_end(item: Item, end: int, param: str = "text_end") -> None:
@@ -44,7 +44,7 @@ def cut_message(message: Message, end: int) -> Message:
     return msgspec.structs.replace(message, text=message.text[:end], complete=False)
 
 
-def cut_after(reply: Reply, item_id: str, end: int | None, tokenizer: ChatTokenizer) -> Cut | None:
+def cut_after(reply: TurnReply, item_id: str, end: int | None, tokenizer: ChatTokenizer) -> Truncated | None:
     """The reply up to ``end`` characters of its message ``item_id``, or (None) to the end of that item.
 
     None where its tokens do not tell where that is: then it has to be taken apart into its items.
@@ -59,11 +59,11 @@ def cut_after(reply: Reply, item_id: str, end: int | None, tokenizer: ChatTokeni
     if isinstance(item, Message) and isinstance(kept, Message):
         place -= len(item.text) - len(kept.text)
     keep, tail = told.ids_up_to(place)
-    cut = Cut(item=item_id, items=(*reply.items[:at], kept), keep=keep, tail=bytes_of(ids_of(tail)))
+    cut = Truncated(item=item_id, items=(*reply.items[:at], kept), keep=keep, tail=bytes_of(ids_of(tail)))
     return cut if told.says(reply.up_to(keep, ids_of(tail), cut.items).ids, place) else None
 
 
-def cut_tokens(reply: Reply, keep: int, tokenizer: ChatTokenizer) -> Cut:
+def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncated:
     """The reply up to its first ``keep`` tokens. Raises ``CutInvalid`` inside a character or a tool call."""
     if not reply.items:  # it was cut while it only thought
         raise CutInvalid("A reply in which nothing was said cannot be cut", param="to")
@@ -79,13 +79,13 @@ def cut_tokens(reply: Reply, keep: int, tokenizer: ChatTokenizer) -> Cut:
         if begin is None or end is None or (place < end and not isinstance(item, Message)):
             raise CutInvalid("A reply cannot be cut inside a tool call", param="to")
         items.append(cut_message(item, place - begin) if isinstance(item, Message) else item)
-    return Cut(item=reply.items[0].id, items=tuple(items), keep=keep)
+    return Truncated(item=reply.items[0].id, items=tuple(items), keep=keep)
 
 
 class _Told:
     """A reply's whole text. ``steps[n]``: characters that its first ``n`` tokens made certain."""
 
-    def __init__(self, reply: Reply, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, reply: TurnReply, tokenizer: ChatTokenizer) -> None:
         self._items = reply.items
         self._tokenizer = tokenizer
         reader, pieces = Detokenizer(tokenizer.backend), list[str]()

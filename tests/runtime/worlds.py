@@ -24,20 +24,20 @@ from holdfast.runtime.link.messages import (
     Generate,
     Grant,
     Lease,
-    Limits,
     Open,
     Opening,
     Receipt,
     Refusal,
-    Reply,
     Row,
     Sampling,
+    SequenceState,
     Settle,
     Stage,
-    State,
     Step,
     Stop,
+    TokenLimits,
     Truncate,
+    VerbReply,
 )
 from holdfast.runtime.scheduler.queues import HEAD_START
 from holdfast.runtime.settings import SchedulerSettings
@@ -55,7 +55,7 @@ class Turn:
     """What a generation must do. ``deadline``: the step by which it has ended. ``place``: in the order."""
 
     sampling: Sampling
-    limits: Limits
+    limits: TokenLimits
     generated_from: int
     prompt: int
     deadline: int
@@ -207,7 +207,7 @@ class World:
                 refusal = "sampling_invalid"
             elif length >= self.settings.max_context:
                 refusal = "context_exceeded"
-        limits = Limits(max_tokens, stop_ids)
+        limits = TokenLimits(max_tokens, stop_ids)
         verb = Generate(self._next(), seq, sampling, limits, generated_from, list(tokens), opening)
         if self._apply(verb, refusal):
             assert being is not None
@@ -226,7 +226,7 @@ class World:
         being = self.beings.get(seq)
         if opening is None:
             return being, self._busy(being)
-        begun = Being(Shadow((), DRAWN), alone=opening.alone)
+        begun = Being(Shadow((), DRAWN), alone=opening.isolated)
         if opening.parent is not None:
             parent = self.beings.get(opening.parent)
             if parent is None:
@@ -314,7 +314,7 @@ class World:
                 assert turn is not None
                 turn.deadline += again
 
-    def state(self, seq: int) -> State:
+    def state(self, seq: int) -> SequenceState:
         """What the engine holds of a sequence."""
         return self._queues[seq].state
 
@@ -576,14 +576,14 @@ class World:
         if refusal is not None:
             assert isinstance(answer, Refusal) and answer.code == refusal, answer
             return False
-        assert isinstance(answer, Reply), answer
+        assert isinstance(answer, VerbReply), answer
         self._state, self._receipt = answer.state, answer.receipt
         return True
 
     def _check_state(self, seq: int) -> None:
         being = self.beings[seq]
         state = self._state
-        assert isinstance(state, State)
+        assert isinstance(state, SequenceState)
         assert (state.seq, state.length, state.epoch) == (seq, len(being.shadow.tokens), being.epoch)
         assert 0 <= state.computed <= state.length
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.messages import Grant
 from holdfast.sessions.errors import ConversationBusy, EngineUnavailable, SequencePoisoned
-from holdfast.sessions.poison import MOST_KILLED
+from holdfast.sessions.poison import MAX_KILLS
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.turn.events import ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
@@ -242,7 +242,7 @@ async def test_engines_killed_over_one_verb_end_it_after_so_many() -> None:
     await ask(session, "Hi")
     link.cut_off.add("settle")
     asked = asyncio.create_task(session.keeping.settle(disk=False))
-    for death in range(MOST_KILLED):
+    for death in range(MAX_KILLS):
         await link.stuck.wait()
         assert not asked.done(), death
         link.stuck.clear()

@@ -20,11 +20,11 @@ from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import (
     AnyOperation,
     Branched,
-    Heard,
+    EventReceived,
     Keyring,
     Origin,
     SessionRecord,
-    Snapshot,
+    SessionSnapshot,
 )
 from holdfast.sessions.journal.segment import padded
 from holdfast.sessions.journal.settings import JournalShare
@@ -274,7 +274,7 @@ async def test_a_long_session_that_was_made_shorter_goes_on_in_its_share() -> No
 
             journal.condense = asked_first
             for number in range(300):
-                session.log.append(Heard(event=f"event_{number}"))
+                session.log.append(EventReceived(event=f"event_{number}"))
             session.log.sync()
             before, question = await begun
             await question.heard.wait()
@@ -284,7 +284,7 @@ async def test_a_long_session_that_was_made_shorter_goes_on_in_its_share() -> No
             assert isinstance(before, ShareFull) and fault is None
 
 
-HEARD = st.integers(1, 400).map(lambda length: Heard(event="e" * length))
+HEARD = st.integers(1, 400).map(lambda length: EventReceived(event="e" * length))
 SALTS = st.sampled_from([ACME, ZENITH])
 
 
@@ -310,7 +310,8 @@ def test_what_is_counted_is_what_is_there(data: st.DataObject) -> None:
                     del lengths[at]
                 case "short" if at and lengths[at]:
                     store.condense(
-                        at, lambda known: (len(known), Snapshot(preamble=Preamble(), rendered=Preamble()))
+                        at,
+                        lambda known: (len(known), SessionSnapshot(preamble=Preamble(), rendered=Preamble())),
                     )
                 case "fork" if at:
                     salts[number] = salts[at]

@@ -15,7 +15,7 @@ from holdfast.sessions.errors import (
     SessionUnknown,
 )
 from holdfast.sessions.journal.changes import Drop
-from holdfast.sessions.journal.records import Snapshot
+from holdfast.sessions.journal.records import SessionSnapshot
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
@@ -162,7 +162,7 @@ async def test_long_sessions_are_condensed_and_forks_of_them_come_back() -> None
             handles = [one.handles.current for one in every]
         with store_in(path) as store:
             kinds = [[type(op) for op in store.session(number).operations] for number in (1, 2, 3)]
-        assert kinds[2][0] is Snapshot and len(kinds[2]) < len(kinds[1]), "nobody follows on the last"
+        assert kinds[2][0] is SessionSnapshot and len(kinds[2]) < len(kinds[1]), "nobody follows on the last"
         async with book_in(path, reciting()) as book:
             for handle, want in zip(handles, wanted, strict=True):
                 again = (await back(book, handle)).session

@@ -197,7 +197,7 @@ class VerbsMachine(RuleBasedStateMachine):
                 await response.cancel()
             if isinstance(event, ReplyDone):
                 done = event
-        await session._sequence.at_rest()
+        await session._sequence.wait_stopped()
         if self.count(shadow, done, end):
             self.agree(session, shadow, engine=end is None)
 

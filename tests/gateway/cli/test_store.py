@@ -12,7 +12,7 @@ from holdfast.gateway.cli.main import app
 from holdfast.sessions.journal.changes import Append, Put, Table, key_of
 from holdfast.sessions.journal.opening import open_for
 from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import Heard, Keyring, SessionRecord
+from holdfast.sessions.journal.records import EventReceived, Keyring, SessionRecord
 from holdfast.sessions.journal.segment import Kind
 from holdfast.sessions.journal.settings import JournalSettings
 
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
             [
                 Put(Table.SESSIONS, key_of(number), record),
                 Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(bytes([number]) * 32,))),
-                Append(number, 0, Heard(event=f"<{name}>" * 20)),
+                Append(number, 0, EventReceived(event=f"<{name}>" * 20)),
             ]
         )
     store.close()

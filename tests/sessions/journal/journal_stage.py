@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace as replaced
+
 from holdfast.sessions.journal.changes import Change, Put
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.records import HandleRecord, Keyring, SessionRecord
+from holdfast.sessions.journal.records import HandleRecord, Keyring, Origin, SessionRecord
 from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.journal.store import JournalStore, Table, key_of
 from holdfast.sessions.registry import SessionRegistry
@@ -40,11 +42,14 @@ def store_in(path: Path, settings: JournalSettings = SMALL, model: bytes = MODEL
         store.close()
 
 
-def birth(number: int, owner: bytes = b"me") -> list[Change]:
+def birth(
+    number: int, owner: bytes = b"me", *, salt: bytes = b"", origin: Origin | None = None
+) -> list[Change]:
     """What makes a session known."""
+    record = replaced(record_of(number), salt=salt, origin=origin)
     digest = bytes([number % 256]) * 32
     return [
-        Put(Table.SESSIONS, key_of(number), record_of(number)),
+        Put(Table.SESSIONS, key_of(number), record),
         Put(Table.HANDLES, digest, HandleRecord(session=number, owner=owner)),
         Put(Table.KEYRINGS, key_of(number), Keyring(fresh=(digest,))),
     ]

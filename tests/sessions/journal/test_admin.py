@@ -20,7 +20,7 @@ from holdfast.sessions.journal.legacy import KEPT, migrate
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.opening import open_for
 from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import Heard, Origin
+from holdfast.sessions.journal.records import EventReceived, Origin
 from holdfast.sessions.journal.segment import Kind
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
@@ -34,7 +34,7 @@ COUNT = 5
 
 def begun(number: int, salt: bytes = b"", origin: Origin | None = None) -> list[Change]:
     record = replaced(record_of(number), salt=salt, origin=origin)
-    heard = [Append(number, at, Heard(event=f"<{number}-{at}>")) for at in range(COUNT)]
+    heard = [Append(number, at, EventReceived(event=f"<{number}-{at}>")) for at in range(COUNT)]
     return [Put(Table.SESSIONS, key_of(number), record), *birth(number)[1:], *heard]
 
 
@@ -332,6 +332,35 @@ def test_a_repair_that_dies_before_its_journal_has_its_place_loses_nothing(
         store = open_for(path, MODEL, SMALL)
         try:
             assert not store.mismatches
+            assert [events(store, number) for number in (1, 3)] == [whole(1), whole(3)]
+        finally:
+            store.close()
+
+
+@pytest.mark.parametrize("then", ["start", "repair"])
+def test_a_repair_that_dies_before_the_damaged_journal_is_put_aside_ends_at_the_next_start(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with folder() as path:
+        lived(path)
+        strike(path, 2, Kind.OPERATION, 1)
+        rename = os.rename
+
+        def die(old: Path, new: Path) -> None:
+            if Path(old) == path / "journal":
+                raise KeyboardInterrupt
+            rename(old, new)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(os, "rename", die)
+            with pytest.raises(KeyboardInterrupt):
+                list(admin.repair(path))
+        assert (path / "journal").exists() and (path / "journal.new").exists()
+        if then == "repair":
+            assert "ended now" in next(iter(list(admin.repair(path))))
+        store = open_for(path, MODEL, SMALL)
+        try:
+            assert not store.mismatches and (path / "journal.damaged").exists()
             assert [events(store, number) for number in (1, 3)] == [whole(1), whole(3)]
         finally:
             store.close()

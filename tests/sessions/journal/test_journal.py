@@ -22,16 +22,16 @@ from holdfast.sessions.journal.log import JournaledLog
 from holdfast.sessions.journal.records import (
     Begun,
     Configured,
-    Heard,
-    Said,
-    Snapshot,
+    Emitted,
+    EventReceived,
+    SessionSnapshot,
     Typed,
     merged,
     request_form,
     request_from,
 )
 from holdfast.sessions.journal.segment import Kind
-from holdfast.sessions.journal.store import JournalStore, Stored
+from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.text_buffer import TextBuffer
@@ -57,7 +57,7 @@ class Failing:
         patch.setattr(JournalStore, "write", write)
 
 
-async def shortened(book: SessionRegistry, session: Session) -> Stored:
+async def shortened(book: SessionRegistry, session: Session) -> StoredSession:
     """What the store has of a session, once all that is durable was looked at."""
     ticket, number = session.log.sync(), session.log.number
     assert ticket is not None
@@ -105,7 +105,7 @@ async def test_ids_that_are_said_wait_for_company_and_are_durable_without_a_tick
             await left(session)
             before = (await book.journal.statistics())["journal_commits"]
             for token in range(100):
-                session.log.append(Said(response="resp", ids=bytes([token, 0, 0, 0])))
+                session.log.append(Emitted(response="resp", ids=bytes([token, 0, 0, 0])))
                 await asyncio.sleep(0)
             number, ids = session.log.number, b""
             while len(ids) < 400:
@@ -125,7 +125,7 @@ async def test_a_commit_that_fails_is_told_once_tried_again_and_holds_every_ackn
             alarm = asyncio.Event()
             book.journal.watchers.add(lambda fault: (told.append(fault), alarm.set()))
             failing = Failing(patch)
-            session.log.append(Heard(event="first"))
+            session.log.append(EventReceived(event="first"))
             ticket = session.log.sync()
             await alarm.wait()
             assert not ticket.done() and session.log.fault is not None
@@ -133,7 +133,7 @@ async def test_a_commit_that_fails_is_told_once_tried_again_and_holds_every_ackn
                 book.create()
             with pytest.raises(StorageUnavailable):
                 await book.journal.read(lambda store: store.statistics())
-            session.log.append(Heard(event="second"))
+            session.log.append(EventReceived(event="second"))
             later = session.log.sync()
             failing.healed = True
             await ticket
@@ -141,7 +141,7 @@ async def test_a_commit_that_fails_is_told_once_tried_again_and_holds_every_ackn
             assert session.log.fault is None and len(told) == 1
             number = session.log.number
             stored = await book.journal.read(lambda store: store.session(number))
-            assert stored.operations == (Heard(event="first"), Heard(event="second"))
+            assert stored.operations == (EventReceived(event="first"), EventReceived(event="second"))
             assert (await book.journal.statistics())["journal_failures"] > 0
 
 
@@ -160,11 +160,11 @@ async def test_a_mistake_of_ours_does_not_end_the_thread(caplog: pytest.LogCaptu
 
             with pytest.MonkeyPatch.context() as upkeep:
                 upkeep.setattr(JournalStore, "keep_shares", mistaken)
-                session.log.append(Heard(event="first"))
+                session.log.append(EventReceived(event="first"))
                 await left(session)
                 await book.journal.read(lambda store: None)  # served behind the upkeep of that commit
             patch.setattr(JournalStore, "_apply", mistaken)
-            session.log.append(Heard(event="second"))
+            session.log.append(EventReceived(event="second"))
             ticket = session.log.sync()
             await alarm.wait()
             assert not ticket.done() and "RecursionError" in session.log.fault.message
@@ -172,7 +172,7 @@ async def test_a_mistake_of_ours_does_not_end_the_thread(caplog: pytest.LogCaptu
             await ticket
             number = session.log.number
             stored = await book.journal.read(lambda store: store.session(number))
-            assert stored.operations == (Heard(event="first"), Heard(event="second"))
+            assert stored.operations == (EventReceived(event="first"), EventReceived(event="second"))
     assert [record.message for record in caplog.records if record.exc_info] == [
         "the journal's upkeep failed",
         "the journal cannot write what it was given",
@@ -185,7 +185,7 @@ async def test_a_journal_that_cannot_write_still_closes() -> None:
         journal = await Journal.open(path, MODEL, SMALL)
         log = JournaledLog(journal, 1)
         Failing(patch)
-        log.append(Heard(event="e"))
+        log.append(EventReceived(event="e"))
         ticket = log.sync()
         await journal.aclose()
         assert not ticket.done()
@@ -233,7 +233,7 @@ async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> Non
                 written(store, changes)
 
             async def more() -> None:
-                session.log.append(Heard(event=f"{len(order)}"))
+                session.log.append(EventReceived(event=f"{len(order)}"))
                 session.log.sync()
 
             def compact(_: JournalStore) -> bool:
@@ -506,7 +506,7 @@ async def test_a_long_life_costs_its_length_and_not_its_events() -> None:
             most = 0
             for turn in range(40):
                 for letter in range(25):
-                    session.log.append(Heard(event=f"{turn}-{letter}"))
+                    session.log.append(EventReceived(event=f"{turn}-{letter}"))
                     session.log.append(Typed(start=letter, text="x", role="user", item=f"item_{turn}"))
                 session.log.append(Typed(start=0))
                 item = say(session, f"Words {turn}")
@@ -515,7 +515,7 @@ async def test_a_long_life_costs_its_length_and_not_its_events() -> None:
                 most = max(most, len((await shortened(book, session)).operations))
             stored = await shortened(book, session)
             assert stored.written > 40 * 50 and most < 400
-            assert isinstance(stored.operations[0], Snapshot) and len(stored.operations[0].heard) == 30
+            assert isinstance(stored.operations[0], SessionSnapshot) and len(stored.operations[0].heard) == 30
             items, tokens = session.history.items(), session.history.tree.head.tokens().tolist()
             handle = await left(session)
         async with book_in(path, reciting("Still here.")) as book:
@@ -542,9 +542,9 @@ async def test_what_runs_is_never_part_of_a_snapshot() -> None:
             response = session.respond(TurnRequest.checked(), "resp_1")
             for _ in range(4):
                 await anext(response)
-                session.log.append(Heard(event="e"))
+                session.log.append(EventReceived(event="e"))
                 stored = await shortened(book, session)
-                assert isinstance(stored.operations[0], Snapshot)
+                assert isinstance(stored.operations[0], SessionSnapshot)
                 assert sum(isinstance(one, Begun) for one in stored.operations) == 1
             handle = await left(session)
             session.log.close()
@@ -718,7 +718,7 @@ async def test_whose_output_is_on_its_way_outlives_a_snapshot() -> None:
                 session.log.append(Typed(start=at, text="x", item="item_9", call="call_1"))
             await ask(session, "Still looking?")
             await ask(session, "And now?")
-            assert isinstance((await shortened(book, session)).operations[0], Snapshot)
+            assert isinstance((await shortened(book, session)).operations[0], SessionSnapshot)
             handle = await left(session)
         async with book_in(path, reciting()) as book:
             typed = (await resumed(book, handle)).replayed.typed

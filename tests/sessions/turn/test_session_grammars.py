@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
-from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Limits, Row, Work
+from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Row, TokenLimits, Work
 from holdfast.sessions import errors
 from holdfast.sessions.items import Preamble, Tool
 from holdfast.sessions.tools.grammar import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
@@ -252,5 +252,5 @@ def test_only_a_call_that_is_told_whole_comes_up_whole(
             pass
 
     asyncio.run(play())
-    limits = [part for verb in link.log for part in verb if isinstance(part, Limits)]
+    limits = [part for verb in link.log for part in verb if isinstance(part, TokenLimits)]
     assert len(limits) == 1 and (limits[0].gather > 1) is gathered

@@ -120,13 +120,13 @@ async def test_what_raises_before_a_turn_is_owned_leaves_nothing_begun(where: st
 
 WHILE_IT_IS_READ = {
     "draft": lambda session: (session._branch.renderer, "draft"),
-    "at rest": lambda session: (session._branch.sequence, "at_rest"),
+    "at rest": lambda session: (session._branch.sequence, "wait_stopped"),
     "reader": lambda session: (response_module, "reader_of"),
     "run": lambda session: (response_module, "Run"),
     "begin": lambda session: (session._branch.sequence, "begin"),
     "feed": lambda session: (response_module.Run, "_read"),
-    "finished": lambda session: (session._branch.sequence, "finished"),
-    "reply": lambda session: (response_module, "Reply"),
+    "finish": lambda session: (session._branch.sequence, "finish"),
+    "reply": lambda session: (response_module, "TurnReply"),
     "spans": lambda session: (response_module, "spans_of"),
     "usage": lambda session: (response_module.Response, "_usage"),
     "record": lambda session: (session.history, "record"),
@@ -183,7 +183,7 @@ async def test_a_reader_that_is_cancelled_anywhere_leaves_no_turn(steps: int, as
     assert not session.history.busy
     assert session.statistics()["responses"] == session._tenant.turns == 0
     assert (await ask(session, "Now?")).status is ReplyStatus.COMPLETED
-    await session._sequence.at_rest()
+    await session._sequence.wait_stopped()
     assert len(link.held) == 1
 
 
