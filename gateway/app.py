@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 
 from .. import __version__
 from .auth import KEY, OPERATOR, TENANT, Guard, Hosts
-from .errors import error_details, wire_error
+from .errors import http_answer
 from .metrics import CONTENT_TYPE, exposition
 from .net.channel import SocketChannel
 from .net.proxy import BehindProxy
@@ -112,7 +112,4 @@ def _identity(socket: WebSocket) -> ClientIdentity:
 
 
 def _refusal(error: Exception) -> Response:
-    wire, told = wire_error(error), error_details(error)
-    body = {"type": told.type, "code": told.code, "message": told.message, "param": told.param}
-    headers = {"Retry-After": "1"} if wire.status in (429, 503) else None
-    return JSONResponse({"error": body}, wire.status, headers)
+    return JSONResponse(*http_answer(error))

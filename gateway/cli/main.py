@@ -22,8 +22,8 @@ from ...runtime.errors import RuntimeFault
 from ...runtime.settings import EngineSettings
 from ...sessions.tools.formats import CallForm, ReasoningForm
 from ..errors import NetworkInvalid
+from ..quotas import bytes_of
 from ..settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings, Network
-from .sizes import bytes_of
 
 
 class Upkeep(StrEnum):
