@@ -10,10 +10,10 @@ import pytest
 from holdfast.gateway import limit_checks
 from holdfast.gateway.auth import salt_of
 from holdfast.gateway.cli import doctor
+from holdfast.gateway.cli.serve import run
 from holdfast.gateway.errors import KeysUnusable, LimitsTooLarge, wire_error
 from holdfast.gateway.limit_checks import check, check_leases
 from holdfast.gateway.quotas import CLIENT_QUOTAS, TENANT_QUOTAS
-from holdfast.gateway.server import run
 from holdfast.gateway.settings import GatewaySettings, Limits
 from holdfast.gateway.tenants import ALLOWED, Allowance, Tenants
 from holdfast.runtime.link.messages import Hello
