@@ -126,7 +126,7 @@ async def test_one_that_is_pruned_while_it_comes_back_is_gone(tmp_path: Path) ->
         handle, name = fork.handle or "", fork.session.id or ""
         for live in service.sessions():
             if live.id == name:
-                await service._registry._leave(live, interrupt=True)  # type: ignore[union-attr]
+                await service._live._leave(live, interrupt=True)  # type: ignore[union-attr]
         assert len(service.sessions()) == 1
         reached, opened = anyio.Event(), anyio.Event()
         again = book._again
