@@ -82,7 +82,11 @@ class Chat:
         `back` finds the way back when the connection is lost.
         """
         connection = Connection(transport, back)
-        created = await connection.answer("", lambda event: isinstance(event, SessionCreated))
+        try:
+            created = await connection.answer("", lambda event: isinstance(event, SessionCreated))
+        except BaseException:
+            await connection.aclose()
+            raise
         assert isinstance(created, SessionCreated)
         return cls(connection, created.session, max_tool_rounds=max_tool_rounds)
 
@@ -276,9 +280,7 @@ class Chat:
         """
         back = self._connection.way_back()
         item_id = at if at is None or isinstance(at, str) else at.id
-        sent = await self._connection.send(SessionFork(at=item_id, children=children))
-        forked = await self._connection.answer(sent, lambda event: isinstance(event, SessionForked))
-        assert isinstance(forked, SessionForked)
+        forked = await self._connection.request(SessionFork(at=item_id, children=children), SessionForked)
         chats: list[Chat] = []
         for fork in forked.sessions:
             way = back.another(fork.handle)
@@ -411,8 +413,9 @@ class Chat:
     async def _beside(self, fork: Fork, back: Return) -> tuple[Transport, SessionResumed] | None:
         """A fork on this chat's connection; None where that is lost meanwhile."""
         try:
-            line = await self._connection.share(self.session.id or "").attach(fork.id, fork.handle)
-            return line, await back.greeted(line)
+            shared = await self._connection.share(self.session.id or "")
+            transport = await shared.attach(fork.id, fork.handle)
+            return transport, await back.greeted(transport)
         except SessionLost:
             raise
         except ConnectionLost:

@@ -142,7 +142,7 @@ async def test_what_nobody_reads_is_not_kept() -> None:
         await turn.text()
         for number in range(20):
             await chat.add(MessageItem.of("user", str(number)))
-        assert not chat._connection._aside
+        assert not chat._connection._queue
 
 
 # --- a turn refused before it began ---
