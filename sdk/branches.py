@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from .connection import Connection
-from .frames.verbs import (
-    Relative,
-    SessionName,
-    SessionNamed,
-    SessionPrune,
-    SessionPruned,
-    SessionRewind,
-    SessionRewound,
-    SessionTree,
-    SessionTreeListed,
-)
+from .frames.client import SessionName, SessionPrune, SessionRewind, SessionTree
+from .frames.server import Relative, SessionNamed, SessionPruned, SessionRewound, SessionTreeListed
 
 MOST = 1000
 """Sessions of a tree that are asked for at once."""

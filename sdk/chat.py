@@ -25,18 +25,21 @@ from .configuring import Configuration
 from .connection import Connection
 from .detached import Detached
 from .errors import ChatBusy, ConnectionLost, SessionLost
-from .frames.client import ClientEvent, ItemCreate, TypedRole
+from .frames.client import ClientEvent, ItemCreate, ResponseSteer, SessionFork, TypedRole
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.server import (
+    Fork,
+    Relative,
     ServerEvent,
     SessionCreated,
+    SessionForked,
     SessionLeased,
     SessionResumed,
+    SessionRewound,
     SessionSettled,
     SessionStaged,
 )
 from .frames.session import SessionResource
-from .frames.verbs import Fork, Relative, ResponseSteer, SessionFork, SessionForked, SessionRewound
 from .params import create_of
 from .reconnect import Return
 from .reply import Finished, Progress, Reply, Rounds, characters_heard, place_in, said_in

@@ -33,17 +33,25 @@ from .errors import (
     SessionLost,
 )
 from .frames import codec
-from .frames.client import ClientEvent, ItemDelete, ResponseCancel, ResponseCreate, TextClear
+from .frames.client import (
+    ClientEvent,
+    ItemDelete,
+    ItemTruncate,
+    ResponseCancel,
+    ResponseCreate,
+    ResponseSteer,
+    TextClear,
+)
 from .frames.server import (
     ErrorDetails,
     ErrorEvent,
     ItemDeleted,
+    ItemTruncated,
     ResponseCreated,
     ResponseDone,
     ServerEvent,
     TextCommitted,
 )
-from .frames.verbs import ItemTruncate, ItemTruncated, ResponseSteer
 from .multiplex import SessionTransport, SharedTransport
 from .reconnect import Return, deadline
 from .transport import Transport

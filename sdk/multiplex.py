@@ -14,7 +14,7 @@ import msgspec
 
 from .errors import ConnectionLost
 from .frames import codec
-from .frames.verbs import SessionAttach, SessionDetach
+from .frames.client import SessionAttach, SessionDetach
 from .transport import Transport
 
 MAX_QUEUED = 4096

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from ...sdk.errors import FieldMissing, FieldUnsupported, FrameError
-from ...sdk.frames.server import ServerEvent
-from ...sdk.frames.verbs import ItemTruncate, ItemTruncated, SessionRewind, SessionRewound
+from ...sdk.frames.client import ItemTruncate, SessionRewind
+from ...sdk.frames.server import ItemTruncated, ServerEvent, SessionRewound
 from ...sessions.errors import CutInvalid, SessionError
 from ...sessions.items import Message
 from ...sessions.session import Session

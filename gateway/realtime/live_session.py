@@ -19,8 +19,9 @@ import msgspec
 from ...runtime.errors import RuntimeFault
 from ...sdk.errors import FrameError
 from ...sdk.frames import client, server
+from ...sdk.frames.client import ResponseSteer, SessionFork, SessionName, SessionPrune
+from ...sdk.frames.server import Fork, SessionForked
 from ...sdk.frames.session import SessionResource
-from ...sdk.frames.verbs import Fork, ResponseSteer, SessionFork, SessionForked, SessionName, SessionPrune
 from ...sessions.errors import SessionError, SessionUnknown, ShareFull, StorageUnavailable
 from ...sessions.items import new_id
 from ...sessions.journal.records import Begun, Configured, Heard

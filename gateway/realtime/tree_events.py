@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
-from ...sdk.frames.server import ServerEvent
-from ...sdk.frames.verbs import (
-    Relative,
-    SessionName,
-    SessionNamed,
-    SessionPrune,
-    SessionPruned,
-    SessionTree,
-    SessionTreeListed,
-)
+from ...sdk.frames.client import SessionName, SessionPrune, SessionTree
+from ...sdk.frames.server import Relative, ServerEvent, SessionNamed, SessionPruned, SessionTreeListed
 from ...sessions.errors import SessionError
 from ...sessions.fork_tree import Member, Page
 from .conversation import Conversation

@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from holdfast.gateway.realtime.live_session import LiveSession
 from holdfast.gateway.realtime.live_sessions import Registry
 from holdfast.gateway.settings import Limits
+from holdfast.sdk.frames.client import SessionFork
 from holdfast.sdk.frames.codec import decode_client
-from holdfast.sdk.frames.verbs import SessionFork
 from holdfast.sessions.errors import HandleUnknown, SessionLimit
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.settings import JournalSettings

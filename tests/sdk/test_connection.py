@@ -13,7 +13,7 @@ from holdfast.sdk import connection as connections
 from holdfast.sdk import multiplex
 from holdfast.sdk.connection import Connection
 from holdfast.sdk.errors import ChatBusy, ConnectionLost, ProtocolBroken
-from holdfast.sdk.frames import client, codec, server, verbs
+from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sdk.multiplex import SharedTransport
 from holdfast.sdk.reconnect import Patience, Return
@@ -251,7 +251,7 @@ async def test_a_slow_session_leaves_a_shared_connection_and_the_others_go_on(
     with anyio.fail_after(5):
         assert [(await fast.receive()).event_id for _ in range(19)] == [f"e_f{n}" for n in range(1, 20)]
     (detach,) = wire.sent
-    assert isinstance(detach, verbs.SessionDetach) and detach.session_id == "slow"
+    assert isinstance(detach, client.SessionDetach) and detach.session_id == "slow"
     own.tell(resumed(), *(deleted(str(number)) for number in range(9, 20)))
     assert [(await slow.receive()).event_id for _ in range(19)] == [f"e_{n}" for n in range(1, 20)]
     (resume,) = own.sent

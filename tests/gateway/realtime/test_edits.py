@@ -12,17 +12,17 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Chat, Client, ConnectionLost, ServerError
 from holdfast.sdk.frames import codec
-from holdfast.sdk.frames.client import ItemRetrieve, ResponseCreate
-from holdfast.sdk.frames.codec import MAX_FRAME_BYTES
-from holdfast.sdk.frames.response import ResponseParams
-from holdfast.sdk.frames.verbs import (
+from holdfast.sdk.frames.client import (
     Heard,
+    ItemRetrieve,
     ItemTruncate,
-    ItemTruncated,
+    ResponseCreate,
     SessionAttach,
     SessionDetach,
-    SessionDetached,
 )
+from holdfast.sdk.frames.codec import MAX_FRAME_BYTES
+from holdfast.sdk.frames.response import ResponseParams
+from holdfast.sdk.frames.server import ItemTruncated, SessionDetached
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken

@@ -9,9 +9,10 @@ import pytest
 
 from holdfast.gateway.realtime.request_cache import Requests
 from holdfast.gateway.realtime.translate import request_of
+from holdfast.sdk.frames.formats import FunctionTool, NamedFunction
 from holdfast.sdk.frames.items import InputItem
 from holdfast.sdk.frames.response import ResponseParams
-from holdfast.sdk.frames.session import FunctionTool, NamedFunction, SessionResource
+from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import SamplingInvalid
 from holdfast.sessions.items import Item
 
