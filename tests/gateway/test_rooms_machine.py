@@ -23,8 +23,8 @@ from holdfast.gateway.live_session import LiveSession
 from holdfast.gateway.live_sessions import LiveSessions
 from holdfast.gateway.realtime.session import RealtimeFace
 from holdfast.gateway.settings import Limits
+from holdfast.sdk.frames.client import SessionFork
 from holdfast.sdk.frames.codec import decode_client
-from holdfast.sdk.frames.verbs import SessionFork
 from holdfast.sessions.errors import HandleUnknown, SessionLimit
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.registry import SessionRegistry

@@ -15,7 +15,7 @@ from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Client, ConnectionLost, ServerError, SessionLost
-from holdfast.sdk.frames.verbs import SessionFork, SessionPrune
+from holdfast.sdk.frames.client import SessionFork, SessionPrune
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from holdfast.gateway.realtime.translate import RequestCache, request_of
+from holdfast.sdk.frames.formats import FunctionTool, NamedFunction
 from holdfast.sdk.frames.items import InputItem
 from holdfast.sdk.frames.response import ResponseParams
-from holdfast.sdk.frames.session import FunctionTool, NamedFunction, SessionResource
+from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import SamplingInvalid
 from holdfast.sessions.items import Item
 
