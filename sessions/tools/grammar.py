@@ -10,13 +10,15 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...runtime.grammar.limits import excess
 from ...runtime.link.messages import Grammar, GrammarKind
 from ..errors import GrammarInvalid
 from ..items import Tool
-from ..text.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import ChatTokenizer
 
 MAX_GRAMMAR_BYTES = 128 << 10
 MAX_CALLS = 16

@@ -284,7 +284,7 @@ async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
     root, other = sessions.open(face, Socket(), b""), sessions.open(face, Socket(), b"")
     (child, *_) = await sessions.fork(root, 4, None)
     for live in (root, child):
-        with pytest.raises(SessionLimit, match="4 forks that nobody has opened; it may have 5"):
+        with pytest.raises(SessionLimit, match="4 forks that were never opened; it may have 5"):
             await sessions.fork(live, 2, None)
     await sessions.fork(other, 5, None)
     await sessions.resume(face, Socket(), child.session.handles.current, b"")

@@ -129,14 +129,14 @@ async def test_one_that_is_pruned_while_it_comes_back_is_gone(tmp_path: Path) ->
                 await service._live._leave(live, interrupt=True)  # type: ignore[union-attr]
         assert len(service.sessions()) == 1
         reached, opened = anyio.Event(), anyio.Event()
-        again = book._again
+        again = book._reopen
 
         async def slowly(*args: Any) -> Any:
             reached.set()
             await opened.wait()
             return await again(*args)
 
-        book._again = slowly  # type: ignore[method-assign]
+        book._reopen = slowly  # type: ignore[method-assign]
         check, checked = book.check_pruned, anyio.Event()
 
         async def told(*args: Any) -> Any:
