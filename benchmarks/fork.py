@@ -16,7 +16,7 @@ from typing import Any
 
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
-from ..runtime.link.messages import Close, Extend, Fork, Generate, Limits, Open, Sampling
+from ..runtime.link.messages import Close, Extend, Fork, Generate, Open, Sampling, TokenLimits
 from ..runtime.plan import Outcome, Plan
 from ..runtime.scheduler.scheduler import Scheduler, SequenceVerb
 from ..runtime.settings import SchedulerSettings
@@ -40,7 +40,7 @@ class _OwnTokens:
     plan: Plan
 
     def tokens(self) -> list[Outcome]:
-        return [None if row.sampling is None else row.seq % VOCAB for row in self.plan.rows]
+        return [[] if row.sampling is None else [row.seq % VOCAB] for row in self.plan.rows]
 
 
 class ForkStage:
@@ -67,14 +67,14 @@ class ForkStage:
     def apply(self, verb: SequenceVerb) -> float:
         """Apply a verb; its seconds."""
         began = time.perf_counter()
-        self.scheduler.apply(verb)
+        self.scheduler.apply(verb, 0.0)
         return time.perf_counter() - began
 
     def step(self) -> bool:
         """Run one step; False if there was nothing to do."""
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(0.0)
         if plan is not None:
-            self.scheduler.commit(plan, _OwnTokens(plan).tokens())
+            self.scheduler.commit(plan, _OwnTokens(plan).tokens(), 0.0)
         return plan is not None
 
     def rest(self) -> None:
@@ -84,7 +84,7 @@ class ForkStage:
 
     def generate(self, seq: int, tokens: int) -> None:
         """Begin a turn."""
-        self.apply(Generate(0, seq, Sampling(), Limits(tokens)))
+        self.apply(Generate(0, seq, Sampling(), TokenLimits(tokens)))
 
     def fork(self, children: int) -> tuple[list[int], float]:
         """Fork the parent; the children, and the seconds of the verb."""

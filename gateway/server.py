@@ -118,7 +118,7 @@ async def serving(
     reserve = 0 if settings.store is None else settings.journal.reserve_bytes
     engine_settings = replace(engine_settings, tenants=tenants.budgets(), disk_reserve=reserve)
     with _listen(settings) as sock:
-        engine = engine or ChildEngine(engine_settings, heard=heard)
+        engine = engine or ChildEngine(engine_settings, on_heartbeat=heard)
         service = Service(settings, model_name(engine_settings.model), engine.link, tenants)
         async with _listening(service, sock, secured) as url:
             listening(url)

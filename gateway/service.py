@@ -209,7 +209,9 @@ class Service:
         if self._book is not None and self._journal is not None:
             sessions = {**sessions, **await self._journal.statistics()}
         gateway = {**sessions, **self._lengths()}
-        return Snapshot(self.state().ready, self._link.incarnation, gateway, engine, await self._tenant(salt))
+        return Snapshot(
+            self.state().ready, self._link.engine_number, gateway, engine, await self._tenant(salt)
+        )
 
     async def _tenant(self, salt: bytes) -> TenantSnapshot | None:
         name, limits = self.tenants.name(salt), self.tenants.of_salt(salt)

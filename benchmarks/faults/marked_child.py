@@ -1,8 +1,8 @@
 """An engine process that dies or hangs when it computes a marked token.
 
-``python -m holdfast.benchmarks.faults.marked_child WHAT TOKEN FLAG --fd N --box M``. WHAT: ``exit`` ends the
-process in each step that computes TOKEN; ``hang`` creates the file FLAG and waits for ever, if there is no
-such file.
+``python -m holdfast.benchmarks.faults.marked_child WHAT TOKEN FLAG --fd N --crash-report M``. WHAT: ``exit``
+ends the process in each step that computes TOKEN; ``hang`` creates the file FLAG and waits for ever, if there
+is no such file.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ...sdk.frames.session import SessionResource
 from ...sdk.frames.verbs import Fork, ResponseSteer, SessionFork, SessionForked, SessionName, SessionPrune
 from ...sessions.errors import SessionError, SessionUnknown, ShareFull, StorageUnavailable
 from ...sessions.items import new_id
-from ...sessions.journal.records import Begun, Configured, Heard
+from ...sessions.journal.records import Begun, Configured, EventReceived
 from ...sessions.journal.replay import Past, error_of
 from ...sessions.registry import Reopened
 from ...sessions.session import Session
@@ -277,7 +277,7 @@ class LiveSession:
     def _hear(self, event: client.ClientEvent) -> None:
         if event.event_id is not None:
             self.heard.append(event.event_id)
-            self.session.log.append(Heard(event=event.event_id))
+            self.session.log.append(EventReceived(event=event.event_id))
         self._ids.of(event.event_id if self.resumable else None)
 
     def _acknowledge(self, events: Iterable[server.ServerEvent]) -> None:

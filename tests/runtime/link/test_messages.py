@@ -11,22 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.errors import FrameInvalid, LengthInvalid, LinkClosed
-from holdfast.runtime.link.codec import MAX_FRAME_BYTES, frame, receive_one, report_reader, verb_reader
 from holdfast.runtime.link.messages import (
+    MAX_FRAME_BYTES,
     Close,
     Extend,
     Finish,
     Fork,
     Generate,
-    Limits,
     Open,
     Row,
     Sampling,
     Statistics,
     Step,
     Stop,
+    TokenLimits,
     Truncate,
     Work,
+    frame,
+    receive_one,
+    report_reader,
+    verb_reader,
 )
 from holdfast.runtime.settings import EngineSettings
 
@@ -37,7 +41,7 @@ verbs = st.one_of(
     st.builds(Open, ids, ids, st.binary(max_size=20), tokens),
     st.builds(Extend, ids, ids, tokens),
     st.builds(Truncate, ids, ids, ids, ids),
-    st.builds(Generate, ids, ids, sampling, st.builds(Limits, ids, st.tuples(ids, ids)), ids),
+    st.builds(Generate, ids, ids, sampling, st.builds(TokenLimits, ids, st.tuples(ids, ids)), ids),
     st.builds(Stop, ids, ids),
     st.builds(Fork, ids, ids, tokens, st.none() | ids),
     st.builds(Close, ids, ids, st.booleans()),
