@@ -1,8 +1,8 @@
-"""For all tests: hypothesis profile, and more of it.
+"""Shared by all tests: the hypothesis profile, time limits, fixtures.
 
-Hypothesis draws the same examples on every machine, so that a submission is judged by its code alone.
-``HOLDFAST_EXAMPLES=10`` runs ten times as many, others each time, within ten times the time limit.
-``HOLDFAST_NO_SHRINK=1``: the first failure will do, however large its example; for planted bugs.
+Hypothesis draws the same examples on every machine, so a result depends on the code alone.
+``HOLDFAST_EXAMPLES=10`` runs ten times as many random examples, with ten times the time limit.
+``HOLDFAST_NO_SHRINK=1`` stops at the first failure without shrinking its example; for planted bugs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LONGEST = (
     "tests/runtime/execution/test_compile_closure.py",
     "tests/benchmarks/test_gpu_rehearsal.py",
 )
-"""Files begun first: while a worker that got one last is at it, the other has nothing to do."""
+"""The longest files run first, so that no worker is left with one of them at the end."""
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
 
 settings.register_profile(
@@ -57,7 +57,7 @@ settings.load_profile("holdfast")
 
 @pytest.fixture
 def bound_beside() -> Iterator[set[int]]:
-    """The test's thread is bound to one processor, as an engine's may be; the others."""
+    """Bind the test's thread to one processor, as an engine's may be; yields the other processors."""
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         pytest.skip("needs two processors")
@@ -75,21 +75,21 @@ def bound_beside() -> Iterator[set[int]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers that tests start keep their journals where nobody else's are."""
+    """Servers that tests start keep their journals in a folder of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 
 class TimeLimit(BaseException):
-    """A test takes too long. Not pytest's own failure, which hypothesis would take for that of an example, and
-    then run others to find a smaller one, all without a limit.
+    """A test takes too long. It is not pytest's own failure, because hypothesis would take that for a failing
+    example and shrink it without a limit.
     """
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer() -> Iterator[object]:
-    """What strikes ends the test, whatever runs it."""
+    """The time limit ends the test, also inside hypothesis."""
     done = yield
     failing = signal.getsignal(signal.SIGALRM)
 
@@ -108,7 +108,7 @@ def pytest_timeout_set_timer() -> Iterator[object]:
 
 
 def in_callback(frame: FrameType | None) -> bool:
-    """Whether hypothesis is told of a garbage collection: what is raised there is lost."""
+    """Whether this is inside hypothesis's callback for garbage collection, which loses exceptions."""
     while frame is not None and frame.f_code.co_name != "gc_callback":
         frame = frame.f_back
     return frame is not None
@@ -116,7 +116,7 @@ def in_callback(frame: FrameType | None) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """What was imported stays: no test pays for walking all of it, a million objects, again and again."""
+    """Freeze the imported objects, a million of them, so that no garbage collection walks them again."""
     gc.disable()
     collected = yield
     gc.freeze()

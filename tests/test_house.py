@@ -43,27 +43,27 @@ ADAPTERS = {"sdk/adapters/mcp.py": {"mcp"}, "sdk/adapters/openai_agents.py": {"a
 """Each of these may need one package more, which is an extra."""
 
 # Ceilings. Each is the value of today or less; lower a number when the code gets below it, never raise one.
-FLOORS = {"runtime": 16, "sessions": 10, "sdk": 18}
+FLOORS = {"runtime": 13, "sessions": 10, "sdk": 15}
 """Modules on the longest chain of imports inside a room. The goal is 10."""
-CALLBACKS = 11
+CALLBACKS = 5
 """Functions that are assigned into another object."""
 SHARED_FIELDS = 19
 """Fields of `Sequence` and of its records that more than one module writes."""
-DOUBLED_CLASSES = 42
+DOUBLED_CLASSES = 27
 """Class names that stand for more than one class."""
 PERSON_WORDS = {
-    "sdk": 67,
+    "sdk": 52,
     "kernels": 33,
-    "kvstore": 100,
-    "runtime": 141,
-    "sessions": 101,
-    "gateway": 97,
+    "kvstore": 14,
+    "runtime": 77,
+    "sessions": 67,
+    "gateway": 59,
     "benchmarks": 0,
-    "tests": 263,
+    "tests": 221,
     "": 0,
 }
 """Words for persons that are used of things, by room; "" is the files at the root."""
-UPWARD = {"runtime": 7, "sessions": 0, "gateway": 2, "sdk": 0, "kvstore": 0}
+UPWARD = {"runtime": 4, "sessions": 0, "gateway": 0, "sdk": 0, "kvstore": 0}
 """Imports inside a room that go up in the order of `INSIDE`."""
 
 # room -> its files and packages, lowest first; those of one line import each other freely.
@@ -77,8 +77,9 @@ INSIDE = {
     ],
     "runtime": [
         ["errors", "counters", "link.messages"],
-        ["tokens", "model", "grammar.matcher", "grammar.limits", "grammar.llguidance"],
-        ["settings", "plan", "sequence", "link.codec", "link.crash_report", "link.heartbeat"],
+        ["tokens", "scheduler.sampling_limits", "grammar.matcher", "grammar.limits", "grammar.llguidance"],
+        ["model", "plan", "link.crash_report", "link.heartbeat"],
+        ["settings", "sequence", "link.engine_end"],
         ["kv_placement", "execution", "grammar.queue"],
         ["scheduler"],
         ["step_log", "engine"],
@@ -123,9 +124,11 @@ INSIDE = {
         ["adapters", "examples"],
     ],
     "gateway": [
-        ["errors", "settings"],
-        ["auth", "net", "metrics"],
-        ["tenants", "limit_checks"],
+        ["errors", "net.rates"],
+        ["settings"],
+        ["net", "quotas", "auth", "metrics"],
+        ["tenants", "limit_checks", "live_session"],
+        ["live_sessions"],
         ["realtime"],
         ["service"],
         ["app", "compose"],
@@ -145,7 +148,7 @@ def tracked() -> list[Path]:
         text=True,
         check=True,
     ).stdout.split("\n")
-    return [Path(name) for name in listed if name and (ROOT / name).exists()]
+    return [Path(name) for name in dict.fromkeys(listed) if name and (ROOT / name).exists()]
 
 
 def modules(*rooms: str) -> list[Path]:
@@ -373,6 +376,10 @@ def test_inside_a_room_imports_go_down(room: str) -> None:
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+HOOKS = {Path("kernels/gpu/compiling.py")}
+"""Triton's hooks are attributes of its settings, and there is no other way to set them."""
+
+
 def callbacks() -> list[str]:
     """Places where a function, a method, a lambda or a partial is assigned to an attribute of another object.
 
@@ -382,6 +389,8 @@ def callbacks() -> list[str]:
     methods, attributes, called = attribute_names()
     found = []
     for path in modules():
+        if path in HOOKS:
+            continue
         module = tree_of(path)
         functions = {node.name for node in ast.walk(module) if isinstance(node, FUNCTION)}
         functions -= {node.arg for node in ast.walk(module) if isinstance(node, ast.arg)}

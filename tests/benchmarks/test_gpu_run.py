@@ -121,7 +121,7 @@ def test_files_of_the_gpu_mark_are_found_by_room() -> None:
     assert found["kernels"] == ["test_gpu_kernels.py"]
 
 
-def test_a_model_whose_steps_fail_is_not_measured(tmp_path: Path) -> None:
+def test_a_model_with_failing_steps_is_not_measured(tmp_path: Path) -> None:
     """An engine ends the sequences with an error and goes on, at a fine pace."""
 
     class Broken:

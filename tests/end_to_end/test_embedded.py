@@ -44,7 +44,7 @@ async def test_another_model_than_its_own_is_refused(client: Client) -> None:
 
 
 def once(patience: Patience) -> Iterator[float]:
-    """The pauses of who looks for a way back that never comes: there is a first try."""
+    """The pauses of a client that reconnects in vain: there is a first try."""
     yield 0.0
     pytest.fail("it went on looking")
 

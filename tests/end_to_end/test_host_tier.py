@@ -1,4 +1,4 @@
-"""Sessions whose KV does not fit the device: it goes to the host tier, comes back, and the words are the same.
+"""Sessions with more KV than the device holds: it goes to the host tier and back, and replies are the same.
 
 The pocket model in float32, in debug (arena poisoned with NaN, audits when idle), with room for one or two
 sessions at a time.

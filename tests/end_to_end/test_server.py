@@ -65,7 +65,7 @@ async def works(connection: Wire) -> None:
     assert response["status"] == "completed" and text_of(response)
 
 
-async def test_bad_frames_get_typed_errors_and_harm_nobody(server: Serving) -> None:
+async def test_bad_frames_get_typed_errors_and_other_sessions_go_on(server: Serving) -> None:
     async with wire(server.url) as bad, wire(server.url) as good:
         for number, (frame, code) in enumerate(FRAMES):
             if isinstance(frame, dict):

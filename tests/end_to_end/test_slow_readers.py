@@ -23,7 +23,7 @@ from .wires import wire
 pytestmark = pytest.mark.anyio
 CREATE = b'{"type": "response.create"}'
 TIGHT = replace(Limits(), outbox_events=4, stall_seconds=1.0)
-"""Who reads does so in the server's own loop: where that is late, nobody must be taken for a slow reader."""
+"""The clients read in the server's own loop: when that loop is late, they must not count as slow readers."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def ended(channel: MemoryChannel) -> int:
         return closed.code
 
 
-async def test_who_reads_nothing_is_dropped_and_the_others_go_on(
+async def test_a_client_that_reads_nothing_is_dropped_and_the_others_go_on(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -79,7 +79,7 @@ async def test_a_real_socket_that_is_not_read_is_dropped_too(pocket: EngineSetti
         item = {"type": "message", "role": "user", "content": [part]}
         create = {"type": "conversation.item.create", "item": item}
         sending = asyncio.gather(*(deaf.send(create) for _ in range(16)), return_exceptions=True)
-        await asyncio.wait([connection])  # each item is told twice, and nobody reads it
+        await asyncio.wait([connection])  # each item is sent twice, and is not read
         deaf.socket.transport.abort()
         await sending
         async with wire(running.url) as other:

@@ -1,9 +1,9 @@
-"""Bugs planted, and the tests that must catch them run, each in a fork of one process that has imported what
-takes long: torch alone takes longer than most of these tests. None of our modules is imported before a fork.
+"""Runs tests with a planted bug, each run in a fork of one process that has imported the slow packages: torch
+alone takes longer than most of these tests. None of our modules is imported before a fork.
 
-A program. A run is a line at stdin: ``{"name": …, "where": folder, "tests": [node ids], "bug": null}``, or as
-bug ``[file, old, new]``. Two run at a time; the end of each is a line at stdout, ``{"name": …, "code": …}``.
-The source is copied into ``where``, and what pytest says stands there in ``said``.
+This is a program. A run is a line on stdin: ``{"name": …, "where": folder, "tests": [node ids], "bug": null}``,
+where a bug is ``[file, old, new]``. Two run at a time; the end of each is a line on stdout, ``{"name": …,
+"code": …}``. The source is copied into ``where``; pytest's output is in its file ``said``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 COPIED = ("kernels", "kvstore", "runtime", "sessions", "tests")
 AT_ONCE = 2
 CI = ("CI", "BUILD_NUMBER")
-"""Where one is set pytest tells a failed comparison in full: a diff of random bytes, which takes minutes."""
+"""If one is set, pytest prints a failed comparison in full: a diff of random bytes, which takes minutes."""
 PLUGINS = ("anyio.pytest_plugin", "pytest_timeout", "_hypothesis_pytestplugin")
-"""Those of pytest that the tests need, by their modules; to look for others takes as long as many a test."""
+"""Modules of the pytest plugins that the tests need; searching for others takes as long as a test."""
 HEAVY = (
     "torch",
     "numba",
@@ -44,8 +44,8 @@ HEAVY += (
     "xml.etree.ElementTree",
     *PLUGINS,
 )
-# Plugins are imported before pytest could rewrite their asserts. A limit that raises in the test itself breaks
-# pytest where that comes in a loop's jump back, which has no line in Python 3.11; the thread ends the fork.
+# Plugins are imported before pytest can rewrite their asserts. A time limit that raises in the test breaks
+# pytest at a loop's jump back, which has no line in Python 3.11; the timeout thread ends the fork instead.
 OPTIONS = (
     "-q -x -p no:cacheprovider --timeout 60 --timeout-method thread"
     " -W ignore::pytest.PytestAssertRewriteWarning"
@@ -53,13 +53,13 @@ OPTIONS = (
 
 
 def main() -> None:
-    """Until stdin ends, and all runs have."""
+    """Run until stdin has ended and all runs have."""
     for name in CI:
         os.environ.pop(name, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     for name in HEAVY:
         importlib.import_module(name)
-    gc.freeze()  # no fork walks, or writes into, what it shares with all
+    gc.freeze()  # so that forks do not copy the shared objects
     assert len(os.listdir("/proc/self/task")) == 1, "threads do not live on in a fork"
     assert "holdfast" not in sys.modules, "forks would have it too, instead of their copy"
     running: dict[int, str] = {}
@@ -74,13 +74,13 @@ def main() -> None:
 
 
 def tell(running: dict[int, str]) -> None:
-    """Wait for one that runs to end, and say how."""
+    """Wait until a run ends, and print its code."""
     pid, status = os.wait()
     print(json.dumps({"name": running.pop(pid), "code": os.waitstatus_to_exitcode(status)}), flush=True)
 
 
 def become(run: dict[str, Any]) -> None:
-    """This fork is a run of its own from now on, and ends with it."""
+    """Turn this fork into a run, and end with it."""
     code = -1
     try:
         where = Path(run["where"])
@@ -89,11 +89,11 @@ def become(run: dict[str, Any]) -> None:
         os.chdir(house)
         sys.path.insert(0, str(where))
         os.environ["PYTHONPATH"] = str(where)
-        # A folder of its own: runs that share one clean it up behind each other's backs.
+        # A folder of its own: runs that share one delete each other's files.
         plugins = [word for name in PLUGINS for word in ("-p", name)]
         code = pytest.main([*OPTIONS.split(), *plugins, f"--basetemp={where / 'tmp'}", *run["tests"]])
     except BaseException:
-        traceback.print_exc()  # nobody above would say it
+        traceback.print_exc()  # nothing above prints it
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -101,7 +101,7 @@ def become(run: dict[str, Any]) -> None:
 
 
 def speak_into(path: Path) -> None:
-    """Output goes there, and there is no input."""
+    """Redirect output to ``path`` and input to nothing."""
     said = os.open(path, os.O_WRONLY | os.O_CREAT)
     for number, source in enumerate((os.open(os.devnull, os.O_RDONLY), said, said)):
         os.dup2(source, number)
@@ -127,7 +127,7 @@ def copied(where: Path, bug: list[str] | None) -> Path:
 
 
 def copy(source: str, target: str) -> None:
-    """Code is copied with its times, so that its bytecode holds; models and the like are only linked."""
+    """Copy code with its times, so that its bytecode is valid; link other files."""
     if source.endswith((".py", ".pyc")):
         shutil.copy2(source, target)
     else:

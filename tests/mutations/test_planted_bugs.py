@@ -1,7 +1,7 @@
-"""A test that passes with a known bug in the code is not a test: each bug of ``planted.toml`` must be caught.
+"""Tests the tests: each bug of ``planted.toml`` must make its test fail.
 
-Each is planted alone, in a copy of the source, where its test runs in a process of its own and has to fail;
-without any bug all those tests pass there. How they run: ``forks.py``.
+Each bug is planted alone in a copy of the source, and its test runs there in a process of its own. Without a
+bug all these tests pass. ``forks.py`` runs them.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ LOOKING = Bug(
     "from __future__ import annotations\nimport os\nassert not {'CI', 'BUILD_NUMBER'} & set(os.environ)\n",
     "tests/kvstore/test_keychain.py",
 )
-"""No bugs of ours: what is planted finds out how the runs are made."""
+"""Not bugs: these check how the runs are made."""
 
 
 class Runs:
-    """One for each bug, begun in their order, and one without any."""
+    """One run per bug, in their order, and one without a bug."""
 
     def __init__(self, folder: Path, bugs: Iterable[Bug]) -> None:
         self._folder = folder
@@ -85,17 +85,17 @@ class Runs:
         return json.dumps({"name": name, "where": str(where), "tests": tests, "bug": bug})
 
     def ended(self, name: str) -> tuple[int, str]:
-        """The exit code of a run and what it said, when it has ended."""
+        """Wait for a run; its exit code and output."""
         assert self._process.stdout is not None
         while name not in self._codes:
             line = self._process.stdout.readline()
-            assert line, "the process that runs them is gone"
+            assert line, "the process of the runs has ended"
             end = json.loads(line)
             self._codes[end["name"]] = end["code"]
         return self._codes[name], (self._names[name] / "said").read_text()
 
     def close(self) -> None:
-        """Those that are not awaited any more end too."""
+        """End all runs."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
@@ -119,12 +119,12 @@ def test_the_bug_is_caught(bug: Bug, runs: Runs) -> None:
 
 
 def test_the_copy_is_what_runs(runs: Runs) -> None:
-    """The editable install must not answer for the copy."""
+    """The copy is imported, not the editable install."""
     code, said = runs.ended(BROKEN.name)
     assert code not in (0, FAILED) and "RuntimeError" in said
 
 
 def test_no_run_knows_that_it_is_one_of_ci(runs: Runs) -> None:
-    """There a comparison that fails would be told in full."""
+    """In CI mode pytest prints a failed comparison in full."""
     code, said = runs.ended(LOOKING.name)
     assert code == 0, said
