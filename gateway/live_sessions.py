@@ -16,7 +16,7 @@ from ..sessions.fork_tree import Page
 from ..sessions.registry import Reopened, SessionRegistry
 from ..sessions.session import Session
 from .live_session import LiveSession
-from .settings import Limits
+from .settings import ClientLimits
 
 _T = TypeVar("_T")
 
@@ -44,7 +44,7 @@ class SessionConnection(Protocol):
 class LiveSessions:
     """All sessions in memory, of all faces."""
 
-    def __init__(self, registry: SessionRegistry, limits: Limits) -> None:
+    def __init__(self, registry: SessionRegistry, limits: ClientLimits) -> None:
         self._registry = registry
         self._limits = limits
         self._live: dict[str, LiveSession] = {}

@@ -33,7 +33,7 @@ from ..errors import INTERNAL, Draining, GatewayError, wire_error
 from ..live_session import LiveSession, report
 from ..live_sessions import LiveSessions, SessionConnection
 from ..net.outbox import FrameSink
-from ..settings import Limits
+from ..settings import ClientLimits
 from .conversation import Conversation
 from .effects import CancelResponse, Effect, PrefillText, Send, StartResponse, TellCommitted
 from .event_log import NEWS, WRITER, EventLog
@@ -69,7 +69,7 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
 class RealtimeFace:
     """Opens sessions that speak Realtime. ``model`` is the name of the served model."""
 
-    def __init__(self, sessions: LiveSessions, link: EngineLink, model: str, limits: Limits) -> None:
+    def __init__(self, sessions: LiveSessions, link: EngineLink, model: str, limits: ClientLimits) -> None:
         self.sessions = sessions
         self.limits = limits
         self._link = link

@@ -1,4 +1,4 @@
-"""The engine's process dies or stops in mid-reply: sockets stay open, the reply goes on, everybody is told."""
+"""The engine's process dies or stops in mid-reply: sockets stay open, the reply goes on, clients are told."""
 
 from __future__ import annotations
 

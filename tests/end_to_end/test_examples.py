@@ -87,10 +87,12 @@ async def test_the_tree_of_attempts_ends_right(client: Client, count: int) -> No
 async def test_the_supervisor_ends_right(client: Client, count: int) -> None:
     for seed in range(count):
         _, words = drawn(seed)
-        who = {name: (words.name(), words.code()) for name in ("one", "two")}
-        lines = {n: [f"My name is {name}.", f"My locker code is {code}."] for n, (name, code) in who.items()}
+        names = {name: (words.name(), words.code()) for name in ("one", "two")}
+        lines = {
+            n: [f"My name is {name}.", f"My locker code is {code}."] for n, (name, code) in names.items()
+        }
         summaries = await supervisor.supervise(client, lines, supervisor.QUESTIONS)
-        for worker, (name, code) in who.items():
+        for worker, (name, code) in names.items():
             first, second = summaries[worker]
             assert name in first["name"] and name in second["name"], (seed, summaries)
             assert "not told" in first["code"] and code in second["code"], (seed, summaries)

@@ -114,10 +114,10 @@ async def test_a_full_disk_acknowledges_nothing_and_heals(small_disk: Path, pock
             refused = await other.receive()
             assert refused["error"]["code"] == "storage_unavailable" and refused["error"]["event_id"] == "b"
             address = running.url.replace("http", "ws", 1) + "/v1/realtime"
-            async with dial(address, compression=None, proxy=None) as nobody:
-                assert (await Wire(nobody).receive())["error"]["code"] == "storage_unavailable"
-                await nobody.wait_closed()
-                assert (nobody.close_code, nobody.close_reason) == (1013, "storage_unavailable")
+            async with dial(address, compression=None, proxy=None) as refused:
+                assert (await Wire(refused).receive())["error"]["code"] == "storage_unavailable"
+                await refused.wait_closed()
+                assert (refused.close_code, refused.close_reason) == (1013, "storage_unavailable")
             assert (await get(running.url, "/ready"))[0] == 503
             ballast.unlink()
             late = await one.until("conversation.item.done")
@@ -130,7 +130,7 @@ async def test_a_full_disk_acknowledges_nothing_and_heals(small_disk: Path, pock
         assert figures["journal_failures"] > 0 and not figures["journal_queued"]
 
 
-async def test_a_store_that_was_removed_is_said_to_be_gone(
+async def test_a_removed_store_is_reported(
     tmp_path: Path, pocket: EngineSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with server_on(tmp_path, 0, pocket) as running, wire(running.url) as one:
@@ -142,10 +142,10 @@ async def test_a_store_that_was_removed_is_said_to_be_gone(
         cause = f"the journal's folder is gone: {tmp_path / 'store'}"
         assert (await one.receive())["error"]["message"] == cause
         address = running.url.replace("http", "ws", 1) + "/v1/realtime"
-        async with dial(address, compression=None, proxy=None) as nobody:
-            assert (await Wire(nobody).receive())["error"]["message"] == cause
-            await nobody.wait_closed()
-            assert nobody.close_code == 1013
+        async with dial(address, compression=None, proxy=None) as refused:
+            assert (await Wire(refused).receive())["error"]["message"] == cause
+            await refused.wait_closed()
+            assert refused.close_code == 1013
         status, told = await get(running.url, "/ready")
         assert status == 503 and cause in told
     assert [record.message for record in caplog.records if "gone" in record.message] == [

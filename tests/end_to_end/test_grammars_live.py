@@ -193,7 +193,7 @@ REFUSED = [
 ]
 
 
-async def test_what_cannot_be_followed_is_refused_by_name_and_hurts_nobody(client: Client) -> None:
+async def test_an_invalid_format_is_refused_by_name_and_the_session_goes_on(client: Client) -> None:
     async def talk() -> None:
         async with client.session() as other:
             while not done:

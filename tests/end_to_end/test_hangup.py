@@ -152,7 +152,7 @@ async def test_a_second_signal_ends_a_server_that_can_print_nothing() -> None:
             os.close(master)
 
 
-async def test_a_log_is_not_filled_by_whoever_knocks() -> None:
+async def test_clients_cannot_fill_the_log() -> None:
     options = {"stdin": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.PIPE}
     async with started("--no-store", **options) as process:
         host, _, port = (await address_of(process)).removeprefix("http://").partition(":")
@@ -232,7 +232,7 @@ async def test_without_a_terminal_sighup_reads_the_keys_again(tmp_path: Path) ->
         assert await process.wait() == 0
 
 
-async def test_keys_are_read_again_although_nobody_reads_the_log(tmp_path: Path) -> None:
+async def test_keys_are_read_again_although_nothing_reads_the_log(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(BEFORE)
     read, write = os.pipe()

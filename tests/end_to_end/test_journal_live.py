@@ -1,4 +1,4 @@
-"""A real server on a damaged journal, and on one of an earlier version: whoever was not hit goes on."""
+"""A real server on a damaged journal, and on one of an earlier version: undamaged sessions go on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUESTION = "What is my name?"
 PAGE = 4096
 
 
-async def test_a_zeroed_page_of_the_journal_costs_whose_records_it_hit_and_no_server(tmp_path: Path) -> None:
+async def test_a_zeroed_page_of_the_journal_damages_only_the_sessions_on_it(tmp_path: Path) -> None:
     handles: dict[str, str] = {}
     async with served(tmp_path) as (server, url):
         async with connect(url) as client:

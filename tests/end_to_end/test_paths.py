@@ -1,4 +1,4 @@
-"""Same output on every path: a second turn whose KV stayed, came up from the host tier or from disk, was
+"""Same output on every path: a second turn with KV that stayed, came up from the host tier or disk, was
 computed again, or came up in part and was computed in part, says what the undisturbed one says. Greedy, fp32.
 
 The pocket model's own conversations, real arena, slots and LMDB file. What is moved must be the same bytes: the
@@ -140,7 +140,7 @@ def check(stage: Stage, count: int) -> None:
         said: dict[str, list[list[int]]] = {}
         for path in PATHS:
             stage.seq += 1
-            seq, salt = stage.seq, f"{number} {path}".encode()  # nobody's blocks are another's
+            seq, salt = stage.seq, f"{number} {path}".encode()  # no block is shared
             first, _ = stage.turn(Open(0, seq, salt, prompt))
             before = stage.hashes(seq)
             stage.lose(seq, path)

@@ -65,7 +65,7 @@ async def works(connection: Wire) -> None:
     assert response["status"] == "completed" and text_of(response)
 
 
-async def test_bad_frames_get_typed_errors_and_harm_nobody(server: Serving) -> None:
+async def test_bad_frames_get_typed_errors_and_the_session_goes_on(server: Serving) -> None:
     async with wire(server.url) as bad, wire(server.url) as good:
         for number, (frame, code) in enumerate(FRAMES):
             if isinstance(frame, dict):
@@ -128,7 +128,7 @@ async def at_rest(server: Serving) -> None:
         before, steps = steps, (await server.engine.link.statistics())["steps"]
 
 
-async def test_metrics_are_everybodys_statistics(server: Serving) -> None:
+async def test_metrics_are_the_statistics_of_all_rooms(server: Serving) -> None:
     async with wire(server.url) as connection:
         await works(connection)
         await at_rest(server)

@@ -14,7 +14,7 @@ from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.net.channel import ChannelClosed, MemoryChannel, memory_pair
 from holdfast.gateway.server import serving
 from holdfast.gateway.service import Service
-from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
 
@@ -22,8 +22,8 @@ from .wires import wire
 
 pytestmark = pytest.mark.anyio
 CREATE = b'{"type": "response.create"}'
-TIGHT = replace(Limits(), outbox_events=4, stall_seconds=1.0)
-"""Who reads does so in the server's own loop: where that is late, nobody must be taken for a slow reader."""
+TIGHT = replace(ClientLimits(), outbox_events=4, stall_seconds=1.0)
+"""The client reads in the server's own loop; where that is late, it must not count as a slow reader."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def ended(channel: MemoryChannel) -> int:
         return closed.code
 
 
-async def test_who_reads_nothing_is_dropped_and_the_others_go_on(
+async def test_a_client_that_reads_nothing_is_dropped_and_the_others_go_on(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -72,14 +72,16 @@ async def test_what_waits_for_a_slow_reader_is_bounded(service: Service) -> None
 
 
 async def test_a_real_socket_that_is_not_read_is_dropped_too(pocket: EngineSettings) -> None:
-    settings = GatewaySettings(port=0, limits=replace(Limits(), stall_seconds=1.0, send_buffer_bytes=4096))
+    settings = GatewaySettings(
+        port=0, limits=replace(ClientLimits(), stall_seconds=1.0, send_buffer_bytes=4096)
+    )
     async with serving(settings, pocket) as running, wire(running.url, max_queue=1) as deaf:
         (connection,) = running.service.connections
         part = {"type": "input_text", "text": "x" * 1_000_000}
         item = {"type": "message", "role": "user", "content": [part]}
         create = {"type": "conversation.item.create", "item": item}
         sending = asyncio.gather(*(deaf.send(create) for _ in range(16)), return_exceptions=True)
-        await asyncio.wait([connection])  # each item is told twice, and nobody reads it
+        await asyncio.wait([connection])  # each item is told twice and not read
         deaf.socket.transport.abort()
         await sending
         async with wire(running.url) as other:

@@ -62,7 +62,7 @@ async def test_kv_is_brought_up_before_a_tool_is_expected_back(server: Serving) 
     assert "holdfast_waits_ended 1.0" in metrics and "holdfast_waits_real_seconds" in metrics
 
 
-async def test_a_session_that_waits_for_a_tool_is_foreseen_though_nobody_says_a_word(server: Serving) -> None:
+async def test_the_return_of_a_session_that_waits_for_a_tool_is_predicted(server: Serving) -> None:
     link = server.engine.link
     replied = anyio.Event()
 

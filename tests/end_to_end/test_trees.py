@@ -37,7 +37,7 @@ async def test_branches_are_listed_named_and_pruned(server: Serving) -> None:
         await leaf.name("with a code")
 
 
-async def test_what_cannot_be_named_or_pruned_is_refused(server: Serving) -> None:
+async def test_invalid_names_and_prunes_are_refused(server: Serving) -> None:
     async with connect(server.url) as client, client.session() as chat, client.session() as stranger:
         await chat.say("My name is Marisol.").text()
         (fork,) = await chat.fork()
@@ -55,7 +55,7 @@ async def test_what_cannot_be_named_or_pruned_is_refused(server: Serving) -> Non
         assert len(await chat.tree()) == 2 and len(await stranger.tree()) == 1
 
 
-async def test_a_pruned_branch_ends_in_mid_reply_for_whoever_has_it(server: Serving) -> None:
+async def test_a_pruned_branch_ends_in_mid_reply_for_its_client(server: Serving) -> None:
     async with connect(server.url) as here, here.session() as chat:
         await chat.say("My name is Marisol.").text()
         (fork,) = await chat.fork()

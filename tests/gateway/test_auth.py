@@ -128,7 +128,7 @@ def test_a_server_on_a_network_answers_to_its_machines_name(monkeypatch: pytest.
     monkeypatch.setattr("socket.gethostname", lambda: "Gpu-7")
     assert "gpu-7:8040" in hosts(host="0.0.0.0") and "evil.com" not in hosts(host="0.0.0.0")
     assert "gpu-7.lan" in hosts(host="gpu-7.lan")
-    assert "gpu-7" not in hosts(), "on loopback nobody else asks"
+    assert "gpu-7" not in hosts(), "on loopback only this machine asks"
 
 
 def test_with_keys_any_name_will_do_unless_some_are_allowed() -> None:
@@ -210,7 +210,7 @@ async def test_the_first_key_of_a_file_with_a_byte_order_mark_is_a_key(tmp_path:
     ("text", "told"),
     [
         ("", "no keys"),
-        ("# nobody\n", "no keys"),
+        ("# no line\n", "no keys"),
         ("s3cret\n", "line 1"),
         ("a b\ns3cret ten/ant\n", "line 2"),
         ("s3cret one two\n", "line 1"),

@@ -1,4 +1,4 @@
-"""Who may come in when, and what the probes say, over a link that is only what it says of itself."""
+"""Which clients are admitted when, and what the probes answer, over a link that is a stub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from holdfast.gateway.compose import model_name
 from holdfast.gateway.errors import Draining, ModelNotServed
 from holdfast.gateway.service import Service
-from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.messages import Heartbeat, Phase
 
@@ -119,7 +119,7 @@ class Stuck(Book):
 
 
 async def test_an_engine_that_does_not_answer_holds_up_the_end_only_so_long() -> None:
-    settings = GatewaySettings(limits=replace(Limits(), close_seconds=0.05))
+    settings = GatewaySettings(limits=replace(ClientLimits(), close_seconds=0.05))
     made = Service(settings, "pocket", link(Phase.STEPPING, ready=False, overdue=9.0))
     made.open(Stuck())
     await made.close()

@@ -1,4 +1,4 @@
-"""A tenant at its limit of open sessions, whose clients leave and come back: who nobody is on makes room."""
+"""A tenant at its limit of open sessions: sessions on no connection make room for clients that come."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = JournalSettings(reserve_bytes=0)
 async def scripted(
     store: Path | None, settings: SessionSettings = TWO, bytes_: int = 1 << 30
 ) -> AsyncIterator[Client]:
-    """A client of a service whose sessions are all of one tenant."""
+    """A client of a service with one tenant."""
     link = Scripted(spoken, END, ahead=1)
     service = Service(GatewaySettings(), "scripted", link)
     numbers = replace(SMALL, tenants={b"": JournalShare(bytes=bytes_)})
@@ -49,7 +49,7 @@ async def scripted(
 
 
 async def forked(chat: Chat) -> Chat:
-    """A fork, once the server has noticed who has left."""
+    """A fork, once the server has noticed which clients have left."""
     while True:
         with suppress(ServerError):
             return (await chat.fork())[0]

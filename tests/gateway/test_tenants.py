@@ -14,7 +14,7 @@ from holdfast.gateway.cli.serve import run
 from holdfast.gateway.errors import KeysUnusable, LimitsTooLarge, wire_error
 from holdfast.gateway.limit_checks import check, check_leases
 from holdfast.gateway.quotas import CLIENT_QUOTAS, TENANT_QUOTAS
-from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.gateway.tenants import ALLOWED, Allowance, Tenants
 from holdfast.runtime.link.messages import Hello
 from holdfast.runtime.settings import EngineSettings, TenantBudget
@@ -240,6 +240,6 @@ def test_every_limit_is_told() -> None:
 
 def test_the_table_of_quotas_is_the_one_place_of_limits() -> None:
     assert tuple(field.name for field in fields(Allowance)) == ALLOWED
-    assert all(hasattr(Limits(), quota.name) for quota in CLIENT_QUOTAS)
+    assert all(hasattr(ClientLimits(), quota.name) for quota in CLIENT_QUOTAS)
     for quota in (*TENANT_QUOTAS, *CLIENT_QUOTAS):
         assert quota.error is None or quota.code == wire_error(quota.error.__new__(quota.error)).code

@@ -1,4 +1,4 @@
-"""Both kinds of channel end alike: what was sent before a close arrives, then everybody learns of it."""
+"""Both kinds of channel end alike: what was sent before a close arrives, then both sides see the close."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.gateway.net.outbox import BURST_BYTES, Outbox
-from holdfast.gateway.settings import Limits
+from holdfast.gateway.settings import ClientLimits
 
-SMALL = replace(Limits(), outbox_events=3, outbox_bytes=100)
+SMALL = replace(ClientLimits(), outbox_events=3, outbox_bytes=100)
 
 
 def waiting_for(coroutine) -> asyncio.Task:
@@ -33,7 +33,7 @@ async def test_frames_leave_in_the_order_posted() -> None:
 
 @pytest.mark.anyio
 async def test_a_burst_is_bounded_and_has_one_frame_at_least() -> None:
-    outbox = Outbox(Limits())
+    outbox = Outbox(ClientLimits())
     half = b"x" * (BURST_BYTES // 2)
     outbox.post([half, half, b"y", half * 3, b"z"])
     for expected in ([half, half], [b"y"], [half * 3], [b"z"]):

@@ -74,7 +74,7 @@ async def test_forks_of_a_session_pruned_meanwhile_are_kept_by_somebody(tmp_path
         gate.opened.set()
         await until(lambda: len(service.sessions()) == 4)
         assert len(await chat.tree()) == 4
-        assert book.statistics()["sessions"] == 4, "whoever is open is known to who closes them"
+        assert book.statistics()["sessions"] == 4, "all open sessions are known to the registry"
 
 
 async def test_of_two_who_prune_the_same_session_the_second_finds_none(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ async def test_one_that_is_pruned_while_it_comes_back_is_gone(tmp_path: Path) ->
             for _ in range(9):
                 await anyio.lowlevel.checkpoint()
             opened.set()
-        assert lost, "it was pruned: nobody has it any more"
+        assert lost, "it was pruned"
         assert book.statistics()["sessions"] == 1
         assert book.journal is not None
         assert len(book.journal.live) == 1

@@ -1,4 +1,4 @@
-"""A tool's output in pieces: whose it is is said once, refused by name where it cannot be that call's."""
+"""A tool's output in pieces: the first piece names its call, and is refused where that cannot be answered."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_journal_of_before_says_nothing_of_calls() -> None:
 
 @pytest.mark.parametrize("way", ["item", "response"])
 def test_an_output_that_comes_whole_takes_the_place_of_its_pieces(stage: Stage, way: str) -> None:
-    """Whoever streamed it is gone, and another answers: nothing of the pieces is in his way."""
+    """A client streamed a part and is gone; another one answers the call, and the pieces do not matter."""
     stage.appends("21 deg", call_id="c")
     whole = {"type": "function_call_output", "call_id": "c", "output": "22 degrees"}
     if way == "item":
