@@ -182,8 +182,8 @@ class LiveSessions:
         return fork.at_rest and fork.session.log.durable
 
     async def tree(self, session_id: str, limit: int, after: str | None) -> Page:
-        """A page of this session's fork tree. Raises what ``SessionRegistry.family_page`` does."""
-        return await self._registry.family_page(session_id, limit, after)
+        """A page of this session's fork tree. Raises what ``SessionRegistry.fork_tree_page`` does."""
+        return await self._registry.fork_tree_page(session_id, limit, after)
 
     async def name(self, session_id: str, name: str) -> str:
         """Name a session; returns the name as it is kept. Raises what ``SessionRegistry.name`` does."""
@@ -198,14 +198,16 @@ class LiveSessions:
         await self._whole(self._prune(target, number, owner))
 
     async def _prune(self, target: str, number: int | None, owner: bytes) -> None:
-        await self._registry.settled(owner)  # a session that is being resumed is in `_live` after this
+        await self._registry.wait_for_reopening(
+            owner
+        )  # a session that is being resumed is in `_live` after this
         live, connection = self._live.pop(target, None), self._connections.pop(target, None)
         self._end_lease(target)
         if connection is not None:
             connection.moved()
         try:
             if live is not None:
-                await self._registry.close(target, settle=live.aclose)
+                await self._registry.close(target, leave_readers=live.aclose)
         finally:
             await self._registry.forget(target, number)
 
@@ -300,7 +302,7 @@ class LiveSessions:
             done.set_result(None)
             return done
         leaving = asyncio.ensure_future(
-            self._registry.close(live.id, settle=live.aclose, interrupt=interrupt)
+            self._registry.close(live.id, leave_readers=live.aclose, interrupt=interrupt)
         )
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)

@@ -27,8 +27,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ..runtime.settings import TenantBudget
-from ..sessions.journal.settings import UNLIMITED, JournalShare
-from ..sessions.settings import TenantLimits
+from ..sessions.settings import UNLIMITED, JournalShare, TenantLimits
 from .auth import NAME, Keys, add_key, read_text, salt_of
 from .errors import KeysUnusable
 from .quotas import TENANT_QUOTAS, bytes_of

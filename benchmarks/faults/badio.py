@@ -116,7 +116,7 @@ async def _journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: 
     from ...sessions.journal.journal import Journal
     from ...sessions.journal.records import EventReceived, SessionSnapshot
     from ...sessions.journal.replay import condensed
-    from ...sessions.journal.settings import JournalSettings
+    from ...sessions.settings import JournalSettings
 
     settings = JournalSettings(
         segment_bytes=32 << 10,
@@ -165,9 +165,8 @@ async def _round(
     acknowledged: dict[int, list[str]],
     found: dict[str, Any],
 ) -> None:
-    from ...sessions.journal.changes import Drop
-    from ...sessions.journal.log import JournaledLog
-    from ...sessions.journal.records import EventReceived, Keyring, SessionRecord
+    from ...sessions.journal.journal import JournaledLog
+    from ...sessions.journal.records import Drop, EventReceived, Keyring, SessionRecord
 
     record = SessionRecord(id=f"s{round_}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     log = JournaledLog.begin(book, record)
@@ -202,12 +201,12 @@ def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, An
     """Records are put, read, superseded and evicted; what is read is what was put, and the disk comes back."""
     from xxhash import xxh3_64_intdigest
 
-    from ...kvstore.disk.store import Given, RecordStore, StoreFailed
+    from ...kvstore.disk.store import NewRecord, RecordStore, StoreFailed
     from ...kvstore.errors import RecordUnavailable
 
-    def given(number: int) -> Given:
+    def given(number: int) -> NewRecord:
         data = Random(number).randbytes(SIZE)
-        return Given(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(data), memoryview(data))
+        return NewRecord(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(data), memoryview(data))
 
     def read(number: int) -> bool:
         into = memoryview(bytearray(SIZE))

@@ -14,10 +14,11 @@ from msgspec import UNSET, UnsetType
 
 from ...sdk.errors import FieldInvalid, FrameError
 from ...sdk.frames import client, server
+from ...sdk.frames.client import ResponseSteer
 from ...sdk.frames.items import AnyItem, InputItem, ItemReference
 from ...sdk.frames.response import ResponseParams
+from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
-from ...sdk.frames.verbs import ResponseSteer, SteerAccepted
 from ...sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
 from ...sessions.history import ROOT, History
 from ...sessions.items import FunctionCallOutput, Item, checked_item, new_id

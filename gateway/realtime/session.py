@@ -17,8 +17,8 @@ from ...runtime.errors import RuntimeFault
 from ...runtime.link.client import EngineLink
 from ...sdk.errors import FrameError
 from ...sdk.frames import client, server
+from ...sdk.frames.client import ResponseSteer, SessionFork, SessionName, SessionPrune
 from ...sdk.frames.session import SessionResource
-from ...sdk.frames.verbs import ResponseSteer, SessionFork, SessionName, SessionPrune
 from ...sessions.errors import HandleUnknown, SessionError, ShareFull, StorageUnavailable
 from ...sessions.items import derived_id, new_id
 from ...sessions.journal.records import Begun, Configured, EventReceived, Typed

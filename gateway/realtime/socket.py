@@ -17,9 +17,8 @@ from typing import TypeVar
 
 from ...sdk.errors import FrameError
 from ...sdk.frames import codec
-from ...sdk.frames.client import ClientEvent, SessionResume
-from ...sdk.frames.server import ErrorEvent
-from ...sdk.frames.verbs import SessionAttach, SessionDetach, SessionDetached
+from ...sdk.frames.client import ClientEvent, SessionAttach, SessionDetach, SessionResume
+from ...sdk.frames.server import ErrorEvent, SessionDetached
 from ...sessions.errors import SessionError, SessionUnknown, StorageUnavailable
 from ...sessions.items import new_id
 from ..errors import (

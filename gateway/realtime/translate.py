@@ -14,7 +14,7 @@ from ...runtime.link.messages import Grammar, GrammarKind
 from ...sdk.errors import FieldInvalid
 from ...sdk.frames import formats
 from ...sdk.frames import items as frames
-from ...sdk.frames.formats import TextConfig
+from ...sdk.frames.formats import FunctionTool, NamedFunction, TextConfig
 from ...sdk.frames.response import (
     CachedTokensDetails,
     InputTokenDetails,
@@ -24,7 +24,7 @@ from ...sdk.frames.response import (
     Usage,
 )
 from ...sdk.frames.sampling import SamplingFields, TokenLogprob, TopLogprob
-from ...sdk.frames.session import FunctionTool, NamedFunction, SessionPatch, SessionResource
+from ...sdk.frames.session import SessionPatch, SessionResource
 from ...sessions.errors import GrammarInvalid, SamplingInvalid
 from ...sessions.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
 from ...sessions.tools.grammar import checked_grammar, json_format

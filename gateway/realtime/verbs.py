@@ -12,22 +12,26 @@ from typing import Literal, TypeAlias
 from ...runtime.link.messages import Moved, Receipt
 from ...sdk.errors import FieldMissing, FieldUnsupported, FrameError
 from ...sdk.frames import server
-from ...sdk.frames.client import SessionLease, SessionSettle, SessionStage
-from ...sdk.frames.server import ServerEvent
-from ...sdk.frames.verbs import (
-    Fork,
+from ...sdk.frames.client import (
     ItemTruncate,
+    SessionFork,
+    SessionLease,
+    SessionName,
+    SessionPrune,
+    SessionRewind,
+    SessionSettle,
+    SessionStage,
+    SessionTree,
+)
+from ...sdk.frames.server import (
+    Fork,
     ItemTruncated,
     Relative,
-    SessionFork,
+    ServerEvent,
     SessionForked,
-    SessionName,
     SessionNamed,
-    SessionPrune,
     SessionPruned,
-    SessionRewind,
     SessionRewound,
-    SessionTree,
     SessionTreeListed,
 )
 from ...sessions.errors import CutInvalid, SessionError
@@ -214,7 +218,7 @@ class SessionVerbs:
         self._event_log.post([answer], NEWS)
 
     async def _moved(self, event: KVVerb) -> ServerEvent:
-        placement = self._session.keeping
+        placement = self._session.placement
         match event:
             case SessionLease(priority=priority, ttl=ttl, returns_in=returns_in):
                 return _leased(self._event_id(), await placement.lease(priority, ttl, returns_in))

@@ -23,13 +23,12 @@ from holdfast.gateway.live_session import LiveSession
 from holdfast.gateway.live_sessions import LiveSessions
 from holdfast.gateway.realtime.session import RealtimeFace
 from holdfast.gateway.settings import ClientLimits
+from holdfast.sdk.frames.client import SessionFork
 from holdfast.sdk.frames.codec import decode_client
-from holdfast.sdk.frames.verbs import SessionFork
 from holdfast.sessions.errors import HandleUnknown, SessionLimit
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.registry import SessionRegistry
-from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.settings import JournalSettings, SessionSettings, TenantLimits
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -213,7 +212,7 @@ class RoomsMachine(RuleBasedStateMachine):
         assert self.keep <= {live.id for live in self.sessions.live()}
 
 
-def test_promises_hold_and_no_session_in_use_is_put_away() -> None:
+def test_limits_hold_and_no_session_in_use_is_put_away() -> None:
     run_state_machine_as_test(
         RoomsMachine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None)
     )
@@ -257,7 +256,7 @@ async def test_a_session_that_serves_an_event_is_not_put_away(monkeypatch: pytes
     await sessions.aclose()
 
 
-async def test_a_flood_of_forks_takes_no_place_that_was_promised() -> None:
+async def test_a_flood_of_forks_takes_no_place_that_is_set_aside() -> None:
     limits = {PROMISED: TenantLimits(sessions=50), KNOWN: TenantLimits()}
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=300, tenants=limits))
@@ -277,7 +276,7 @@ async def test_a_flood_of_forks_takes_no_place_that_was_promised() -> None:
     await sessions.aclose()
 
 
-async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
+async def test_unopened_forks_are_capped_in_each_tree() -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_unopened=5))
     sessions = LiveSessions(book, ClientLimits())
@@ -285,7 +284,7 @@ async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
     root, other = sessions.open(face, Socket(), b""), sessions.open(face, Socket(), b"")
     (child, *_) = await sessions.fork(root, 4, None)
     for live in (root, child):
-        with pytest.raises(SessionLimit, match="4 forks that nobody has opened; it may have 5"):
+        with pytest.raises(SessionLimit, match="4 forks that were never opened; it may have 5"):
             await sessions.fork(live, 2, None)
     await sessions.fork(other, 5, None)
     await sessions.resume(face, Socket(), child.session.handles.current, b"")
@@ -297,7 +296,7 @@ async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
     await sessions.aclose()
 
 
-async def test_a_known_tenant_without_limits_has_its_part_though_others_hold_all_they_can() -> None:
+async def test_a_known_tenant_without_limits_gets_its_share_of_the_places() -> None:
     tenants = {KNOWN: TenantLimits(), OTHER: TenantLimits()}
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=12, tenants=tenants))

@@ -210,7 +210,7 @@ async def test_frames_that_come_too_fast_are_read_later_and_none_is_lost() -> No
         assert got == [str(number) for number in range(2000)]
 
 
-async def test_what_came_before_a_client_vanished_is_handed_on() -> None:
+async def test_frames_before_a_client_vanished_are_passed_on() -> None:
     got, ended = [], asyncio.Event()
 
     async def slow(scope: dict, receive: Any, send: Any) -> None:

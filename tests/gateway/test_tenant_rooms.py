@@ -15,12 +15,11 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Chat, Client, ServerError, SessionLost, branches
 from holdfast.sdk.connection import Connection
-from holdfast.sdk.frames.client import ClientEvent
-from holdfast.sdk.frames.verbs import SessionFork, SessionTree, SessionTreeListed
+from holdfast.sdk.frames.client import ClientEvent, SessionFork, SessionTree
+from holdfast.sdk.frames.server import SessionTreeListed
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings, JournalShare
 from holdfast.sessions.registry import SessionRegistry
-from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.settings import JournalSettings, JournalShare, SessionSettings, TenantLimits
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -91,7 +90,7 @@ async def test_sessions_that_were_left_make_room_and_come_back(tmp_path: Path) -
             assert await again.say("go on").text() == await same.say("go on").text()
 
 
-async def test_without_a_journal_who_may_come_back_keeps_its_place() -> None:
+async def test_without_a_journal_a_client_that_may_come_back_keeps_its_place() -> None:
     async with scripted(None) as client, client.session() as left, client.session():
         await left.say("begin").text()
         await left.aclose()
@@ -130,7 +129,7 @@ async def test_a_tree_comes_in_pages_and_the_client_asks_for_all(monkeypatch: py
         assert [event.after for event in asked] == [None, found[3].id, found[7].id]
 
 
-async def test_a_tree_is_told_a_hundred_at_a_time_unless_more_are_asked_for() -> None:
+async def test_a_tree_is_listed_a_hundred_at_a_time_by_default() -> None:
     async with scripted(None, SessionSettings()) as client, client.session() as chat:
         for _ in range(2):
             await chat.send(SessionFork(children=64))

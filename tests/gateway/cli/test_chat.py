@@ -137,5 +137,5 @@ def test_a_server_that_is_not_there_is_one_line_and_2(
         ),
     ],
 )
-def test_the_cost_line_says_what_was_not_as_usual(change: dict, told: str) -> None:
+def test_the_cost_line_shows_what_is_unusual(change: dict, told: str) -> None:
     assert told in chat.cost(finished(**change))

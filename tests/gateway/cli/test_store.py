@@ -9,12 +9,18 @@ from typer.testing import CliRunner
 
 from holdfast.gateway.auth import salt_of
 from holdfast.gateway.cli.main import app
-from holdfast.sessions.journal.changes import Append, Put, Table, key_of
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import EventReceived, Keyring, SessionRecord
-from holdfast.sessions.journal.segment import Kind
-from holdfast.sessions.journal.settings import JournalSettings
+from holdfast.sessions.journal.records import (
+    Append,
+    EventReceived,
+    Keyring,
+    Put,
+    SessionRecord,
+    Table,
+    key_of,
+)
+from holdfast.sessions.journal.segment import Kind, offset_of, slot_of
+from holdfast.sessions.settings import JournalSettings
 
 NUMBERS = JournalSettings(reserve_bytes=0)
 
@@ -93,7 +99,7 @@ def test_a_tenant_is_erased_by_the_name_in_the_keys_file(root: Path, tmp_path: P
         (("verify", "elsewhere"), "backup DIR TARGET"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused_in_a_line(root: Path, words: tuple[str, ...], cause: str) -> None:
+def test_wrong_arguments_are_refused_in_a_line(root: Path, words: tuple[str, ...], cause: str) -> None:
     code, told = invoke(words[0], str(root), *words[1:])
     assert code == 2 and cause in told and len(told.splitlines()) == 1
 

@@ -113,7 +113,7 @@ async def talking(app: Callable[..., Awaitable[None]]) -> AsyncIterator[ClientCo
         await serving
 
 
-async def test_who_is_behind_is_sent_no_more_and_gets_all_of_it_in_order() -> None:
+async def test_a_client_that_is_behind_is_sent_no_more_and_gets_all_in_order() -> None:
     """As long as the application takes each message there is no pause."""
     reads, got, text = asyncio.Event(), [], "x" * 100_000
 

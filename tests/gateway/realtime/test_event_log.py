@@ -92,7 +92,7 @@ async def test_acknowledgements_wait_for_the_journal_and_deltas_do_not() -> None
     assert len({event["event_id"] for event in reader.events}) == 5
 
 
-async def test_what_came_after_the_last_event_is_told_once() -> None:
+async def test_events_after_the_last_event_are_sent_once() -> None:
     feed = EventLog(ClientLimits())
     first = Reader(feed, resumes=False)
     feed.begin_reply()
@@ -120,7 +120,7 @@ async def test_without_a_last_event_the_reply_that_runs_is_told() -> None:
     assert await Reader(feed).read() == ["session.resumed"]
 
 
-async def test_who_has_read_no_more_than_the_greeting_is_told_all_behind_it() -> None:
+async def test_a_client_that_read_only_the_greeting_gets_all_after_it() -> None:
     feed = EventLog(ClientLimits())
     for texts in (("old",), ("1", "2")):
         feed.begin_reply()
@@ -154,7 +154,7 @@ async def test_a_reply_that_was_over_at_the_greeting_is_not_told_again_after_a_s
     assert await again.read() == ["session.resumed", "3"]
 
 
-async def test_who_was_greeted_by_the_next_server_is_told_all_behind_that() -> None:
+async def test_a_client_greeted_by_the_next_server_gets_all_after_that() -> None:
     before, after = EventLog(ClientLimits()), EventLog(ClientLimits())
     reader = Reader(before, resumes=False)
     before.begin_reply()
@@ -234,7 +234,7 @@ async def test_no_more_than_two_replies_are_kept() -> None:
     assert await Reader(feed, places[1]).read() == ["session.resumed", "three", "four"]
 
 
-async def test_a_done_response_shows_the_handle_of_the_day() -> None:
+async def test_a_done_response_shows_the_current_handle() -> None:
     handles = ["first"]
     feed = EventLog(ClientLimits(), handle=lambda: handles[-1])
     client = Reader(feed, resumes=False)
@@ -249,7 +249,7 @@ async def test_a_done_response_shows_the_handle_of_the_day() -> None:
     assert again.events[-1]["handle"] == "second" and not again.events[0]["reopened"]
 
 
-async def test_events_nobody_has_any_more_are_not_passed_over() -> None:
+async def test_events_that_are_not_kept_any_more_are_not_skipped() -> None:
     feed = EventLog(ClientLimits(log_bytes=2000))
     client = Reader(feed, resumes=False)
     feed.begin_reply()
@@ -279,7 +279,7 @@ async def test_without_a_reader_a_reply_goes_on_until_no_more_can_be_kept() -> N
     assert await second.read() == ["session.resumed", *map(str, range(1, 15))]
 
 
-async def test_who_waits_for_a_reader_that_left_goes_on_with_the_next() -> None:
+async def test_a_reply_that_waits_for_a_reader_that_left_goes_on_with_the_next() -> None:
     feed = EventLog(ClientLimits(outbox_events=2))
     slow = Outbox(ClientLimits(outbox_events=2))
     feed.open_to(slow)

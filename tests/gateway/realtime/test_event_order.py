@@ -24,9 +24,10 @@ from holdfast.sdk.frames.client import (
     ResponseCreate,
     SessionUpdate,
 )
+from holdfast.sdk.frames.formats import FunctionTool
 from holdfast.sdk.frames.items import AnyItem, ItemReference, MessageItem
 from holdfast.sdk.frames.response import ResponseParams
-from holdfast.sdk.frames.session import FunctionTool, SessionPatch
+from holdfast.sdk.frames.session import SessionPatch
 from holdfast.sdk.transport import Transport, dial
 
 from .realtime_grammar import Grammar
@@ -140,7 +141,7 @@ async def retrieved(strict: Strict, item: AnyItem) -> AnyItem:
     return event.item
 
 
-async def test_in_brief_alone_a_beginning_may_leave_with_what_follows(
+async def test_only_in_brief_a_beginning_may_leave_with_what_follows(
     socket: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posted: list[tuple[bool, bool]] = []  # whether it is a beginning, and patient

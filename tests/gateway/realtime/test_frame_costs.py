@@ -78,7 +78,7 @@ def test_streamed_text_beyond_what_the_context_holds_is_refused() -> None:
 
 
 @pytest.mark.anyio
-async def test_forks_share_what_was_checked_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forks_share_their_parents_checked_preamble(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, Language.of(ours("chatml")))
     sessions = LiveSessions(book, ClientLimits())

@@ -72,7 +72,7 @@ async def test_patient_frames_leave_with_what_follows_them() -> None:
 
 
 @pytest.mark.anyio
-async def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_patient_frames_leave_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.gateway.net.outbox.PATIENCE", 0.01)
     outbox = Outbox(SMALL)
     for frame in (b"a", b"b"):
@@ -83,7 +83,7 @@ async def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_reader_that_came_first_gets_what_is_posted_later() -> None:
+async def test_a_reader_that_waits_gets_what_is_posted_later() -> None:
     outbox = Outbox(SMALL)
     taking = waiting_for(outbox.take())
     await asyncio.wait([taking], timeout=0)
@@ -92,7 +92,7 @@ async def test_a_reader_that_came_first_gets_what_is_posted_later() -> None:
 
 
 @given(st.lists(st.one_of(st.lists(st.binary(max_size=40), max_size=4), st.none()), max_size=60))
-def test_its_lengths_are_those_of_a_plain_list(moves: list[list[bytes] | None]) -> None:
+def test_the_outbox_counts_as_a_plain_list_does(moves: list[list[bytes] | None]) -> None:
     async def play() -> None:
         outbox, shadow = Outbox(SMALL), list[bytes]()
         for move in moves:

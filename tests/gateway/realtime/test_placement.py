@@ -34,7 +34,7 @@ class Slow(Scripted):
         return await super().stage(seq)
 
 
-async def test_so_many_are_on_their_way_and_what_comes_beyond_is_refused_at_once() -> None:
+async def test_leases_and_stages_beyond_the_limit_are_refused_at_once() -> None:
     link = Slow()
     service = Service(GatewaySettings(limits=ClientLimits(moves=MOST)), "scripted", link)
     service.open(SessionRegistry(link, Language.of(ours("chatml"))))
