@@ -9,11 +9,14 @@ import re
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..sessions.settings import JournalSettings
-from ..sessions.tools.formats import CallForm, ReasoningForm
 from .errors import NetworkInvalid
 from .net.rates import Rate
+
+if TYPE_CHECKING:  # importing it takes a second, and `--help` does not need it
+    from ..sessions.tools.formats import CallForm, ReasoningForm
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8040

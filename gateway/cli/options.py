@@ -11,7 +11,6 @@ import typer
 
 from ...runtime.errors import RuntimeFault
 from ...runtime.settings import EngineSettings
-from ...sessions.tools.formats import CallForm, ReasoningForm
 from ..errors import NetworkInvalid
 from ..quotas import bytes_of
 from ..settings import GatewaySettings, Network
@@ -110,6 +109,8 @@ def gateway_settings(
     calls: CallChoice, reasoning: ReasoningChoice, keys: Path | None, api_key: str | None, **named: Any
 ) -> GatewaySettings:
     """The gateway's settings. ``named`` are fields of `GatewaySettings`."""
+    from ...sessions.tools.formats import CallForm, ReasoningForm
+
     if keys is not None and api_key is not None:
         refuse("--keys and --api-key both set the valid keys: give one of them")
     return GatewaySettings(
