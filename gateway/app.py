@@ -72,12 +72,12 @@ class _Routes:
         return JSONResponse(self._listed())
 
     async def health(self, request: Request) -> Response:
-        """503 only where restarting the server would help: an engine that hangs."""
+        """Liveness: 503 only where restarting the server would help, because the engine hangs."""
         state = self._service.state()
         return JSONResponse(state.told(), 200 if state.alive else 503)
 
     async def ready(self, request: Request) -> Response:
-        """Whether a turn could run now."""
+        """Readiness: 503 where no turn could run now."""
         state = self._service.state()
         return JSONResponse(state.told(), 200 if state.ready else 503)
 
