@@ -1,10 +1,6 @@
-"""The front door: sockets, protocol, auth, limits, metrics and the command line.
+"""The gateway: sockets, faces, keys, limits, metrics and the command line. See ``README.md``.
 
-Holds the Starlette app, the Realtime conversation as a pure state machine and the socket glue around it, the
-composition of an engine with sessions (``serve`` with a child process, ``embedded`` with a thread), and the
-CLI.
-
-Does not know: how text becomes tokens (``sessions``), how tokens become KV (``runtime``), what a tensor is.
-May import ``sessions``, ``runtime`` (to compose it, through its link) and ``sdk.frames``; the CLI, the demo
-and the embedded engine also compose the SDK's client. Only ``cli.py`` reads argv and the environment.
+A face puts live sessions on the wire in one protocol; ``realtime`` is the first. ``server`` composes an engine
+in a child process, ``embedded`` one in a thread. Only ``cli`` reads argv and the environment; it and
+``embedded`` compose the SDK's client, too. ``sessions`` turns text into tokens, ``runtime`` tokens into KV.
 """

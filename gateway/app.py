@@ -1,7 +1,4 @@
-"""The Starlette app: routes to what a ``Service`` offers, behind one guard.
-
-Knows HTTP; nothing of conversations or engines beyond what the service says of them.
-"""
+"""The Starlette app: the routes of a ``Service``, behind one guard. A face adds its routes here."""
 
 from __future__ import annotations
 
@@ -48,11 +45,11 @@ class _Routes:
         self._service = service
 
     async def realtime(self, socket: WebSocket) -> None:
-        """One session on one socket; refused with an HTTP answer before it is accepted, where it must be.
+        """Serve one Realtime socket. A client that is not admitted gets an HTTP answer.
 
-        Two parameters are ours. ``resumable=true``: this client can come back with the handle it is given, so
-        its replies go on while it is away; its events are deduplicated by ``event_id``. ``resume=true``: it
-        comes back, so no session is made for it and its first event is ``session.resume``.
+        Two parameters are ours. ``resumable=true``: the client can come back with the handle that it is given,
+        so its replies go on while it is away, and its events are deduplicated by ``event_id``. ``resume=true``:
+        it comes back, so it gets no new session and its first event is ``session.resume``.
         """
         try:
             self._service.admit(socket.query_params.get("model"))
@@ -63,11 +60,11 @@ class _Routes:
         await self._service.converse(SocketChannel(socket), _identity(socket))
 
     async def models(self, request: Request) -> Response:
-        """What is served, in OpenAI's list form."""
+        """The served model, in OpenAI's list form."""
         return JSONResponse({"object": "list", "data": [self._listed()]})
 
     async def model(self, request: Request) -> Response:
-        """One model, or 404."""
+        """The served model by its name, or 404."""
         try:
             self._service.check_model(request.path_params["name"])
         except Exception as error:
@@ -75,23 +72,23 @@ class _Routes:
         return JSONResponse(self._listed())
 
     async def health(self, request: Request) -> Response:
-        """503 only for what restarting the server would mend: an engine that hangs."""
+        """Liveness: 503 only where restarting the server would help, because the engine hangs."""
         state = self._service.state()
         return JSONResponse(state.told(), 200 if state.alive else 503)
 
     async def ready(self, request: Request) -> Response:
-        """Whether a turn could run now."""
+        """Readiness: 503 where no turn could run now."""
         state = self._service.state()
         return JSONResponse(state.told(), 200 if state.ready else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus; a tenant that is not an operator finds its own numbers alone."""
+        """For Prometheus. A tenant that is not an operator gets only its own numbers."""
         scope = request.scope
         snapshot = await self._service.snapshot(scope[TENANT], all_tenants=scope[OPERATOR])
         return Response(exposition(snapshot), media_type=CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:
-        """Of this package."""
+        """The version of this package."""
         return JSONResponse({"name": "holdfast", "version": __version__})
 
     def _listed(self) -> dict[str, object]:

@@ -1,9 +1,9 @@
-"""Who may come in, and by which name: one guard before every route, for HTTP and WebSocket alike.
+"""Keys, and the guard before every route, for HTTP and WebSocket alike.
 
-With keys, every route but the probes asks for ``Authorization: Bearer``; a key stands for a tenant, whose
-cached KV no other tenant finds. Without keys the server trusts its machine, but not web pages that the
-machine's user looks at: a foreign ``Origin`` is refused, and so is a ``Host`` that is no name of this server
-(a page can point a name of its own at this machine, and then reads what it likes: DNS rebinding).
+With keys, every route except the probes asks for ``Authorization: Bearer``. A key stands for a tenant; other
+tenants never find its cached KV. Without keys the server trusts its machine, except web pages that the
+machine's user opens: a foreign ``Origin`` is refused, and so is a ``Host`` that is no name of this server.
+(Otherwise a page could point its own name at this machine and read the answers: DNS rebinding.)
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from .settings import GatewaySettings
 
 PROBES = frozenset({"/health", "/ready"})
 OPERATORS_ROUTES = frozenset({"/metrics", "/version"})
-"""What an operator's key opens that is no tenant's."""
+"""The routes that an operator's key opens without being a tenant's."""
 TENANT = "holdfast.tenant"
-"""Where a request's scope has the salt of its tenant."""
+"""The key of a request's scope for the salt of its tenant."""
 OPERATOR = "holdfast.operator"
-"""Where it has whether everybody's numbers may be shown."""
+"""The key of the scope for whether all tenants' numbers may be shown."""
 KEY = "holdfast.key"
-"""Where it has the digest of its key, if keys are asked for."""
+"""The key of the scope for the digest of the API key, if keys are asked for."""
 MOST_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-"""Of a tenant."""
+"""A tenant's name."""
 HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.ASCII)
 """A Host header's value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Who may come in: the tenant of each key, by the key's digest, and the digests of operators' keys."""
+    """The valid keys: the tenant of each key, by the key's digest, and the digests of operators' keys."""
 
     tenants: Mapping[bytes, str]
     operators: frozenset[bytes] = frozenset()
 
     @classmethod
     def one(cls, key: str) -> Keys:
-        """A single key, of a tenant without a name, who is the operator too: there is nobody else.
+        """A single key, of a tenant without a name. It is the operator's key, too.
 
-        Raises ``KeysUnusable``: whoever gives none would be let in by an empty one.
+        Raises ``KeysUnusable`` for an empty key, which a client without a key would match.
         """
         if not key or key != key.strip():
             raise KeysUnusable("--api-key is empty, or begins or ends with a blank")
@@ -59,7 +59,7 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """A file with a key and the name of its tenant on each line; ``#`` begins a remark.
+        """Read a file with a key and the name of its tenant on each line; ``#`` begins a comment.
 
         Raises ``KeysUnusable``, which names file and line, never a key.
         """
@@ -76,15 +76,15 @@ class Keys:
         return cls(tenants)
 
     def tenant(self, key: str) -> str | None:
-        """Whose key it is; None: nobody's."""
+        """The tenant of a key; None where the key is not valid."""
         return self.tenants.get(_digest(key))
 
     def is_operator(self, key: str) -> bool:
-        """Whether everybody's numbers may be shown for it."""
+        """Whether all tenants' numbers may be shown for this key."""
         return _digest(key) in self.operators
 
     def with_operators(self, keys: Iterable[str], place: str) -> Keys:
-        """The same with these operators' keys and no others. Raises ``KeysUnusable``, naming their place."""
+        """The same keys with these operators' keys. Raises ``KeysUnusable``, naming their place."""
         operators = set[bytes]()
         for key in keys:
             if len(key.split()) != 1 or key != key.strip():
@@ -99,7 +99,7 @@ class Keys:
 
 
 def add_key(tenants: dict[bytes, str], key: str, tenant: str, place: str) -> None:
-    """Make it the tenant's. Raises ``KeysUnusable``, naming its place: it is none, or another tenant's."""
+    """Add a tenant's key. Raises ``KeysUnusable``, naming its place: it is no key, or another tenant's."""
     if len(key.split()) != 1 or key != key.strip():
         raise KeysUnusable(f"{place} is empty, or has blanks in it")
     if tenants.setdefault(_digest(key), tenant) != tenant:
@@ -117,19 +117,20 @@ def read_text(path: Path) -> str:
 
 
 def salt_of(tenant: str) -> bytes:
-    """What separates a tenant's cached KV from others'; empty for one without a name."""
+    """The salt that separates a tenant's cached KV from others'; empty for a tenant without a name."""
     return hashlib.blake2b(tenant.encode(), digest_size=16).digest() if tenant else b""
 
 
 def _digest(key: str) -> bytes:
-    """Compared in place of the key: how long a look-up takes tells nothing of any key."""
+    """The digest that is looked up instead of the key, so that the time of a look-up tells nothing of it."""
     return hashlib.blake2b(key.encode(), digest_size=32).digest()
 
 
 class Hosts:
     """The names by which the server may be addressed; ports do not count.
 
-    Addresses and localhost always: no page can point these elsewhere. ``names`` besides, or any where None.
+    Addresses and localhost always count, because no page can point these elsewhere. ``names``: the others;
+    None: any name.
     """
 
     def __init__(self, names: Iterable[str] | None) -> None:
@@ -138,8 +139,8 @@ class Hosts:
 
     @classmethod
     def of(cls, settings: GatewaySettings, *, keys: bool) -> Hosts:
-        """As the settings say. Where they name none: any with keys, which no page has; else the name that is
-        listened on, and the machine's own unless only this machine is listened to.
+        """The names that the settings give. Where they give none: with ``keys`` any name, because no page has a
+        key; else the name that the server listens on, and the machine's own if it listens beyond loopback.
         """
         if settings.network.allowed_hosts:
             return cls(settings.network.allowed_hosts)
@@ -214,19 +215,19 @@ def _bearer(headers: Headers) -> str:
 
 
 def _same_origin(headers: Headers) -> bool:
-    """Whether no web page asks, or one of this server's own. Its host has been checked before."""
+    """Whether no web page asks, or a page of this server. The host was checked before."""
     origin = headers.get("origin")
     if origin is None:
         return True
     try:
         return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
-    except ValueError:  # not an address at all
+    except ValueError:  # not a URL
         return False
 
 
 def _name(host: str) -> str:
-    """A Host header's value in lower case, without its port and without the dot of an absolute DNS name; empty
-    if it is not valid.
+    """A Host header's value in lower case, without the port and the dot of an absolute DNS name; empty if it is
+    not valid.
     """
     found = HOST.fullmatch(host.strip().lower())
     return "" if found is None else found["address"] or found["name"].removesuffix(".")

@@ -1,7 +1,6 @@
-"""Puts sessions on an engine: the model's language and a book of sessions, for the server and the embedded
-engine.
+"""Puts sessions on an engine: the model's language, the journal and the session registry.
 
-Knows where a model's files are; nothing of sockets.
+The server and the embedded engine both use `opened`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .settings import GatewaySettings
 
 
 def model_name(model: str) -> str:
-    """What a served model is called: a folder by its last name, anything else as it was given."""
+    """The name of a served model: of a folder the last part, anything else as it was given."""
     folder = Path(model).expanduser()
     return folder.resolve().name if folder.is_dir() else model
 
@@ -35,7 +34,7 @@ def model_name(model: str) -> str:
 async def opened(
     service: Service, model: str, engine: AbstractAsyncContextManager[EngineLink]
 ) -> AsyncIterator[None]:
-    """Loads engine and language side by side, then lets sessions in until the end of the block.
+    """Load engine and language side by side, then admit sessions until the end of the block.
 
     Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed``,
     ``EngineDied``, ``StoreUnusable`` (``StoreHeld`` before anything is loaded).

@@ -1,4 +1,4 @@
-"""An engine inside this process behind the SDK's own client: no sockets, no server, the same conversation.
+"""An engine inside this process, behind the SDK's own client: the same protocol, without sockets or a server.
 
     async with embedded("pocket") as client:
         async with client.session(instructions="Be brief.") as chat:
@@ -29,7 +29,7 @@ from .service import Service
 from .settings import GatewaySettings
 
 ONE_TRY = Patience(total=0.0)
-"""The way back inside one process: where it is not open at once the engine has been left, and never will be."""
+"""Reconnecting inside one process: where it fails at once the engine was closed, so it is not tried again."""
 
 
 class MemoryTransport:
@@ -64,7 +64,7 @@ async def embedded(
     engine: EngineSettings | None = None,
     settings: GatewaySettings | None = None,
 ) -> AsyncIterator[Client]:
-    """A client of an engine in a thread of this process; ``engine`` replaces ``model`` where it is given.
+    """A client of an engine in a thread of this process. ``engine``: its settings, in place of ``model``.
 
     Raises what loading raises: ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``,
     ``EngineDied``.
@@ -77,7 +77,7 @@ async def embedded(
 
 
 def in_memory(service: Service) -> Client:
-    """A client whose sessions are connections inside this process; they end with the service."""
+    """A client that connects inside this process. Its sessions end with the service."""
     connections: set[asyncio.Task[None]] = set()
 
     async def dial(model: str | None, *, resume: bool = False) -> MemoryTransport:

@@ -1,15 +1,15 @@
-"""One table from every typed error to its wire error and close code.
+"""The one table from typed errors to wire errors: type, code, HTTP status and close code.
 
-Rows are the error classes that can reach the gateway: of ``sdk.frames``, ``sessions`` and ``runtime``; a
-class without a row of its own takes its nearest parent's, and what belongs to no tree is our own mistake.
-Errors of ``kvstore`` and ``kernels`` end inside the engine: they arrive as a failed turn or as a dead engine.
+Its rows are the error classes that can reach a client: of ``sdk``, ``sessions``, ``runtime`` and the gateway. A
+class without a row takes its nearest parent's; an error of no tree is a mistake of the server. Errors of
+``kvstore`` and ``kernels`` end inside the engine and arrive as a failed turn or a dead engine.
 
 GatewayError
 ├── AddressUnusable           the server cannot listen there
 │   └── PortTaken             another program does
-├── KeysUnusable              the keys file cannot be read, or a line of it is none
-│   └── LimitsTooLarge        what it lets tenants take is more than there is
-├── NetworkInvalid            an option says nothing clear of names, proxies or prefixes
+├── KeysUnusable              the keys file cannot be read, or a line of it is invalid
+│   └── LimitsTooLarge        it lets tenants take more than there is
+├── NetworkInvalid            an option about names, proxies or prefixes is invalid
 ├── CertificateUnusable       the TLS certificate or its key cannot be read
 ├── SlowReader                a client took no frame for too long
 ├── KeyInvalid                a request has no key, or one that is not in the keys file
@@ -20,10 +20,10 @@ GatewayError
 ├── TooManyFragments          a message comes in too many frames
 ├── TooManyInvalid            a socket sends too many frames that are no events
 ├── TooManyResponses          a socket has as many responses running as it may
-├── TooManyMoves              a session has as many moves of its KV on their way as it may
+├── TooManyMoves              a session has as many moves of its KV running as it may
 ├── NothingToCancel           a cancel names no response that runs
 ├── ModelNotServed            the client asked for a model that is not this server's
-├── SessionMoved              the session goes on on a newer socket
+├── SessionMoved              the session is on a newer socket now
 ├── SessionRequired           the socket was opened to resume a session, and has not done so yet
 └── Draining                  the server is going away and takes no new work
 """
@@ -40,7 +40,7 @@ from ..sessions import errors as sessions
 
 
 class GatewayError(Exception):
-    """Anything the gateway refuses by itself."""
+    """An error that the gateway itself raises."""
 
     code: ClassVar[str] = "gateway_error"
 
@@ -63,19 +63,19 @@ class PortTaken(AddressUnusable):
 
 
 class KeysUnusable(GatewayError):
-    """The keys file cannot be read, or something in it is no key, tenant or limit."""
+    """The keys file cannot be read, or a key, tenant or limit in it is invalid."""
 
     code = "keys_unusable"
 
 
 class LimitsTooLarge(KeysUnusable):
-    """What the keys file lets tenants take is more than the server or its machine has."""
+    """The keys file lets tenants take more than the server or its machine has."""
 
     code = "limits_too_large"
 
 
 class NetworkInvalid(GatewayError):
-    """An option says nothing clear of host names, proxies or the root path."""
+    """An option about host names, proxies or the root path is invalid."""
 
     code = "network_invalid"
 
@@ -141,7 +141,7 @@ class TooManyResponses(GatewayError):
 
 
 class TooManyMoves(GatewayError):
-    """A session has as many leases, stages and settles on their way as it may."""
+    """A session has as many leases, stages and settles running as it may."""
 
     code = "too_many_moves"
 
@@ -159,7 +159,7 @@ class ModelNotServed(GatewayError):
 
 
 class SessionMoved(GatewayError):
-    """The session goes on on a newer socket; this one is closed."""
+    """The session is on a newer socket now; this one is closed."""
 
     code = "session_moved"
 
@@ -178,7 +178,7 @@ class Draining(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class WireError:
-    """How an error looks outside: in an event, over HTTP, and as a close code where it ends the socket."""
+    """An error as clients see it: in an event, over HTTP, and as the close code of a socket that it ends."""
 
     type: str
     code: str
@@ -205,7 +205,7 @@ def _unknown(code: str, status: int) -> WireError:
 INTERNAL = _server("internal_error")
 
 TABLE: dict[type[Exception], WireError] = {
-    # frames that are no events
+    # invalid frames
     sdk.FrameError: _invalid("invalid_frame"),
     sdk.FrameMalformed: _invalid("invalid_json"),
     sdk.FrameTooLarge: _invalid("frame_too_large", 413),
@@ -292,12 +292,12 @@ TABLE: dict[type[Exception], WireError] = {
 
 
 def wire_error(error: BaseException) -> WireError:
-    """The row of the error's class or its nearest parent's; ``internal_error`` where there is none."""
+    """The row of the error's class or of its nearest parent; ``internal_error`` where there is none."""
     return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
 
 
 def error_details(error: BaseException, event_id: str | None = None) -> ErrorDetails:
-    """The body of an ``error`` event. Our own mistakes do not show their text."""
+    """The body of an ``error`` event. A mistake of the server does not show its text."""
     wire = wire_error(error)
     told = getattr(error, "message", None) if wire is not INTERNAL else None
     return ErrorDetails(

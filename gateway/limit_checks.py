@@ -1,7 +1,7 @@
-"""Whether the tenants' limits fit the server and its machine; what does not is refused with the arithmetic.
+"""Checks that the tenants' limits fit the server and its machine. An error shows the arithmetic.
 
-A limit that is a number of sessions or of bytes is a promise, too: all tenants may use theirs at once, so that
-their sum must fit. Replies take turns where there are more than can run: only each tenant's own number must.
+All tenants may use their sessions and bytes at once, so the sums of these limits must fit. Replies wait for
+one another where there are more than can run, so only each tenant's own number must.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .quotas import TENANT_QUOTAS
 from .settings import GatewaySettings
 from .tenants import Allowance, Tenants
 
-NAMED = 3  # tenants that an arithmetic names
+NAMED = 3  # tenants that an error names
 _IN_BYTES = {quota.name for quota in TENANT_QUOTAS if quota.in_bytes}
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """There are ``there`` of ``limit``, which is ``of``; ``summed``: for all tenants together."""
+class ServerBound:
+    """The server has ``there`` of ``limit``; ``of`` says what that is. ``summed``: for all tenants together."""
 
     limit: str
     there: int
@@ -35,24 +35,24 @@ class Bound:
 
 
 def check(tenants: Tenants, settings: GatewaySettings, engine: EngineSettings) -> None:
-    """What can be known before the engine is loaded. Raises ``LimitsTooLarge``."""
+    """Check all limits that need no loaded engine. Raises ``LimitsTooLarge``."""
     for bound in _bounds(settings, engine):
         check_bound(tenants, bound)
 
 
 def check_leases(tenants: Tenants, engine: EngineSettings, hello: Hello) -> None:
-    """What only the engine knows: the KV that leases may cover. Raises ``LimitsTooLarge``."""
+    """Check the leases, once the engine has told the size of its KV. Raises ``LimitsTooLarge``."""
     check_bound(tenants, leasable(engine, hello.blocks * hello.block_bytes))
 
 
-def leasable(engine: EngineSettings, kv_bytes: int) -> Bound:
-    """What leases may cover of the device's KV."""
+def leasable(engine: EngineSettings, kv_bytes: int) -> ServerBound:
+    """The bytes of the device's KV that leases may cover."""
     of = f"what leases may cover, {engine.lease_share:g} × {shown(kv_bytes)} of KV"
-    return Bound("leased", int(engine.lease_share * kv_bytes), of)
+    return ServerBound("leased", int(engine.lease_share * kv_bytes), of)
 
 
-def check_bound(tenants: Tenants, bound: Bound) -> None:
-    """Raises ``LimitsTooLarge``."""
+def check_bound(tenants: Tenants, bound: ServerBound) -> None:
+    """Check one limit of all tenants. Raises ``LimitsTooLarge``."""
     asked = {name: value for name, one in tenants.limits.items() if (value := getattr(one, bound.limit))}
     groups = [asked] if bound.summed else [{name: value} for name, value in asked.items()]
     for group in groups:
@@ -65,7 +65,7 @@ def check_bound(tenants: Tenants, bound: Bound) -> None:
 
 
 def amount(limit: str) -> Callable[[int], str]:
-    """How a value of this limit is told."""
+    """Writes a value of this limit."""
     return shown if limit in _IN_BYTES else lambda value: f"{value:,}"
 
 
@@ -76,20 +76,20 @@ def told(allowance: Allowance) -> str:
     return ", ".join(set_) or "no limits"
 
 
-def _bounds(settings: GatewaySettings, engine: EngineSettings) -> Iterator[Bound]:
+def _bounds(settings: GatewaySettings, engine: EngineSettings) -> Iterator[ServerBound]:
     journal = settings.journal
-    yield Bound("sessions", SessionSettings().max_sessions, "sessions that may be open")
-    yield Bound("kept", journal.max_sessions, "sessions that the journal keeps")
-    yield Bound("turns", engine.max_sequences, "--max-sequences", summed=False)
-    yield Bound("journal", journal.max_bytes, "what the journal may have")
+    yield ServerBound("sessions", SessionSettings().max_sessions, "sessions that may be open")
+    yield ServerBound("kept", journal.max_sessions, "sessions that the journal keeps")
+    yield ServerBound("turns", engine.max_sequences, "--max-sequences", summed=False)
+    yield ServerBound("journal", journal.max_bytes, "what the journal may have")
     if engine.kv_bytes is not None:
         yield leasable(engine, engine.kv_bytes)
     if engine.disk_bytes is not None:
-        yield Bound("disk", engine.disk_bytes, "--disk-bytes")
+        yield ServerBound("disk", engine.disk_bytes, "--disk-bytes")
     if settings.store is not None:
         whole = _disk_of(settings.store.expanduser())
-        yield Bound("journal", whole, "the store's disk")
-        yield Bound("disk", whole, "the store's disk")
+        yield ServerBound("journal", whole, "the store's disk")
+        yield ServerBound("disk", whole, "the store's disk")
 
 
 def _disk_of(folder: Path) -> int:

@@ -103,7 +103,7 @@ class LiveSession:
             await work()
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work until the session is closed. It does not keep the session in memory."""
+        """Run work beside the requests, until the session is closed. `at_rest` does not count it."""
         self._spawn(work, self._background)
 
     @staticmethod

@@ -16,7 +16,7 @@ from ..sessions.fork_tree import Page
 from ..sessions.registry import Reopened, SessionRegistry
 from ..sessions.session import Session
 from .live_session import LiveSession
-from .settings import Limits
+from .settings import ClientLimits
 
 _T = TypeVar("_T")
 
@@ -44,7 +44,7 @@ class SessionConnection(Protocol):
 class LiveSessions:
     """All sessions in memory, of all faces."""
 
-    def __init__(self, registry: SessionRegistry, limits: Limits) -> None:
+    def __init__(self, registry: SessionRegistry, limits: ClientLimits) -> None:
         self._registry = registry
         self._limits = limits
         self._live: dict[str, LiveSession] = {}
@@ -67,7 +67,7 @@ class LiveSessions:
         return sum(live.responses for live in self._live.values())
 
     def live(self) -> list[LiveSession]:
-        """All of them."""
+        """All live sessions."""
         return list(self._live.values())
 
     # --- opening and resuming -------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class LiveSessions:
             await self._registry.forget(target, number)
 
     async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
-        """Run work on several sessions to its end, though the session that asked is pruned meanwhile."""
+        """Run work on several sessions to its end, even if the session that asked is pruned meanwhile."""
         task = asyncio.ensure_future(work)
         self._works.add(task)
         task.add_done_callback(self._works.discard)
@@ -296,7 +296,7 @@ class LiveSessions:
             self._leave(live, interrupt=self._closing)
 
     def _leave(self, live: LiveSession, *, interrupt: bool) -> asyncio.Future[None]:
-        """Done when the session is closed."""
+        """Close a session here; the future is done when it is closed."""
         if self._live.pop(live.id, None) is None:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)

@@ -1,4 +1,4 @@
-"""What Prometheus reads: everybody's ``statistics()`` at the moment of asking. Nothing is counted here.
+"""The metrics for Prometheus: all ``statistics()`` at the moment of the scrape. Nothing is counted here.
 
 Each scrape makes a registry of its own, so two servers in one process do not share anything.
 """
@@ -36,10 +36,10 @@ class TenantSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everybody's statistics at one moment. ``engine`` is empty while there is none.
+class MetricsSnapshot:
+    """All statistics at one moment. ``engine`` is empty while there is none.
 
-    ``tenant``: of the one who asks, and of no other. A tenant that is not an operator gets nothing else: then
+    ``tenant``: of the tenant that asks. A tenant that is not an operator gets nothing else: then
     ``gateway`` and ``engine`` are empty and ``engine_number`` is None.
     """
 
@@ -50,15 +50,15 @@ class Snapshot:
     tenant: TenantSnapshot | None = None
 
 
-def exposition(snapshot: Snapshot) -> bytes:
+def exposition(snapshot: MetricsSnapshot) -> bytes:
     """The snapshot in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Reader(snapshot))
+    registry.register(_MetricsCollector(snapshot))
     return generate_latest(registry)
 
 
-class _Reader(Collector):
-    def __init__(self, snapshot: Snapshot) -> None:
+class _MetricsCollector(Collector):
+    def __init__(self, snapshot: MetricsSnapshot) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
 """Every quota of the server in one table: its name, its default, where it is enforced, what a client gets.
 
 `TENANT_QUOTAS` are set in the keys file and have no default: a tenant without one takes what there is. Their
-names, units and least values are read from here. `CLIENT_QUOTAS` are fields of `Limits`. `limit_checks`
+names, units and least values are read from here. `CLIENT_QUOTAS` are fields of `ClientLimits`. `limit_checks`
 compares the tenants' quotas with what the server has.
 """
 
@@ -14,7 +14,7 @@ from ..sdk.errors import FrameTooLarge
 from ..sessions import errors as sessions
 from . import errors
 from .net.rates import Rate
-from .settings import Limits
+from .settings import ClientLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Quota:
     @property
     def default(self) -> object:
         """The default of a client's quota; None for a tenant's."""
-        return getattr(Limits(), self.name, None)
+        return getattr(ClientLimits(), self.name, None)
 
     @property
     def code(self) -> str | None:

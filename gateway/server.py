@@ -36,25 +36,25 @@ from .tenants import Tenants
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that runs. ``url`` is its address: ``http[s]://host:port``. ``clipped``: why KV on disk has less
-    room than it was given, if it has.
+    """A running server. ``url``: ``http[s]://host:port``. ``clipped``: why KV on disk has less room than it was
+    given, if it has.
     """
 
     url: str
     service: Service
     engine: ChildEngine
     reload: Callable[[], Awaitable[str]]
-    """Read the keys file and the certificate again; says what came of it. Raises ``KeysUnusable`` or
-    ``CertificateUnusable``, and then all stays as it was."""
+    """Read the keys file and the certificate again; returns what has changed. Raises ``KeysUnusable`` or
+    ``CertificateUnusable``; then nothing has changed."""
     clipped: str | None = None
 
 
 TICK_SECONDS = 1.0
-"""Between two looks at the clock, for the date that answers carry."""
+"""Seconds between two updates of the date in answers."""
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handling; says when it listens, and is told when to leave."""
+    """Uvicorn without signal handling. ``listening`` is set when it listens; `leave` ends it."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -62,12 +62,12 @@ class _Server(uvicorn.Server):
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
-        """Close what is open and end."""
+        """Close all connections and end."""
         self.should_exit = True
         self._leaving.set()
 
     async def main_loop(self) -> None:
-        """Until it is told to leave. Uvicorn's own looks ten times a second whether it was."""
+        """Run until `leave`. Uvicorn's own loop wakes ten times a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
@@ -79,7 +79,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are ours to handle."""
+        """Leave signals to the command line."""
         yield
 
 
@@ -91,12 +91,11 @@ async def serving(
     engine: ChildEngine | None = None,
     listening: Callable[[str], None] = lambda url: None,
 ) -> AsyncIterator[Serving]:
-    """A server that listens; entered when a turn could run, left when engine and sockets are gone.
+    """Run a server. The block is entered when a turn could run; after it engine and sockets are closed.
 
-    ``listening`` is told the address before anything is loaded, ``heard`` gets the engine's heartbeats, while
-    it loads too. ``engine``: one of these settings, where it is not to be made by default. Raises
-    ``AddressUnusable``, ``KeysUnusable``, ``CertificateUnusable``, and what loading raises
-    (`compose.opened`).
+    ``listening`` gets the address before anything is loaded, ``heard`` the engine's heartbeats, also while it
+    loads. ``engine``: one with these settings, in place of the default one. Raises ``AddressUnusable``,
+    ``KeysUnusable``, ``CertificateUnusable``, and what loading raises (`compose.opened`).
     """
     secured = server_context(settings.network)
     tenants = Tenants.of(settings)
@@ -124,7 +123,7 @@ async def serving(
 
 
 def _changed(before: Tenants, now: Tenants, closed: int) -> str:
-    """What a reload came to, for the operator."""
+    """What a reload has changed, for the operator."""
     count = 0 if now.keys is None else len(now.keys.tenants)
     told = f"keys: {count} from {now.source or 'the command line'}; connections closed: {closed}"
     if (before.journal(), before.budgets()) != (now.journal(), now.budgets()):
@@ -135,7 +134,7 @@ def _changed(before: Tenants, now: Tenants, closed: int) -> str:
 def _listen(settings: GatewaySettings) -> socket.socket:
     try:
         return listen(settings.host, settings.port, settings.limits)
-    except (OSError, UnicodeError) as error:  # the latter for a name that can be none
+    except (OSError, UnicodeError) as error:  # `UnicodeError` for a name that cannot be a host
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             taken = f"port {settings.port} on {settings.host} is taken by another program"
             raise PortTaken(taken) from None
@@ -147,7 +146,7 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 async def _listening(
     service: Service, sock: socket.socket, secured: ssl.SSLContext | None
 ) -> AsyncIterator[str]:
-    """Answers on ``sock`` until the end of the block; then sockets close with 1012."""
+    """Serve on ``sock`` until the end of the block; then sockets close with 1012. Yields the URL."""
     server = _Server(_config(service, secured))
     running = asyncio.create_task(server.serve(sockets=[sock]), name="holdfast-gateway")
     listening = asyncio.create_task(server.listening.wait())

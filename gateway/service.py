@@ -19,7 +19,7 @@ from ..sessions.registry import SessionRegistry
 from .errors import Draining, KeyRemoved, ModelNotServed, SlowReader
 from .live_session import LiveSession
 from .live_sessions import LiveSessions
-from .metrics import Snapshot, TenantSnapshot
+from .metrics import MetricsSnapshot, TenantSnapshot
 from .net.channel import Channel
 from .realtime.session import RealtimeFace
 from .realtime.socket import ClientIdentity, RealtimeSocket
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ServiceState:
     """The engine's state as its heartbeats tell it. ``alive``: a restart of the server would not help.
 
     ``journal``: how the journal differs from that of the last start.
@@ -109,12 +109,12 @@ class Service:
         """The sessions in memory, on a connection or not."""
         return [] if self._live is None else self._live.live()
 
-    def state(self) -> State:
+    def state(self) -> ServiceState:
         """What the probes answer."""
         link, beat = self._link, self._link.heartbeat
         fault = self._journal.fault if self._journal is not None and self._registry is not None else None
         ready = link.ready and self._registry is not None and not self._draining and fault is None
-        return State(
+        return ServiceState(
             alive=link.overdue == 0.0,
             ready=ready,
             phase=link.phase,
@@ -185,17 +185,17 @@ class Service:
         return sum([self._check_key(socket) for socket in self._sockets.values()])
 
     def _check_key(self, socket: RealtimeSocket) -> bool:
-        """Close a socket whose key is not valid any more; returns whether that is so."""
+        """Close a socket if its key is not valid any more. Returns whether that is so."""
         keys, client = self.tenants.keys, socket.client
         if keys is None or not client.key or keys.opens(client.key, client.salt):
             return False
         socket.leave(KeyRemoved())
         return True
 
-    async def snapshot(self, salt: bytes = b"", *, all_tenants: bool = True) -> Snapshot:
+    async def snapshot(self, salt: bytes = b"", *, all_tenants: bool = True) -> MetricsSnapshot:
         """Statistics now: of ``all_tenants`` or of none, and those of the tenant that asks."""
         if not all_tenants:
-            return Snapshot(self.state().ready, None, {}, {}, await self._tenant(salt))
+            return MetricsSnapshot(self.state().ready, None, {}, {}, await self._tenant(salt))
         try:
             engine = await self._link.statistics()
         except EngineGone:
@@ -204,7 +204,7 @@ class Service:
         if self._registry is not None and self._journal is not None:
             sessions = {**sessions, **await self._journal.statistics()}
         gateway = {**sessions, **self._lengths()}
-        return Snapshot(
+        return MetricsSnapshot(
             self.state().ready, self._link.engine_number, gateway, engine, await self._tenant(salt)
         )
 

@@ -1,7 +1,6 @@
-"""All numbers of the gateway, in one frozen object made in one place.
+"""All settings of the gateway, in one frozen object. It carries the journal's settings, too.
 
-Knows nothing of the engine's numbers (``runtime.settings``) nor of a session's (``sessions.settings``);
-the journal's it only carries.
+The engine's are in ``runtime.settings``, a session's in ``sessions.settings``.
 """
 
 from __future__ import annotations
@@ -10,11 +9,14 @@ import re
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..sessions.settings import JournalSettings
-from ..sessions.tools.formats import CallForm, ReasoningForm
 from .errors import NetworkInvalid
 from .net.rates import Rate
+
+if TYPE_CHECKING:  # importing it takes a second, and `--help` does not need it
+    from ..sessions.tools.formats import CallForm, ReasoningForm
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8040
@@ -23,23 +25,23 @@ ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one socket may take. Sizes in bytes, times in seconds."""
+class ClientLimits:
+    """What one client may take. Sizes in bytes, times in seconds. `quotas` tells what happens beyond each."""
 
     frame_bytes: int = 1 << 20
     """A longer frame is refused; one of more than ``socket_bytes`` closes the socket with 1009."""
     socket_bytes: int = 2 << 20
     outbox_events: int = 256
     outbox_bytes: int = 1 << 20
-    """With this much unsent a session's reply waits: a slow reader slows its own session only."""
+    """With so much unsent a session's reply waits: a slow reader slows down only its own session."""
     stall_seconds: float = 20.0
-    """A reader that takes no frame for so long is dropped, with the reason ``slow_reader``."""
+    """A client that takes no frame for so long is dropped, with the reason ``slow_reader``."""
     close_seconds: float = 5.0
-    """A client has so long to take the server's close."""
+    """The time that a client has to take the server's close frame."""
     parallel_responses: int = 8
     """Responses that may run at once on one socket, out-of-band ones included."""
     moves: int = 8
-    """Leases, stages and settles of one session that may be on their way at once."""
+    """Leases, stages and settles of one session that may run at once."""
     send_buffer_bytes: int = 256 << 10
     """The kernel's buffer for one socket (by default some 4 MB for a stalled client)."""
     header_seconds: float = 10.0
@@ -48,17 +50,17 @@ class Limits:
     ping_seconds: float = 20.0
     """Between keepalive pings, and for their answers."""
     resume_seconds: float = 120.0
-    """The lease of a client that can come back: so long its session stays, and its replies go on."""
+    """The time that a session stays in memory for a client that can come back; its replies go on."""
     unopened_forks: int = 1024
-    """Forks in memory that nobody has come for yet, of one tenant. Beyond it the oldest wait in the journal."""
+    """Unopened forks of one tenant in memory. Beyond that the oldest wait in the journal."""
     young_seconds: float = 10.0
-    """So long a fork waits in memory all the same; where more come no further ones are made."""
+    """The time that a fork stays in memory in any case. Where all are younger, further ones are refused."""
     log_bytes: int = 4 << 20
-    """Events kept per session to be told again."""
+    """Bytes of events that are kept per session, to be sent again."""
     client_events: int = 1024
-    """Ids of client events kept per session, to know one that is sent twice."""
+    """Ids of client events that are kept per session, to recognise one that is sent twice."""
     frames: Rate = Rate(2000.0, 8000)
-    """Data frames of one socket, fragments of messages included. What comes faster is read later."""
+    """Data frames of one socket, fragments included. Frames that come faster are read later."""
     control_frames: Rate = Rate(20.0, 200)
     """Pings and pongs of one socket. More close it with 1008. Streamed voice input needs one in 20 s."""
     fragments: int = 4096
@@ -75,7 +77,7 @@ class Network:
     """Names in the Host header that are answered besides addresses and localhost: ``chat.example.com``,
     ``*.example.com``, or ``*`` for any."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks whose ``X-Forwarded-For``, ``-Proto`` and ``-Host`` are believed."""
+    """Addresses and networks of proxies: their ``X-Forwarded-For``, ``-Proto`` and ``-Host`` count."""
     root_path: str = ""
     """The prefix below which a proxy serves this server: ``/holdfast``."""
     certificate: Path | None = None
@@ -101,9 +103,9 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Where the gateway listens, who may come in, and how it leaves. ``port`` 0 takes a free one.
+    """Where the gateway listens, which keys are valid, and how it ends. ``port`` 0 takes a free one.
 
-    ``store``: the folder of the journal, which sessions outlive the server in; None keeps them in memory.
+    ``store``: the folder of the journal, in which sessions outlive the server; None keeps them in memory.
     """
 
     host: str = DEFAULT_HOST
@@ -114,14 +116,14 @@ class GatewaySettings:
     operator_key: str | None = field(default=None, repr=False)
     """Opens the totals of ``/metrics``, which tenants do not see."""
     network: Network = Network()
-    limits: Limits = Limits()
+    limits: ClientLimits = ClientLimits()
     store: Path | None = None
     journal: JournalSettings = JournalSettings()
     calls: CallForm | None = None
-    """How the model writes tool calls; None: found out from its templates."""
+    """How the model writes tool calls; None: derived from its templates."""
     reasoning: ReasoningForm | None = None
-    """How it writes its reasoning; None: found out."""
+    """How it writes its reasoning; None: derived, too."""
     recovery_seconds: float = 60.0
-    """A reply whose engine died waits so long for the next one; then it fails."""
+    """The time that a reply waits for another engine when its own has died; then it fails."""
     drain_seconds: float = 10.0
     """At SIGTERM running replies may end within this time; then sockets close with 1012."""

@@ -1,11 +1,11 @@
-"""Tenants as the keys file has them: whose keys they are, and how much each tenant may take.
+"""Tenants as the keys file has them: the keys of each, and how much each may take.
 
 Two forms. Lines of ``KEY TENANT`` set no limits. A file named ``*.toml`` may::
 
-    [operators]           # they see everybody's numbers in /metrics
+    [operators]           # they see all tenants' numbers in /metrics
     keys = ["…"]
 
-    [limits]              # of every tenant that does not say otherwise
+    [limits]              # of each tenant without limits of its own
     sessions = 100
 
     [tenants.acme]
@@ -13,7 +13,7 @@ Two forms. Lines of ``KEY TENANT`` set no limits. A file named ``*.toml`` may::
     turns = 16
     leased = "512MiB"
 
-Gives each room its own part of the limits. Knows nothing of how they are held.
+`Tenants` gives each room its part of the limits. `quotas` says which room enforces what.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ ALLOWED = tuple(quota.name for quota in TENANT_QUOTAS)
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one tenant may take; None: as much as there is."""
+    """What one tenant may take; None: as much as there is. A field for each row of `TENANT_QUOTAS`."""
 
     sessions: int | None = None
-    """Open at once."""
+    """Sessions open at once."""
     kept: int | None = None
-    """In the journal, open ones among them: the longest unused are forgotten first."""
+    """Sessions in the journal, open ones among them. The longest unused are forgotten first."""
     turns: int | None = None
     """Replies that run at once."""
     journal: int | None = None
     """Bytes of its sessions in the journal."""
     leased: int | None = None
-    """Bytes of KV that its leases cover on the device, and as many in the host tier."""
+    """Bytes of KV that its leases cover on the device; as many again in the host tier."""
     disk: int | None = None
     """Bytes of its KV on disk."""
 
@@ -61,7 +61,7 @@ class Allowance:
                 raise KeysUnusable(f"{quota.name} = {value} is less than {quota.least}")
         if self.sessions is not None and self.kept is not None and self.kept < self.sessions:
             raise KeysUnusable(
-                f"kept = {self.kept} is less than sessions = {self.sessions}, which are kept, too"
+                f"kept = {self.kept} is less than sessions = {self.sessions}, which are kept too"
             )
 
 
@@ -70,9 +70,9 @@ NOTHING_SET = Allowance()
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """Who may come in (``keys`` None: everybody on this machine), and the limits of those that have some.
+    """The valid keys and the tenants' limits. ``keys`` None: every client on this machine is admitted.
 
-    ``source``: the file they are from.
+    ``source``: the file that they are from.
     """
 
     keys: Keys | None = None
@@ -81,7 +81,7 @@ class Tenants:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> Tenants:
-        """As the settings say. Raises ``KeysUnusable``."""
+        """The tenants of the settings. Raises ``KeysUnusable``."""
         if settings.keys is not None:
             found = cls.read(settings.keys)
         else:
@@ -90,13 +90,13 @@ class Tenants:
             return found
         if found.keys is None:
             raise KeysUnusable(
-                "--operator-key needs --keys or --api-key: without keys everybody is an operator"
+                "--operator-key needs --keys or --api-key: without keys every client is an operator"
             )
         return replace(found, keys=found.keys.with_operators([settings.operator_key], "--operator-key"))
 
     @classmethod
     def read(cls, path: Path) -> Tenants:
-        """A keys file in either form. Raises ``KeysUnusable``, which names file and place, never a key."""
+        """Read a keys file in either form. Raises ``KeysUnusable``, which names file and place, never a key."""
         if path.suffix != ".toml":
             return cls(Keys.read(path), source=str(path))
         text = read_text(path)
@@ -106,7 +106,7 @@ class Tenants:
             raise KeysUnusable(f"{path}: {fault.message}") from None
 
     def name(self, salt: bytes) -> str:
-        """Of the tenant with this salt, if it has one."""
+        """The name of the tenant with this salt; empty if it has none."""
         known = {*self.limits, *(() if self.keys is None else self.keys.tenants.values())}
         return next((name for name in known if salt_of(name) == salt), "")
 
@@ -115,21 +115,21 @@ class Tenants:
         return self.limits.get(self.name(salt), NOTHING_SET)
 
     def sessions(self) -> dict[bytes, TenantLimits]:
-        """The book's part; also of tenants that have no limits."""
+        """The limits that the session registry enforces, also of tenants that have none."""
         known = () if self.keys is None else self.keys.tenants.values()
         names = dict.fromkeys((*self.limits, *known))
         allowed = {name: self.limits.get(name, NOTHING_SET) for name in names}
         return {salt_of(name): TenantLimits(one.sessions, one.turns) for name, one in allowed.items()}
 
     def journal(self) -> dict[bytes, JournalShare]:
-        """The journal's part."""
+        """The limits that the journal enforces."""
         return {
             salt_of(name): JournalShare(one.kept or UNLIMITED, one.journal or UNLIMITED)
             for name, one in self.limits.items()
         }
 
     def budgets(self) -> tuple[TenantBudget, ...]:
-        """The engine's part."""
+        """The limits that the engine enforces."""
         return tuple(
             TenantBudget(salt=salt_of(name), leased_bytes=one.leased, disk_bytes=one.disk)
             for name, one in self.limits.items()

@@ -340,13 +340,13 @@ class EngineCopy:
             self.crashes.add(death, sequence.seq, self._isolated)
 
     async def close(self, *, keep_kv: bool = True) -> None:
-        """Close the engine's sequence, if there is one.
+        """Close the engine's sequence, if there is one. It does not wait for a verb in flight, such as a fork.
 
         Where the engine dies over it the sequence stays known until the next engine is there, so that
         `recover` can tell whether it was in the fatal step.
         """
-        async with self._exclusive():
-            await self._close(keep_kv=keep_kv)
+        await self.wait_stopped()
+        await self._close(keep_kv=keep_kv)
 
     async def _close(self, *, keep_kv: bool = True) -> None:
         sequence, lost = self._sequence, self.lost

@@ -1,7 +1,7 @@
-"""``chat``: a conversation in a terminal with a server that runs. Starts nothing.
+"""``holdfast chat``: a conversation in a terminal with a running server.
 
-The event loop has a thread of its own, so that pings are answered while nobody types, and Ctrl-C stays the
-main thread's: it cuts a reply short.
+The event loop has a thread of its own, so that pings are answered while the prompt waits. Ctrl-C reaches the
+main thread and cuts a reply short.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROMPT = "you> "
 
 
 def run(url: str, instructions: str, api_key: str | None) -> int:
-    """Talk until Ctrl-D, or Ctrl-C at the prompt; the process's exit code."""
+    """Talk until Ctrl-D, or Ctrl-C at the prompt. Returns the exit code."""
     with start_blocking_portal() as portal:
         try:
             with (
@@ -71,7 +71,7 @@ def _turn(portal: BlockingPortal, chat: Chat, said: str, console: Console) -> No
 
 
 def _next(pieces: queue.SimpleQueue[str | None], portal: BlockingPortal, chat: Chat) -> str | None:
-    """The next piece; Ctrl-C cancels the reply and waits for what was already said."""
+    """The next piece. Ctrl-C cancels the reply and waits for the pieces that were sent before."""
     while True:
         try:
             return pieces.get()
@@ -80,7 +80,7 @@ def _next(pieces: queue.SimpleQueue[str | None], portal: BlockingPortal, chat: C
 
 
 def cost(finished: Finished) -> str:
-    """One line: how long until the first text, and what was prefilled for what was new."""
+    """One line: the time to the first text, and tokens prefilled against new ones."""
     parts = [finished.status] if finished.status != "completed" else []
     if finished.ttft_ms is not None:
         parts.append(f"TTFT {finished.ttft_ms:.0f} ms")

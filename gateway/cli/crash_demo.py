@@ -1,8 +1,8 @@
 """The demo's second and third act: engine and server are killed in the middle of replies, and the session goes
-on; then it is sent down to disk, and asked again.
+on; then its KV is sent to disk, and it is asked again.
 
-A server of its own process on a store of its own, talked to over a real socket; what is said must be what an
-undisturbed session says. Linux: the engine's process is found in ``/proc``.
+The server is a process of its own with a store of its own. The replies must equal those of an undisturbed
+session. For Linux: the engine's process is found in ``/proc``.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ STORY = "Tell me the story of the fox."
 LINES = ("My name is Marisol.", STORY, STORY, "What is my name?")
 LAST = "What is my name?"
 PIECES_BEFORE = 12
-"""Pieces of a reply that come before something is killed."""
+"""Pieces of a reply before a process is killed."""
 KILLED = ("the engine was killed", "the server was killed")
 START_SECONDS = 600.0  # the first start on a machine compiles kernels
 
-Blow = Callable[[], Awaitable[None]]
+Kill = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A reply that was disturbed, or not: its text, and the longest wait for a piece of it in seconds."""
+class DisturbedReply:
+    """A reply's text, and the longest wait for a piece of it in seconds."""
 
     text: str
     gap: float
 
 
 class ServerProcess:
-    """``holdfast serve`` on one port and one store, as often as it is started."""
+    """``holdfast serve``, always on the same port and store."""
 
     def __init__(self, model: str, store: Path) -> None:
         with socket.create_server((DEFAULT_HOST, 0)) as free:
@@ -61,7 +61,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        """Until it is ready. Raises ``RuntimeError`` with what it printed where it does not become so."""
+        """Start it and wait until it is ready. Raises ``RuntimeError`` with its output where it ends first."""
         process = self._spawn()
         deadline = time.monotonic() + START_SECONDS
         while not await asyncio.to_thread(_answers, f"{self.url}/ready"):
@@ -78,26 +78,26 @@ class ServerProcess:
         return self._process
 
     async def kill_engine(self) -> None:
-        """SIGKILL to its engine's process alone; the server starts another."""
+        """Kill the engine's process; the server starts another."""
         assert self._process is not None, "the server runs"
         for pid in _engines(self._process.pid):
             os.kill(pid, signal.SIGKILL)
 
     async def kill_and_start(self) -> None:
-        """SIGKILL to the server, whose children end with it; then another on the same port and store."""
+        """Kill the server, and with it its child processes; then start another one."""
         self.kill()
         await self.start()
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """Kill the server and wait for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
-async def endure(model: str, console: Console) -> list[str]:
-    """Play the act; what went wrong, in lines."""
-    # A shelf that its killed server left may write for a moment longer.
+async def play_crashes(model: str, console: Console) -> list[str]:
+    """Play both acts. Returns what went wrong, in lines."""
+    # The disk tier's process may write for a moment after its server was killed.
     kept = tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True)
     with kept as folder, _server(model, folder) as server:
         await server.start()
@@ -106,21 +106,21 @@ async def endure(model: str, console: Console) -> list[str]:
                 wanted = [await calm.say(line).text() for line in LINES]
                 expected_last = await calm.say(LAST).text()
             async with client.session(temperature=0) as chat:
-                blows: tuple[Blow | None, ...] = (None, server.kill_engine, server.kill_and_start, None)
+                kills: tuple[Kill | None, ...] = (None, server.kill_engine, server.kill_and_start, None)
                 names = ("", "the engine was killed in mid-reply", "the server was killed in mid-reply", "")
                 wrong = []
-                for line, expected, blow, name in zip(LINES, wanted, blows, names, strict=True):
-                    told = await _say(chat, line, blow)
+                for line, expected, kill, name in zip(LINES, wanted, kills, names, strict=True):
+                    told = await _say(chat, line, kill)
                     _show(chat, line, told, name, console)
                     if told.text != expected:
                         wrong.append(f"{name or line}: {told.text!r} is not {expected!r}")
                 console.print("[bold]Third act[/bold]: the session's KV is sent down to disk.\n")
-                wrong += await _descend(chat, LAST, expected_last, console)
+                wrong += await _use_disk(chat, LAST, expected_last, console)
         return wrong
 
 
-async def _descend(chat: Chat, line: str, expected: str, console: Console) -> list[str]:
-    """A lease, all KV down to disk, and a turn on it: what went wrong."""
+async def _use_disk(chat: Chat, line: str, expected: str, console: Console) -> list[str]:
+    """Lease the session, send its KV to disk and run a turn on it. Returns what went wrong."""
     receipt = await chat.lease(priority=1, ttl=60.0, returns_in=30.0)
     settled = await chat.settle("disk")
     told = await _say(chat, line, None)
@@ -146,22 +146,22 @@ def _server(model: str, folder: str) -> Iterator[ServerProcess]:
         server.kill()
 
 
-async def _say(chat: Chat, line: str, blow: Blow | None) -> Told:
+async def _say(chat: Chat, line: str, kill: Kill | None) -> DisturbedReply:
     pieces: list[str] = []
     gap, last = 0.0, time.perf_counter()
-    striking: asyncio.Future[None] | None = None
+    killing: asyncio.Future[None] | None = None
     async for piece in chat.say(line):
         now = time.perf_counter()
         gap, last = max(gap, now - last), now
         pieces.append(piece)
-        if blow is not None and len(pieces) == PIECES_BEFORE:
-            striking = asyncio.ensure_future(blow())
-    if striking is not None:
-        await striking
-    return Told("".join(pieces), gap)
+        if kill is not None and len(pieces) == PIECES_BEFORE:
+            killing = asyncio.ensure_future(kill())
+    if killing is not None:
+        await killing
+    return DisturbedReply("".join(pieces), gap)
 
 
-def _show(chat: Chat, line: str, told: Told, name: str, console: Console) -> None:
+def _show(chat: Chat, line: str, told: DisturbedReply, name: str, console: Console) -> None:
     shown = told.text if len(told.text) < 80 else _excerpt(told.text)
     console.print(f"[bold]you[/bold]     {line}")
     console.print(f"[bold cyan]pocket[/bold cyan]  {shown}", soft_wrap=True)
@@ -179,7 +179,7 @@ def _show(chat: Chat, line: str, told: Told, name: str, console: Console) -> Non
 
 
 def _excerpt(text: str) -> str:
-    """Whole words of its beginning and of its end."""
+    """Whole words of the beginning and of the end."""
     return f"{text[:60].rsplit(None, 1)[0]} … {text[-16:].split(None, 1)[-1]}"
 
 

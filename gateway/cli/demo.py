@@ -1,8 +1,8 @@
-"""``demo``: a server with its engine in a child process, and a conversation with it over a real WebSocket.
+"""``holdfast demo``: a server with its engine in a child process, and a conversation over a real WebSocket.
 
-Prints what is said, each turn's TTFT, and tokens prefilled against truly new ones. It fails where they
-differ, where the model does not recall what it was told, or where a killed engine or server, or KV on disk,
-shows in what is said: see `crash_demo`.
+Prints what is said, each turn's TTFT, and tokens prefilled against new ones. It fails where these differ, where
+the model does not recall what it was told, or where a killed engine or server, or KV on disk, changes a reply
+(`crash_demo`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ...sessions.errors import SessionError
 from ..server import serving
 from ..settings import GatewaySettings
 from .chat import cost
-from .crash_demo import endure
+from .crash_demo import play_crashes
 
 MODEL = "pocket"
 SKIES = {"Oslo": (7, "cloudy"), "Lima": (19, "foggy"), "Cairo": (31, "sunny")}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """What is said, what the reply must contain, and the tool it takes, if one."""
+class ScriptLine:
+    """What is said, what the reply must contain, and the tool that it has to call."""
 
     say: str
     expect: tuple[str, ...] = ()
@@ -41,20 +41,20 @@ class Line:
 
 
 SCRIPT = (
-    Line("Hello! My name is Marisol.", ("Marisol",)),
-    Line("My locker code is 4821."),
-    Line("What is the weather in Oslo?", ("7", "cloudy", "Oslo"), tool="get_weather"),
-    Line("My favourite colour is teal."),
-    Line("What is 17 plus 25?", ("42",), tool="add"),
-    Line("What is my locker code?", ("4821",)),
-    Line("Tell me the story of the fox."),
-    Line("What is my name?", ("Marisol",)),
-    Line("What is my dog called?", ("not told",)),
+    ScriptLine("Hello! My name is Marisol.", ("Marisol",)),
+    ScriptLine("My locker code is 4821."),
+    ScriptLine("What is the weather in Oslo?", ("7", "cloudy", "Oslo"), tool="get_weather"),
+    ScriptLine("My favourite colour is teal."),
+    ScriptLine("What is 17 plus 25?", ("42",), tool="add"),
+    ScriptLine("What is my locker code?", ("4821",)),
+    ScriptLine("Tell me the story of the fox."),
+    ScriptLine("What is my name?", ("Marisol",)),
+    ScriptLine("What is my dog called?", ("not told",)),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResponseRow:
     """One response, for the table at the end."""
 
     turn: int
@@ -87,18 +87,20 @@ async def _demo(console: Console) -> int:
     async with serving(GatewaySettings(port=0), EngineSettings(model=MODEL)) as running:
         console.print(f"[dim]Engine {running.engine.pid} loaded; talking over {running.url}[/dim]\n")
         async with connect(running.url) as client, client.session(tools=[get_weather, add]) as chat:
-            rows: list[Row] = []
+            rows: list[ResponseRow] = []
             wrong: list[str] = []
             for turn, line in enumerate(SCRIPT, start=1):
                 wrong += await _turn(chat, line, turn, rows, console)
     console.print(_table(rows))
     console.print("\n[bold]Second act[/bold]: a server on a store; its engine is killed, then the server.\n")
-    wrong += await endure(MODEL, console)
+    wrong += await play_crashes(MODEL, console)
     return _verdict(wrong, console)
 
 
-async def _turn(chat: Chat, line: Line, turn: int, rows: list[Row], console: Console) -> list[str]:
-    """Say one line; what went wrong with it."""
+async def _turn(
+    chat: Chat, line: ScriptLine, turn: int, rows: list[ResponseRow], console: Console
+) -> list[str]:
+    """Say one line. Returns what went wrong with it."""
     console.print(f"[bold]you[/bold]     {line.say}")
     console.print("[bold cyan]pocket[/bold cyan]  ", end="")
     said = ""
@@ -108,7 +110,7 @@ async def _turn(chat: Chat, line: Line, turn: int, rows: list[Row], console: Con
     console.print()
     called = [call for finished in chat.rounds for call in finished.calls]
     for finished in chat.rounds:
-        rows.append(Row(turn, finished))
+        rows.append(ResponseRow(turn, finished))
         for call in finished.calls:
             console.print(f"[dim]        called {call.name}({call.arguments})[/dim]", soft_wrap=True)
         console.print(f"[dim]        {cost(finished)}[/dim]", soft_wrap=True)
@@ -128,7 +130,7 @@ def _miscounted(finished: Finished) -> str | None:
     return None if computed == kv.new else f"{computed} tokens prefilled, {kv.new} are new ({kv.miss_reason})"
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[ResponseRow]) -> Table:
     table = Table(title="What each response cost")
     for heading in ("turn", "TTFT ms", "prefilled", "new", "resident", "said", "tok/s"):
         table.add_column(heading, justify="right")
@@ -146,7 +148,7 @@ def _verdict(wrong: list[str], console: Console) -> int:
     if not wrong:
         console.print("Every turn prefilled exactly its new tokens, and what was told was recalled.")
         console.print("Engine and server were killed in mid-reply: it said what an undisturbed session says.")
-        console.print("From disk came what was settled there: only new tokens were computed.")
+        console.print("The KV that was sent to disk came back from there: only new tokens were computed.")
         return 0
     for fault in wrong:
         console.print(f"[red]{fault}[/red]")

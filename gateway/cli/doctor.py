@@ -1,6 +1,6 @@
-"""``doctor``: what this machine offers, and what a model would take of it, with the arithmetic shown.
+"""``holdfast doctor``: what the machine offers and what a model needs, with the arithmetic.
 
-Reads configurations and headers; loads no weights.
+It reads configurations and headers, and loads no weights.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Fact: TypeAlias = tuple[str, str]
 
 
 def run(settings: EngineSettings | None, keys: Path | None = None) -> int:
-    """Print what there is to know; 0, or 2 where the model cannot be served, with the reason on stderr."""
+    """Print the tables. Returns 0, or 2 where the model cannot be served, with the reason on stderr."""
     console = Console(highlight=False)
     console.print(_table("Machine", machine()))
     try:
@@ -66,7 +66,7 @@ def run(settings: EngineSettings | None, keys: Path | None = None) -> int:
 
 
 def machine() -> Iterator[Fact]:
-    """This machine and its libraries."""
+    """The machine and its libraries."""
     import torch
 
     yield "holdfast", f"{__version__} on Python {platform.python_version()}, {platform.platform()}"
@@ -83,7 +83,7 @@ def machine() -> Iterator[Fact]:
 
 
 def limits(found: Tenants) -> Iterator[Fact]:
-    """What the tenants of a keys file may take."""
+    """The limits of the tenants of a keys file."""
     held = found.keys.tenants.values() if found.keys is not None else ()
     for name in sorted({*held, *found.limits}):
         count = sum(holder == name for holder in held)
@@ -91,7 +91,7 @@ def limits(found: Tenants) -> Iterator[Fact]:
 
 
 def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[Fact]:
-    """What a model is and what it takes. Raises ``ModelUnreadable``, a ``SessionError``, ``LimitsTooLarge``."""
+    """A model and what it needs. Raises ``ModelUnreadable``, a ``SessionError``, ``LimitsTooLarge``."""
     from ...runtime.model.checkpoint import Checkpoint
     from ...runtime.model.config import read_config, read_defaults
     from ...runtime.model.folder import find_model
@@ -123,7 +123,7 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
 def _room(
     settings: EngineSettings, per_token: int, weights: int, model_context: int, tenants: Tenants
 ) -> Iterator[Fact]:
-    """How much KV the device would hold."""
+    """The KV that the device would hold."""
     device, allowed = _allowed(settings.device, weights)
     block_bytes = per_token * settings.block_tokens
     blocks = blocks_of(settings, block_bytes, allowed)
@@ -155,7 +155,7 @@ def _allowed(device: str, weights: int) -> tuple[str, int]:
 
 
 def _sampling(defaults: SamplingDefaults) -> str:
-    """What a session samples by unless it says otherwise."""
+    """The default sampling of a session."""
     given = asdict(defaults)
     usual = asdict(SamplingDefaults())
     written = ", ".join(f"{name} {value:g}" for name, value in given.items() if value != usual[name])

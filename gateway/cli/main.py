@@ -1,8 +1,7 @@
 """The command line: ``holdfast serve | store | chat | demo | doctor | bench``.
 
-The one place that reads argv and the environment; everything below takes settings objects. Imports what a
-command needs when it runs, so that ``--help`` costs nothing. Exit codes: 0 done, 1 it ran and failed, 2 it
-could not start.
+It alone reads argv and the environment; everything below takes settings objects. A command imports what it
+needs when it runs, so that ``--help`` is quick. Exit codes: 0 done, 1 it ran and failed, 2 it could not start.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ from .options import (
 )
 
 
-class Upkeep(StrEnum):
-    """What can be done with a store."""
+class StoreAction(StrEnum):
+    """The actions of ``holdfast store``."""
 
     STAT = "stat"
     VERIFY = "verify"
@@ -85,7 +84,7 @@ def holdfast(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """An async streaming LLM inference engine whose unit is the session."""
+    """An async streaming LLM inference engine. Its unit is the session."""
 
 
 @app.command()
@@ -174,7 +173,11 @@ def chat(
 @app.command()
 def demo(
     voice: Annotated[
-        bool, typer.Option("--voice", help="A call: speech that is recognised piece by piece, and cut in.")
+        bool,
+        typer.Option(
+            "--voice",
+            help="A voice call: speech that is recognised piece by piece, and replies that are interrupted.",
+        ),
     ] = False,
 ) -> None:
     """Start a server on a free port and converse over a real WebSocket, counting every token prefilled."""
@@ -199,7 +202,7 @@ def doctor(
     kv_dtype: KVDtype = "auto",
     kv_scales: KVScales = "1,1",
     keys: Annotated[
-        Path | None, typer.Option(help="A keys file as for `server`: the tenants' limits, checked.")
+        Path | None, typer.Option(help="A keys file as for `serve`: the tenants' limits, checked.")
     ] = None,
 ) -> None:
     """Show device, versions, memory and its arithmetic, and the class of the model's chat template."""
@@ -226,15 +229,15 @@ def doctor(
 @app.command()
 def store(
     act: Annotated[
-        Upkeep,
+        StoreAction,
         typer.Argument(
-            help="stat counts; verify reads everything, drops damaged KV and names damaged sessions; gc gives "
-            "room back; clear removes all KV, no session; repair writes a damaged journal anew; backup copies "
-            "the sessions to TARGET, also beside a server; erase removes all that is of --tenant."
+            help="stat counts; verify reads everything, drops damaged KV and names damaged sessions; gc frees "
+            "space; clear removes all KV, no session; repair rewrites a damaged journal; backup copies the "
+            "sessions to TARGET, also while a server runs; erase removes all data of --tenant."
         ),
     ],
     folder: Annotated[
-        Path | None, typer.Argument(help="The folder given to `serve --store`, or that `server` names.")
+        Path | None, typer.Argument(help="The folder given to `serve --store`, or that `serve` names.")
     ] = None,
     target: Annotated[Path | None, typer.Argument(help="Of `backup`: a new folder.")] = None,
     tenant: Annotated[
@@ -244,15 +247,15 @@ def store(
         Path | None, typer.Option(help="Of `erase`: the keys file, to see that it has this tenant.")
     ] = None,
 ) -> None:
-    """Look after what a server left on disk: sessions in the journal, and KV. No server may hold it, but for
+    """Maintain what a server left on disk: sessions in the journal, and KV. No server may run on it, except for
     `backup`. Exit code 1: something is damaged."""
     from .store import keep
 
     if folder is None:
         refuse(f"which store? holdfast store {act.value} DIR, with the folder that `holdfast serve` names")
-    if (act is Upkeep.BACKUP) != (target is not None):
+    if (act is StoreAction.BACKUP) != (target is not None):
         refuse("holdfast store backup DIR TARGET: it alone takes a second folder")
-    if (act is Upkeep.ERASE) != (tenant is not None):
+    if (act is StoreAction.ERASE) != (tenant is not None):
         refuse("holdfast store erase DIR --tenant NAME: it alone takes a tenant")
     raise typer.Exit(keep(act.value, folder.expanduser(), target, tenant, keys))
 
@@ -275,7 +278,7 @@ def bench(
         return
     if name not in found:
         refuse(f"no benchmark is named {name!r}; there are {', '.join(sorted(found))}")
-    signal.signal(signal.SIGTERM, _leave)  # the servers that it started end with it
+    signal.signal(signal.SIGTERM, _leave)  # so that the servers that it started end with it
     raise typer.Exit(import_module(found[name]).main(context.args))
 
 
@@ -289,7 +292,7 @@ def main() -> None:
 
 
 def _benchmarks() -> dict[str, str]:
-    """Names of benchmarks, and the modules that hold them: ``benchmarks/NAME/bench.py`` or ``NAME.py``."""
+    """The benchmarks' names and modules: ``benchmarks/NAME/bench.py`` or ``benchmarks/NAME.py``."""
     home, package = Path(__file__).resolve().parents[2] / "benchmarks", __package__.partition(".")[0]
     alone = {path.stem: f"{package}.benchmarks.{path.stem}" for path in home.glob("*.py") if _can_run(path)}
     folders = {path.parent.name for path in home.glob("*/bench.py")}

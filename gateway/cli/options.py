@@ -11,7 +11,6 @@ import typer
 
 from ...runtime.errors import RuntimeFault
 from ...runtime.settings import EngineSettings
-from ...sessions.tools.formats import CallForm, ReasoningForm
 from ..errors import NetworkInvalid
 from ..quotas import bytes_of
 from ..settings import GatewaySettings, Network
@@ -50,7 +49,7 @@ Store = Annotated[
     Path | None,
     typer.Option(
         envvar="HOLDFAST_STORE",
-        help="Folder of the journal that sessions outlive the server in; by default one per model under the "
+        help="Folder of the journal, in which sessions outlive the server; by default one per model under the "
         "user's state folder.",
     ),
 ]
@@ -62,13 +61,17 @@ OperatorKey = Annotated[
 ]
 AllowedHost = Annotated[
     list[str] | None,
-    typer.Option(help="A name by which the server may be asked (Host): NAME, *.NAME or *; may be repeated."),
+    typer.Option(help="A name of the server in the Host header: NAME, *.NAME or *; may be repeated."),
 ]
 TrustedProxies = Annotated[
     list[str] | None,
-    typer.Option(help="Addresses or networks, by commas, whose X-Forwarded-For, -Proto and -Host count."),
+    typer.Option(
+        help="Addresses or networks, separated by commas: their X-Forwarded-For, -Proto and -Host count."
+    ),
 ]
-RootPath = Annotated[str, typer.Option(help="The prefix below which a proxy serves it, such as /holdfast.")]
+RootPath = Annotated[
+    str, typer.Option(help="The prefix below which a proxy serves this server, such as /holdfast.")
+]
 Certificate = Annotated[Path | None, typer.Option(help="TLS certificate chain in PEM.")]
 PrivateKey = Annotated[Path | None, typer.Option(help="Its private key, if not in the same file.")]
 PrivateKeyPassword = Annotated[
@@ -106,6 +109,8 @@ def gateway_settings(
     calls: CallChoice, reasoning: ReasoningChoice, keys: Path | None, api_key: str | None, **named: Any
 ) -> GatewaySettings:
     """The gateway's settings. ``named`` are fields of `GatewaySettings`."""
+    from ...sessions.tools.formats import CallForm, ReasoningForm
+
     if keys is not None and api_key is not None:
         refuse("--keys and --api-key both set the valid keys: give one of them")
     return GatewaySettings(

@@ -1,5 +1,4 @@
-"""What the operator sees while a model loads: a bar on a terminal, elsewhere a line for each phase. Fed by
-heartbeats."""
+"""The progress of loading a model: a bar on a terminal, elsewhere a line for each phase. Heartbeats feed it."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from ...runtime.link.messages import Heartbeat, Phase
 
 LINE_SHARE = 0.25
-"""Of a phase, what is new in a further line about it."""
+"""The share of a phase after which a further line tells of it."""
 
 
 class Loading:
-    """Tells on stderr what is begun, and how far it is until the model is loaded."""
+    """Shows on stderr what is loaded, and how far it is."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -41,11 +40,11 @@ class Loading:
         self._progress.stop()
 
     def begun(self, line: str) -> None:
-        """Say what is about to be loaded."""
+        """Show what is about to be loaded."""
         self._print(line)
 
     def heard(self, beat: Heartbeat) -> None:
-        """Show how far it is."""
+        """Show the progress that a heartbeat tells."""
         if self._loaded or beat.phase not in (Phase.LOADING, Phase.COMPILING):
             return
         detail = beat.detail or "loading"
@@ -58,7 +57,7 @@ class Loading:
             self._print(f"holdfast: {detail} ({share:.0%})" if share else f"holdfast: {detail}")
 
     def loaded(self, line: str) -> None:
-        """Take the bar away and say what stands."""
+        """Remove the bar and show what was loaded."""
         self._loaded = True
         self._progress.stop()
         self._print(line)

@@ -1,4 +1,4 @@
-"""``holdfast store``: what can be done with a store while no server runs, sessions and KV; prints lines."""
+"""``holdfast store``: maintains the sessions and the KV of a store while no server runs on it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REFUSED = 2
 
 
 def keep(act: str, folder: Path, target: Path | None, tenant: str | None, keys: Path | None) -> int:
-    """Do ``act`` and print what came of it; the exit code."""
-    logging.disable(logging.ERROR)  # it is all in the lines
+    """Do ``act`` and print its lines. Returns the exit code."""
+    logging.disable(logging.ERROR)  # the printed lines say it
     try:
         if tenant is not None:
             _check_tenant(tenant, keys)
@@ -54,7 +54,9 @@ def _kept(act: str, folder: Path, target: Path | None, tenant: str | None) -> in
         _print(sessions[act]())
     if kv and act in ("stat", "verify", "gc", "clear"):
         _print(tend(act, folder))
-    if kv and act == "erase":  # which of it is whose only a server's secret tells: all is computed again
+    if (
+        kv and act == "erase"
+    ):  # only a server's secret tells which KV is a tenant's: all goes, and is computed again
         _print(tend("clear", folder))
     if not kv and act == "clear":
         raise SettingsInvalid(f"{folder}: no KV")

@@ -1,9 +1,9 @@
-"""``demo --voice``: a call without audio. A synthetic recogniser hears what is spoken, word by word, not always
-right; its partial results are prefilled while they come. Some replies are cut by the one who speaks.
+"""``holdfast demo --voice``: a call without audio. A synthetic recogniser turns speech into words, with errors;
+its partial results are prefilled while they come. The caller interrupts some replies.
 
-The same call is held twice over real sockets, streamed and not, in real time: printed are TTFT from the end of
-speech of both, tokens computed in vain, and it fails where the two are told different things. Speech as
-voice agents see it: 3.3 words a second, a partial every 200 ms, one in ten wrong about its last words.
+The same call is held twice over real sockets and in real time, streamed and not. The demo prints the TTFT from
+the end of speech and the tokens computed in vain, and fails where the replies differ. Speech has 3.3 words a
+second, a partial result every 200 ms, and one in ten of these is wrong about its last words.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ..settings import GatewaySettings
 
 WORDS_PER_SECOND = 3.3
 PARTIAL_SECONDS = 0.2
-WRONG = 0.1  # of all partials: their last words, one to three
+WRONG = 0.1  # the share of partials with one to three wrong words at their end
 MUMBLED = ("well", "the", "a", "and", "there", "then", "told", "moss")
 STORY = "Tell me the story of the fox."
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """What is spoken, what the reply must contain; after how many characters of it one speaks over it."""
+class SpokenLine:
+    """What is spoken, what the reply must contain, and after how many of its characters it is interrupted."""
 
     speak: str
     expect: str = ""
@@ -46,37 +46,37 @@ class Line:
 
 
 SCRIPT = (
-    Line(
+    SpokenLine(
         "Hello there. My name is Marisol and my sister is called Clara and my favourite colour is teal.",
         "Marisol",
     ),
-    Line(
+    SpokenLine(
         "My locker code is 4821 and my bike code is 1357 and the meeting is at 14:30"
         " and my favourite drink is cocoa and my dog is called Rocky."
     ),
-    Line(STORY, barge_in=40),
-    Line("What is my locker code?", "4821"),
-    Line("When is the meeting?", "14:30"),
-    Line("What is my favourite colour?", "teal"),
-    Line("What is my sister called?", "Clara"),
-    Line("What is my name?", "Marisol"),
+    SpokenLine(STORY, barge_in=40),
+    SpokenLine("What is my locker code?", "4821"),
+    SpokenLine("When is the meeting?", "14:30"),
+    SpokenLine("What is my favourite colour?", "teal"),
+    SpokenLine("What is my sister called?", "Clara"),
+    SpokenLine("What is my name?", "Marisol"),
 )
 DICTATED = 12
-"""A line of so many words or more is long enough that some of it can be computed while it is spoken."""
+"""A line of so many words is long enough that a part of it can be prefilled while it is spoken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What the recogniser believes ``at`` so many seconds since the first word."""
+    """The recogniser's result ``at`` so many seconds after the first word."""
 
     at: float
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A reply, TTFT in ms from the end of speech, and tokens computed beyond the truly new ones. Of a line that
-    was streamed: tokens computed while it was spoken, and how often what had been sent was taken back."""
+class VoiceReply:
+    """A reply, its TTFT in ms from the end of speech, and tokens computed beyond the new ones. Of a streamed
+    line: tokens computed ``ahead``, while it was spoken, and how often sent text was taken back."""
 
     text: str
     ttft_ms: float
@@ -86,7 +86,7 @@ class Heard:
 
 
 def partials(text: str, chance: Random) -> Iterator[Partial]:
-    """What is recognised of ``text`` while it is spoken; the last one is right, at the end of speech."""
+    """The recogniser's results while ``text`` is spoken. The last one, at the end of speech, is right."""
     words = text.split(" ")
     ends = len(words) / WORDS_PER_SECOND
     at = PARTIAL_SECONDS
@@ -102,8 +102,9 @@ def partials(text: str, chance: Random) -> Iterator[Partial]:
 
 
 def run(speed: float = 1.0, lines: int | None = None) -> int:
-    """The call; ``speed``: times as fast as people speak; ``lines``: the first so many. 0: all was as it should
-    be, 1: it was not, 2: it could not start.
+    """Hold the call, ``speed`` times as fast as people speak; ``lines``: the first so many.
+
+    Returns 0 if all was right, 1 if not, 2 if it could not start.
     """
     console = Console(highlight=False)
     try:
@@ -113,13 +114,13 @@ def run(speed: float = 1.0, lines: int | None = None) -> int:
         return 2
 
 
-async def _call(console: Console, speed: float, script: tuple[Line, ...]) -> int:
+async def _call(console: Console, speed: float, script: tuple[SpokenLine, ...]) -> int:
     console.print(
         "[dim]A call to the pocket model, held twice: streamed while it is spoken, and not.[/dim]\n"
     )
     chance = Random(5)
     wrong: list[str] = []
-    pairs: list[tuple[Heard, Heard]] = []
+    pairs: list[tuple[VoiceReply, VoiceReply]] = []
     async with (
         serving(GatewaySettings(port=0), EngineSettings(model="pocket")) as running,
         connect(running.url) as client,
@@ -137,8 +138,8 @@ async def _call(console: Console, speed: float, script: tuple[Line, ...]) -> int
     return _verdict(wrong, script, pairs, console)
 
 
-async def _streamed(chat: Chat, line: Line, chance: Random, speed: float) -> Heard:
-    """Speak it, and have every partial sent as it is recognised."""
+async def _streamed(chat: Chat, line: SpokenLine, chance: Random, speed: float) -> VoiceReply:
+    """Speak a line, and send each partial result when it is recognised."""
     began = time.perf_counter()
     typing, retracted = chat.input(), 0
     for partial in partials(line.speak, chance):
@@ -150,13 +151,13 @@ async def _streamed(chat: Chat, line: Line, chance: Random, speed: float) -> Hea
     return replace(heard, ahead=committed.prefilled_tokens, retracted=retracted)
 
 
-async def _plain(chat: Chat, line: Line) -> Heard:
-    """The same, sent when it was spoken."""
+async def _plain(chat: Chat, line: SpokenLine) -> VoiceReply:
+    """Send the same line at the end of speech."""
     return await _reply(chat, line.speak, line, time.perf_counter())
 
 
 async def _correct(typing: TextInput, text: str) -> bool:
-    """Send what differs from what was sent; whether something was taken back."""
+    """Send what differs from what was sent. Returns whether something was taken back."""
     pairs = enumerate(zip(typing.text, text, strict=False))
     same = next((at for at, (one, other) in pairs if one != other), min(len(typing.text), len(text)))
     if same < len(typing.text):
@@ -167,7 +168,7 @@ async def _correct(typing: TextInput, text: str) -> bool:
     return False
 
 
-async def _reply(chat: Chat, text: str | None, line: Line, ended: float) -> Heard:
+async def _reply(chat: Chat, text: str | None, line: SpokenLine, ended: float) -> VoiceReply:
     said, first = "", 0.0
     async for piece in chat.say(text):
         first = first or time.perf_counter()
@@ -177,13 +178,13 @@ async def _reply(chat: Chat, text: str | None, line: Line, ended: float) -> Hear
             break
     kv = chat.last.kv
     wasted = 0 if kv is None else max(0, kv.prefilled + kv.recomputed - kv.new)
-    return Heard(said, 1000 * (first - ended), wasted)
+    return VoiceReply(said, 1000 * (first - ended), wasted)
 
 
-# --- told ---------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------
 
 
-def _cost(line: Line, streamed: Heard, plain: Heard) -> str:
+def _cost(line: SpokenLine, streamed: VoiceReply, plain: VoiceReply) -> str:
     cut = f" · cut after {line.barge_in} characters" if line.barge_in is not None else ""
     ahead = f" · {streamed.ahead} tokens ahead"
     vain = f" · {streamed.retracted} times corrected" if streamed.retracted else ""
@@ -192,7 +193,7 @@ def _cost(line: Line, streamed: Heard, plain: Heard) -> str:
     return f"TTFT from the end of speech {times}{ahead}{vain}{cut}"
 
 
-def _faults(line: Line, streamed: Heard, plain: Heard) -> list[str]:
+def _faults(line: SpokenLine, streamed: VoiceReply, plain: VoiceReply) -> list[str]:
     faults = []
     if streamed.text != plain.text:
         faults.append(f"{line.speak!r}: {streamed.text!r} where it was streamed, {plain.text!r} where not")
@@ -203,7 +204,7 @@ def _faults(line: Line, streamed: Heard, plain: Heard) -> list[str]:
     return faults
 
 
-def _table(script: tuple[Line, ...], pairs: list[tuple[Heard, Heard]]) -> Table:
+def _table(script: tuple[SpokenLine, ...], pairs: list[tuple[VoiceReply, VoiceReply]]) -> Table:
     table = Table(title="From the end of speech to the first word")
     for heading in ("words", "streamed ms", "not streamed ms", "ahead", "corrected", "in vain", "cut after"):
         table.add_column(heading, justify="right")
@@ -216,7 +217,10 @@ def _table(script: tuple[Line, ...], pairs: list[tuple[Heard, Heard]]) -> Table:
 
 
 def _verdict(
-    wrong: list[str], script: tuple[Line, ...], pairs: list[tuple[Heard, Heard]], console: Console
+    wrong: list[str],
+    script: tuple[SpokenLine, ...],
+    pairs: list[tuple[VoiceReply, VoiceReply]],
+    console: Console,
 ) -> int:
     heard = list(zip(script, pairs, strict=True))
     long = [pair for line, pair in heard if len(line.speak.split()) >= DICTATED]
@@ -235,7 +239,7 @@ def _verdict(
     return 1 if wrong else 0
 
 
-def _medians(pairs: list[tuple[Heard, Heard]]) -> str:
+def _medians(pairs: list[tuple[VoiceReply, VoiceReply]]) -> str:
     if not pairs:
         return "not measured"
     streamed, plain = (median(pair[which].ttft_ms for pair in pairs) for which in (0, 1))

@@ -1,8 +1,4 @@
-"""How whole frames reach one client and come from it: over a WebSocket, or in memory to a client of this
-process.
-
-Knows nothing of what the frames say.
-"""
+"""A connection that carries whole frames: over a WebSocket, or in memory to a client in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from .listener import BURST, DROP
 
 
 class ChannelClosed(Exception):
-    """The other side has gone, or this one has closed."""
+    """One of the two sides has closed the connection."""
 
     def __init__(self, code: int = 1000, reason: str = "") -> None:
         super().__init__(f"{code} {reason}".rstrip())
@@ -32,22 +28,22 @@ class ChannelClosed(Exception):
 
 
 class Channel(Protocol):
-    """The server's end of one connection. One task receives, another sends."""
+    """The server's end of a connection. One task receives, another sends."""
 
     async def receive(self) -> bytes | str:
         """The next frame. Raises ``ChannelClosed``."""
 
     async def send(self, frame: bytes) -> None:
-        """Hand one frame on; waits while the other side does not read. Raises ``ChannelClosed``."""
+        """Send one frame; wait while the other side does not read. Raises ``ChannelClosed``."""
 
     async def send_some(self, frames: Sequence[bytes]) -> int:
-        """Hand on the first, as `send` does, and those after it that need no waiting; says how many."""
+        """Send the first frame as `send` does, and later ones while none has to wait. Returns how many."""
 
     async def close(self, code: int, reason: str) -> None:
-        """Say goodbye; harmless when the connection has ended."""
+        """Close the connection; does nothing where it is closed."""
 
     def drop(self) -> None:
-        """End it at once: what is unsent is lost, and no goodbye waits behind it."""
+        """End the connection at once: what is unsent is lost, and no close frame is sent."""
 
 
 class SocketChannel:
@@ -75,7 +71,7 @@ class SocketChannel:
             raise ChannelClosed(1006, str(error)) from error
 
     async def send_some(self, frames: Sequence[bytes]) -> int:
-        """Send all in one write where the server offers it, else the first. Raises ``ChannelClosed``."""
+        """Send all frames in one write where the server can, else the first. Raises ``ChannelClosed``."""
         write = self._socket.scope.get("extensions", {}).get(BURST, {}).get("write")
         if write is None:
             await self.send(frames[0])
@@ -94,7 +90,7 @@ class SocketChannel:
             return
 
     def drop(self) -> None:
-        """Abort the transport, where the server offers it."""
+        """Abort the transport, where the server can."""
         drop = self._socket.scope.get("extensions", {}).get(DROP, {}).get("drop")
         if drop is not None:
             drop()
@@ -114,14 +110,14 @@ class MemoryChannel:
         self._endings = endings  # shared by both ends; the first one counts
 
     async def receive(self) -> bytes:
-        """The next frame, also of those sent before a close. Raises ``ChannelClosed``."""
+        """The next frame, also one that was sent before a close. Raises ``ChannelClosed``."""
         try:
             return await self._incoming.receive()
         except (EndOfStream, ClosedResourceError):
             raise self._ended() from None
 
     async def send_some(self, frames: Sequence[bytes]) -> int:
-        """Hand on as many as there is room for, one at least. Raises ``ChannelClosed``."""
+        """Send the frames that there is room for, one at least. Raises ``ChannelClosed``."""
         await self.send(frames[0])
         sent = 1
         try:
@@ -135,7 +131,7 @@ class MemoryChannel:
         return sent
 
     async def send(self, frame: bytes) -> None:
-        """Hand one frame on. Raises ``ChannelClosed``."""
+        """Send one frame. Raises ``ChannelClosed``."""
         try:
             await self._outgoing.send(frame)
         except (BrokenResourceError, ClosedResourceError):

@@ -1,9 +1,7 @@
-"""What uvicorn leaves open: deadlines of requests, limits of what one socket may send, and a way to drop a
-reader that stalls.
+"""Uvicorn's protocols with limits: deadlines of requests, rates of frames, and a way to drop a stalled reader.
 
-Uvicorn keeps silent connections and partial heads for ever, and a close frame waits behind a full buffer. It
-queues a pong for each ping, whether or not the peer reads them, and takes any number of empty fragments.
-Knows nothing of routes or sessions.
+Uvicorn itself keeps silent connections and partial heads for ever, and sends a close frame only behind a full
+buffer. It queues a pong for each ping though the peer reads none, and takes any number of empty fragments.
 """
 
 from __future__ import annotations
@@ -29,21 +27,21 @@ from websockets.http11 import Request
 
 from ...runtime.kv_placement.sizing import refusal
 from ..errors import GatewayError, TooManyControlFrames, TooManyFragments, wire_error
-from ..settings import Limits
+from ..settings import ClientLimits
 from .rates import TokenBucket
 
 log = logging.getLogger(__name__)
 
 DROP = "holdfast.drop"
-"""The ASGI extension through which the application drops a WebSocket without waiting for its buffer."""
+"""The ASGI extension by which the application drops a WebSocket without waiting for its buffer."""
 
 
-def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """A protocol class that drops a connection whose request head is not whole after ``header_seconds``, or
-    that sends a body for so long after its request was answered.
+def http_protocol(limits: ClientLimits) -> type[asyncio.Protocol]:
+    """A protocol class that drops a connection if its request head is not whole after ``header_seconds``, or if
+    it sends a body for so long after its request was answered.
     """
 
-    class PunctualHTTP(H11Protocol):
+    class LimitedHTTP(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -72,22 +70,22 @@ def http_protocol(limits: Limits) -> type[asyncio.Protocol]:
                 self._deadline.cancel()
                 self._deadline = None
 
-    return PunctualHTTP
+    return LimitedHTTP
 
 
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
-"""For a connection that finds no descriptor left."""
+"""The answer to a connection for which no descriptor is left."""
 
 BURST = "holdfast.burst"
-"""The ASGI extension through which the application sends several text frames in one write."""
+"""The ASGI extension by which the application sends several text frames in one write."""
 
 
 SLICE_BYTES = 4096
-"""What is parsed at once, so that a limit is noticed before a whole read of 256 KiB is worked through."""
+"""The bytes that are parsed at once, so that a limit is noticed before a whole read of 256 KiB is parsed."""
 RATE_PAUSE_SECONDS = 0.02
-"""The shortest pause of a socket whose frames come too fast."""
+"""The shortest pause in reading a socket that sends too fast."""
 
 
 class Hold(Enum):
@@ -100,10 +98,10 @@ class Hold(Enum):
     RATE = auto()
     """Its frames come too fast."""
     BROKEN_OFF = auto()
-    """It is closed for what it sent, and nothing it sends counts any more. Never released."""
+    """It was closed for what it sent; nothing more is read. Never released."""
 
 
-class DroppableWebSocket(WebSocketsSansIOProtocol):
+class LimitedWebSocket(WebSocketsSansIOProtocol):
     """Offers the application two extensions of its scope.
 
     ``[DROP]["drop"]()``: discard what is unsent and be gone. ``[BURST]["write"](frames)``, a coroutine: send
@@ -113,7 +111,7 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
     (RFC 6455, 5.5.3), and none while the peer does not read. Make it with `websocket_protocol`.
     """
 
-    limits = Limits()
+    limits = ClientLimits()
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
@@ -136,12 +134,12 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
     # --- reading --------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse it, or keep it while the socket is on hold: at most one read."""
+        """Parse what came, or keep it while the socket is on hold: at most one read."""
         self._unparsed += data
         self._parse()
 
     def _parse(self, *, rest: bool = False) -> None:
-        """Parse what has come until a hold; ``rest``: all of it, nothing comes after it."""
+        """Parse what has come until a hold. ``rest``: all of it, because nothing comes after it."""
         while self._unparsed and (rest or not self._holds):
             piece = bytes(self._unparsed[:SLICE_BYTES])
             del self._unparsed[:SLICE_BYTES]
@@ -157,7 +155,7 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
                 self._rate_pause = self.loop.call_later(seconds, self._release, Hold.RATE)
 
     def handle_events(self) -> None:
-        """Hand on what was parsed, within the limits."""
+        """Pass on what was parsed, within the limits."""
         for event in self.conn.events_received():
             if isinstance(event, Request):
                 self.handle_connect(event)
@@ -200,7 +198,9 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
         return None
 
     def send_receive_event_to_app(self) -> None:
-        """Close with 1007 on text that is no UTF-8, which uvicorn would log with a traceback; and stop reading
+        """Give a whole message to the application.
+
+        Text that is no UTF-8 closes the socket with 1007, where uvicorn would log a traceback. Reading stops
         only where a message waits behind another: uvicorn stops after each, which costs two system calls.
         """
         frames, self.frames = self.frames, []
@@ -296,7 +296,7 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
             self.transport.write_eof()
 
     def shutdown(self) -> None:
-        """The server goes: say so, but to one that was broken off, whose TLS would wait for its goodbye."""
+        """The server ends: close the socket. One that was broken off is aborted, as TLS would wait for it."""
         if Hold.BROKEN_OFF in self._holds:
             self.transport.abort()
         else:
@@ -315,17 +315,17 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
 
     async def send(self, message: ASGISendEvent) -> None:
-        """As uvicorn does; a refusal that was sent whole is no unfinished handshake, which it would log."""
+        """Send as uvicorn does. A whole refusal counts as a handshake, or uvicorn would log it."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
         elif message["type"] == "websocket.accept":
             self._answer_ping()
-        elif message["type"] == "websocket.close":  # messages are passed over now: nobody takes them
+        elif message["type"] == "websocket.close":  # the application takes no messages any more
             self._release(Hold.APPLICATION)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """What had come is still handed on."""
+        """Pass on what had come."""
         if self._rate_pause is not None:
             self._rate_pause.cancel()
         if not self.close_sent:
@@ -333,17 +333,16 @@ class DroppableWebSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
 
-def websocket_protocol(limits: Limits) -> type[DroppableWebSocket]:
+def websocket_protocol(limits: ClientLimits) -> type[LimitedWebSocket]:
     """The protocol class of WebSockets with these limits."""
-    return type("LimitedWebSocket", (DroppableWebSocket,), {"limits": limits})
+    return type("BoundWebSocket", (LimitedWebSocket,), {"limits": limits})
 
 
 class Listener(socket.socket):
-    """A listening socket that refuses connections this process has no descriptor for.
+    """A listening socket that answers with 503 when the process has no descriptor left.
 
-    Left in the queue they would hang there, and wake the loop for as long as they do. One descriptor is kept
-    spare: with its number a connection is accepted, answered with 503, and closed. A line in the log when that
-    begins, and one when it ends.
+    In the queue such a connection would hang and keep waking the loop. One descriptor is kept spare: it is
+    closed to accept the connection, answer it and close it. A line in the log says when that begins and ends.
     """
 
     _spare: int | None = None
@@ -351,13 +350,13 @@ class Listener(socket.socket):
 
     @classmethod
     def of(cls, sock: socket.socket) -> Listener:
-        """Takes over ``sock``."""
+        """Take over ``sock``."""
         listener = cls(fileno=sock.detach())
         listener._save()
         return listener
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """As ``socket.socket``; those that are refused are not returned."""
+        """The next connection that is not refused."""
         while True:
             try:
                 accepted = super().accept()
@@ -371,23 +370,23 @@ class Listener(socket.socket):
             return accepted
 
     def close(self) -> None:
-        """Let go of the spare descriptor, too."""
+        """Close the socket and the spare descriptor."""
         self._spend()
         super().close()
 
     def _refuse(self, error: OSError) -> bool:
-        """Answer one that waits; False: there is no spare descriptor."""
+        """Answer one connection that waits. False: there is no spare descriptor."""
         if self._spare is None:
             self._save()
         if self._spare is None:
             return False
         self._spend()
         try:
-            refused, _ = super().accept()  # the kernel asks for a descriptor first: perhaps none waits
+            refused, _ = super().accept()  # the kernel asks for a descriptor first: none may be waiting
             with refused, suppress(OSError):
                 refused.setblocking(False)
                 with suppress(BlockingIOError):
-                    refused.recv(1 << 16)  # unread it would have the kernel throw the answer away
+                    refused.recv(1 << 16)  # with unread data the kernel would discard the answer
                 refused.send(REFUSAL)
         finally:
             self._save()
@@ -406,11 +405,11 @@ class Listener(socket.socket):
             os.close(spare)
 
 
-def listen(host: str, port: int, limits: Limits) -> Listener:
-    """A listening socket whose connections have bounded buffers and end when a peer takes nothing for long.
+def listen(host: str, port: int, limits: ClientLimits) -> Listener:
+    """A listening socket. Its connections have bounded buffers, and end when a peer takes nothing for long.
 
-    They inherit TCP_NODELAY, which asyncio sets only on sockets that name their protocol: without it a
-    reply's first delta waits 40 ms behind the peer's delayed acknowledgement of the event before it.
+    They inherit TCP_NODELAY, which asyncio sets only on sockets that name their protocol. Without it a reply's
+    first delta waits 40 ms for the peer's delayed acknowledgement of the event before it.
 
     Raises ``OSError`` (``EADDRINUSE`` where the port is taken).
     """

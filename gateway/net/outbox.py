@@ -1,7 +1,7 @@
 """Frames on their way to one reader, bounded in events and bytes.
 
-The conversation posts without waiting, so frames leave in the order in which its state changed; whoever posts
-then waits for room. It knows nothing of what a frame says, nor of sockets.
+`post` does not wait, so frames leave in the order in which the session's state changed; its caller then waits
+for `room`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..settings import Limits
+from ..settings import ClientLimits
 
 BURST_BYTES = 16 << 10
-"""That are written at once."""
+"""The most bytes that are written at once."""
 PATIENCE = 0.25
-"""Seconds that frames may wait for those they are to be written with."""
+"""Seconds that patient frames wait for others to be written with."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatistics:
-    """What waits now, and what has left so far."""
+    """The frames and bytes that wait now, and the frames that have left so far."""
 
     events: int
     bytes: int
@@ -30,10 +30,10 @@ class OutboxStatistics:
 
 
 class FrameSink(Protocol):
-    """Where a session's frames go: an outbox, or a line into one."""
+    """Where a session's frames go: an outbox, or a session's way into one."""
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
-        """Queue frames in order, without waiting. ``patient``: they may wait for what follows them."""
+        """Queue frames in order, without waiting. ``patient``: they may wait for later ones."""
 
     async def room(self) -> None:
         """Wait until more can be taken."""
@@ -42,13 +42,13 @@ class FrameSink(Protocol):
         """Wait until all that was posted has left."""
 
     def abandon(self) -> None:
-        """Nobody will post any more, and nobody shall wait for room."""
+        """Nothing is posted any more: stop waiting for room."""
 
 
 class Outbox:
-    """A queue with one reader. Overshoots its bounds by one batch at most."""
+    """A queue with one reader. It exceeds its bounds by one batch at most."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
         self._frames: deque[bytes] = deque()
         self._bytes = 0
@@ -62,12 +62,12 @@ class Outbox:
         self._patient: asyncio.TimerHandle | None = None
 
     def abandon(self) -> None:
-        """Nobody will post any more, and nobody shall wait for room."""
+        """Nothing is posted any more: stop waiting for room."""
         self._abandoned = True
         self._mark()
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:
-        """Queue frames in order, without waiting. ``patient``: they may wait for what follows them."""
+        """Queue frames in order, without waiting. ``patient``: they may wait for later ones."""
         for frame in frames:
             self._frames.append(frame)
             self._bytes += len(frame)
@@ -92,7 +92,7 @@ class Outbox:
         await self._empty.wait()
 
     async def take(self) -> list[bytes]:
-        """What waits, up to `BURST_BYTES` of it, one frame at least; it counts as queued until ``left``."""
+        """The next frames, up to `BURST_BYTES` and one at least. They count as queued until ``left``."""
         await self._filled.wait()
         size, burst = 0, list[bytes]()
         for frame in self._frames:
@@ -103,14 +103,14 @@ class Outbox:
         return burst
 
     def left(self, frames: int) -> None:
-        """So many of those taken last have left."""
+        """So many of the frames that were taken last have left."""
         for _ in range(frames):
             self._bytes -= len(self._frames.popleft())
         self._sent += frames
         self._mark()
 
     def statistics(self) -> OutboxStatistics:
-        """Its lengths now."""
+        """The lengths now."""
         return OutboxStatistics(len(self._frames), self._bytes, self._sent)
 
     def _mark(self) -> None:

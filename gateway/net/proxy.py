@@ -1,6 +1,6 @@
-"""What a reverse proxy changes of a request, undone: whom it is from, which host it asks, and the prefix.
+"""Undoes what a reverse proxy changes in a request: the client's address, the scheme, the host and the prefix.
 
-Believes the headers of trusted proxies alone. Knows nothing of routes.
+Only the headers of trusted proxies count.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..settings import Network
 class BehindProxy:
     """ASGI middleware.
 
-    ``X-Forwarded-For`` becomes the client, ``X-Forwarded-Proto`` the scheme, ``X-Forwarded-Host`` the ``Host``;
-    of several hosts the last, which the nearest proxy has added. The root path is taken off where a proxy has
-    left it; the application gets it as ASGI wants it, in ``root_path`` and before ``path``.
+    ``X-Forwarded-For`` becomes the client, ``X-Forwarded-Proto`` the scheme, ``X-Forwarded-Host`` the ``Host``:
+    the last of several hosts, which the nearest proxy has added. The root path is added to ``path`` where the
+    proxy has removed it, and set as ``root_path``, as ASGI asks.
     """
 
     def __init__(self, app: ASGIApp, network: Network) -> None:
@@ -44,13 +44,13 @@ class BehindProxy:
             return False
         try:
             address = ip_address(peer[0])
-        except ValueError:  # a name: a test client's
+        except ValueError:  # a name, as a test client has
             return False
         return any(address in network for network in self._trusted)
 
 
 def _take_host(scope: Scope) -> None:
-    """Put the forwarded host in the place of the proxy's."""
+    """Replace the proxy's ``Host`` by the forwarded one."""
     told = Headers(scope=scope).getlist("x-forwarded-host")
     host = told[-1].rpartition(",")[2].strip() if told else ""
     if host:

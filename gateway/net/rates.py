@@ -15,7 +15,7 @@ class Rate:
 
 
 class TokenBucket:
-    """Starts full. ``clock`` tells seconds and never goes back."""
+    """Starts full. ``clock`` returns seconds and never goes back."""
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self._rate = rate
@@ -24,13 +24,13 @@ class TokenBucket:
         self._seen = clock()
 
     def spend(self) -> bool:
-        """Take one token, on credit where there is none; returns whether there was one."""
+        """Take one token, on credit where there is none. Returns whether there was one."""
         self._refill()
         self._level -= 1.0
         return self._level >= 0.0
 
     def debt_seconds(self) -> float:
-        """How long until everything taken on credit is paid back; 0.0 without debt."""
+        """Seconds until all tokens taken on credit are paid back; 0.0 without debt."""
         self._refill()
         return max(0.0, -self._level / self._rate.per_second)
 

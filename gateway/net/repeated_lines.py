@@ -1,7 +1,4 @@
-"""A log that a stranger can make write lines is kept short: the first of a kind, then how many more there were.
-
-Knows nothing of what the lines say.
-"""
+"""Keeps the log short, whatever clients send: the first lines of a kind, then the number of the others."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import TypeAlias
 
 Kind: TypeAlias = tuple[str, int, str]
 MOST_KINDS = 256
-"""Lines of more kinds at once are let through uncounted."""
+"""Lines of further kinds are let through uncounted."""
 
 
 def _later(seconds: float, act: Callable[[], None]) -> None:
@@ -23,9 +20,9 @@ def _later(seconds: float, act: Callable[[], None]) -> None:
 
 
 class RepeatFilter(logging.Filter):
-    """Lets ``most`` lines of one kind through in ``seconds``, and at their end one with the number of the rest.
+    """Lets ``most`` lines of one kind through in ``seconds``, and then one line with the number of the others.
 
-    A kind is logger, level and text before its arguments are put in. ``later`` calls back after some seconds.
+    A kind is logger, level and format string. ``later`` calls a function after some seconds.
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class RepeatFilter(logging.Filter):
                 del self._seen[kind]
 
     def finish(self) -> None:
-        """Write the numbers that are due later: the process ends."""
+        """Write the numbers that are due later, because the process ends."""
         with self._lock:
             counted = [kind for kind, (_, count) in self._seen.items() if count > self._most]
         for kind in counted:

@@ -1,4 +1,4 @@
-"""The server's certificate: read at the start, and again when it is renewed. Knows no sockets."""
+"""The server's TLS certificate: read at the start, and again when it is renewed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..settings import Network
 
 
 def server_context(network: Network) -> ssl.SSLContext | None:
-    """What TLS connections are accepted with; None: without TLS. Raises ``CertificateUnusable``."""
+    """The context that accepts TLS connections; None without TLS. Raises ``CertificateUnusable``."""
     if network.certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -19,9 +19,9 @@ def server_context(network: Network) -> ssl.SSLContext | None:
 
 
 def renew(context: ssl.SSLContext, network: Network) -> None:
-    """New connections get the certificate that is there now.
+    """Read the certificate again, for new connections.
 
-    Raises ``CertificateUnusable``, and then nothing has changed.
+    Raises ``CertificateUnusable``; then nothing has changed.
     """
     server_context(network)
     _load(context, network)

@@ -1,7 +1,7 @@
 """The Realtime protocol as a pure state machine: an event in, effects out. No sockets, no loop, no clock.
 
-It decides what may come when, edits the history, and gives every event its place. Running a response is an
-effect: whoever owns the loop starts it, and feeds what it tells back through `reply` or `failed`.
+`Conversation` decides which event may come when, and edits the history. Running a response is an effect: the
+caller runs it, and gives what it tells to `Conversation.reply` or `failed`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ PARALLEL_RESPONSES = 8
 _BUSY = "The conversation already has an active response: wait for it or cancel it"
 
 
-class Note(msgspec.Struct, frozen=True, array_like=True):
-    """What the gateway keeps of a response: who asked, the client's metadata, the item before its first, and
-    whether it is told in brief."""
+class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
+    """What the journal keeps of a response for this face: the `event_id` that asked for it, the client's
+    metadata, the item before its first one, and whether it is told in brief."""
 
     asked_by: str | None
     metadata: dict[str, str] | None
@@ -45,7 +45,11 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Conversation:
-    """One session's side of the protocol."""
+    """One session's side of the protocol.
+
+    ``admit`` raises where no further response may run. ``vocab_size`` None: only the engine refuses ids beyond
+    it. ``most_characters``: the most text on its way that the model's context could hold.
+    """
 
     def __init__(
         self,
@@ -64,26 +68,26 @@ class Conversation:
         self._history = history
         self._ids = ids
         self._parallel_responses = parallel_responses
-        self._admit = admit  # raises where no further response may run
-        self._vocab_size = vocab_size  # None: the engine alone refuses ids beyond it
+        self._admit = admit
+        self._vocab_size = vocab_size
         self._numbers = itertools.count(1)
         self._live: dict[str, LiveResponse] = {}
-        self._after_reply: set[str] = set()  # items appended while a reply runs: they stand after it
+        self._after_reply: set[str] = set()  # ids of items that were added while a reply runs: they follow it
         self._requests = RequestCache(vocab_size)
         self.incoming = IncomingText(
             self.event_id, ids, self._check_call, lambda item: self._insert(item, None), most_characters
         )
-        """The text that is on its way."""
+        """The text on its way into the conversation."""
         self.conversation_id = conversation_id or ids("conv")
         history.preamble = preamble_of(session)
 
     def configure(self, session: SessionResource) -> None:
-        """The configuration is this one, as it was changed before this conversation was opened again."""
+        """Set the configuration as it was when the conversation was last open."""
         self._session = session
         self._history.preamble = preamble_of(session)
 
     def configure_as(self, parent: Conversation) -> None:
-        """The configuration is that of the conversation that this one was forked from."""
+        """Take over the configuration of the conversation that this one was forked from."""
         self._session = msgspec.structs.replace(parent.session, id=self._session.id)
         self._history.share_preamble(parent._history)
 
@@ -94,13 +98,13 @@ class Conversation:
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Ids of the responses that have been started and have not ended."""
+        """The ids of the responses that run."""
         return tuple(self._live)
 
     # --- events in ---
 
     def greet(self, handle: str | UnsetType = UNSET) -> list[server.ServerEvent]:
-        """What a new session's client is told first."""
+        """The first events of a new session."""
         conversation = server.ConversationResource(id=self.conversation_id)
         return [
             server.SessionCreated(event_id=self.event_id(), session=self._session, handle=handle),
@@ -108,31 +112,31 @@ class Conversation:
         ]
 
     def recovered(self, lost_ms: float) -> server.SessionRecovered:
-        """The engine was restarted under the session."""
+        """The event that says that the session has another engine."""
         return server.SessionRecovered(event_id=self.event_id(), lost_ms=lost_ms)
 
     def going_away(self, seconds: float, handle: str | None = None) -> server.ServerGoingAway:
-        """The server will close the socket in so many seconds, or earlier if nothing runs."""
+        """The event that says that the socket closes in so many seconds, or earlier if nothing runs."""
         return server.ServerGoingAway(event_id=self.event_id(), seconds=seconds, handle=handle)
 
     def receive(self, event: client.ClientEvent) -> list[Effect]:
-        """Take one client event in. What may not come now becomes an `error` event and changes nothing."""
+        """Apply one client event. One that may not come now changes nothing and becomes an `error` event."""
         try:
             return self._receive(event)
         except (SessionError, FrameError, GatewayError) as error:
             return [Send(self.refusal(error, event.event_id))]
 
     def refusal(self, error: Exception, event_id: str | None = None) -> server.ErrorEvent:
-        """The `error` event for an event that was refused, or for a frame that is none."""
+        """The `error` event for an event that was refused, or for a frame that is no event."""
         return server.ErrorEvent(event_id=self.event_id(), error=error_details(error, event_id))
 
     def brief(self, response_id: str) -> bool:
-        """Whether each thing of a response is told once, where it runs."""
+        """Whether a running response is told in brief."""
         live = self._live.get(response_id)
         return live is not None and live.brief
 
     def reply(self, response_id: str, event: ReplyEvent) -> list[server.ServerEvent]:
-        """What a running response tells, as server events."""
+        """The server events for what a running response tells."""
         live = self._live[response_id]
         events = live.feed(event)
         if live.done:
@@ -140,13 +144,13 @@ class Conversation:
         return events
 
     def failed(self, response_id: str, error: Exception) -> list[server.ServerEvent]:
-        """The response ended by raising: an `error` event if it had not begun, else `response.done`."""
+        """The events for a response that raised: `error` if it had not begun, else `response.done`."""
         live = self._live[response_id]
         del self._live[response_id]
         return live.fail(error) if live.started else [self.refusal(error, live.asked_by)]
 
     def forget(self, response_id: str) -> None:
-        """The response was not started: its place is free, and nothing is told of it."""
+        """Take back a response that was not started; nothing is told of it."""
         self._live.pop(response_id, None)
 
     def _receive(self, event: client.ClientEvent) -> list[Effect]:
@@ -184,10 +188,10 @@ class Conversation:
         return [*self._insert(item, event.previous_item_id), *self.incoming.answered([item])]
 
     def _insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
-        """Put an item into the history, and tell so."""
+        """Put an item into the history. Returns the events that show it."""
         writer = self._writer()
         if writer is not None and item.id in writer.item_ids:
-            raise ItemExists(f"An item with id {item.id!r} is being said", param="item.id")
+            raise ItemExists(f"An item with id {item.id!r} is in a running reply", param="item.id")
         if isinstance(item, FunctionCallOutput):
             self._check_call(item.call_id, "item.call_id")
         previous = self._last_item_id() if asked is None else asked
@@ -198,7 +202,7 @@ class Conversation:
         return tuple(Send(event) for event in self._shown(frame, shown))
 
     def _check_call(self, call_id: str, param: str) -> None:
-        """Whether this call may be answered now; a reply that is still being said may have made it."""
+        """Check that this call may be answered now. A running reply may have made it."""
         writer = self._writer()
         saying = () if writer is None else writer.call_ids
         self._history.calls().check(call_id, saying, param=param)
@@ -212,26 +216,26 @@ class Conversation:
     def _delete_item(self, item_id: str) -> None:
         writer = self._writer()
         if writer is not None and item_id in writer.item_ids:
-            raise ItemUnknown(f"The item {item_id!r} is still being said", param="item_id")
+            raise ItemUnknown(f"The item {item_id!r} is in a running reply", param="item_id")
         self._history.delete(item_id)
         self._after_reply.discard(item_id)
 
     def _last_item_id(self) -> str | None:
-        """The end of the conversation as the client sees it, a running reply's items included."""
+        """The last item as the client sees it, a running reply's items included."""
         last, writer = next(self._history.backwards(), None), self._writer()
         if writer is None or (last is not None and last.id in self._after_reply):
             return None if last is None else last.id
         return writer.item_ids[-1] if writer.item_ids else self._before_reply()
 
     def _before_reply(self) -> str | None:
-        """The last item that stands before the running reply."""
+        """The last item before the running reply."""
         before = (item.id for item in self._history.backwards() if item.id not in self._after_reply)
         return next(before, None)
 
     # --- responses ---
 
     def _create_after(self, event: client.ResponseCreate) -> list[Effect]:
-        """A response, and before it the items that come with it; neither where one of them is refused."""
+        """Add the items of a `response.create` and start its response. Where one is refused nothing changes."""
         if not event.items:
             return [self._create_response(event)]
         params = event.response or ResponseParams()
@@ -242,7 +246,7 @@ class Conversation:
         return self._begin_with([item_of(item, self._ids) for item in event.items], event)
 
     def _begin_with(self, items: Sequence[Item], event: client.ResponseCreate) -> list[Effect]:
-        """Items at the conversation's end and the response to them: where one is refused, none of them stay."""
+        """Add items at the end and start the response to them. Where one is refused none of them stay."""
         added, inserted = list[Send](), 0
         try:
             for item in items:
@@ -284,14 +288,17 @@ class Conversation:
         return StartResponse(live.id, request)
 
     def ending(self, event: client.ClientEvent) -> str | None:
-        """The response that was cancelled, where it has to end before this is served: another one."""
+        """The id of the cancelled response that has to end before this event can start another one."""
         writer = self._writer()
         if not isinstance(event, client.ResponseCreate) or writer is None or not writer.cancelling:
             return None
         return None if event.response and event.response.conversation == "none" else writer.id
 
     def check_steer(self, event: ResponseSteer) -> str | None:
-        """The response that has to end before this is served; None where none runs. Raises if it cannot."""
+        """The id of the response that has to end before the event is served; None where none runs.
+
+        Raises where the event cannot be served.
+        """
         writer = self._writer()
         self._check_items([item_of(item, new_id) for item in event.input])
         params = event.response or ResponseParams()
@@ -304,7 +311,7 @@ class Conversation:
         return None if writer is None else writer.id
 
     def accept_steer(self, response_id: str | None) -> SteerAccepted:
-        """What is told before that response ends."""
+        """The answer to `response.steer`, before that response ends."""
         return SteerAccepted(event_id=self.event_id(), response_id=response_id)
 
     def _steer(self, event: ResponseSteer) -> list[Effect]:
@@ -316,7 +323,7 @@ class Conversation:
         )
 
     def _check_items(self, items: Sequence[Item]) -> None:
-        """Whether these may stand at the end, one after the other, a running reply before them."""
+        """Check that these items may follow one another at the end, after a running reply."""
         writer, calls = self._writer(), self._history.calls().copy()
         taken = {ROOT, *(() if writer is None else writer.item_ids)}
         for item in items:
@@ -331,18 +338,20 @@ class Conversation:
     # --- a conversation opened again ---
 
     def note(self, response_id: str) -> bytes:
-        """What must be kept of a response that was asked for, to tell of it again."""
+        """What the journal has to keep of a response, so that it can be told again."""
         live = self._live[response_id]
-        return msgspec.msgpack.encode(Note(live.asked_by, live.metadata, self._before_reply(), live.brief))
+        return msgspec.msgpack.encode(
+            ResponseNote(live.asked_by, live.metadata, self._before_reply(), live.brief)
+        )
 
     def revive(
         self, response_id: str, request: TurnRequest | None, note: bytes, after_reply: Iterable[str] = ()
     ) -> None:
-        """A response is there again, nothing told yet. Without a `request` it is one out of band.
+        """Bring back a response from the journal; nothing of it is told yet. No `request`: it is out of band.
 
-        `after_reply`: ids of the items that were appended while it ran.
+        `after_reply`: ids of the items that were added while it ran.
         """
-        kept = msgspec.msgpack.decode(note, type=Note)
+        kept = msgspec.msgpack.decode(note, type=ResponseNote)
         writes = request is not None
         self._live[response_id] = LiveResponse(
             response_id,
@@ -358,7 +367,7 @@ class Conversation:
             self._after_reply = set(after_reply)
 
     def answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
-        """The answer to an event that was served before, once more; it changes nothing."""
+        """Answer again an event that was served before; nothing changes."""
         try:
             return self._answered(event)
         except (SessionError, FrameError, GatewayError) as error:
@@ -417,10 +426,10 @@ class Conversation:
         return next((live for live in self._live.values() if live.conversation_id is not None), None)
 
     def event_id(self) -> str:
-        """A name for the next event; whoever sends it gives it a place."""
+        """An id for the next event. The event log replaces it."""
         return f"event_{next(self._numbers)}"
 
 
 def _brief(params: ResponseParams | None) -> bool:
-    """Whether each thing is to be told once."""
+    """Whether the response is to be told in brief."""
     return params is not None and params.events == "brief"

@@ -1,13 +1,12 @@
-"""What a session tells its client, in order, kept for a while: so that a socket may be cut and another go on.
+"""The server events of one session, in order, and kept for a while for a client that was cut off.
 
-Every event gets a place: its number, and how far the replies that write the conversation had come with it.
-An acknowledgement is held until the journal has what it acknowledges; what is told of a reply meanwhile does
-not wait for it. Knows nothing of sockets, nor of what an event means.
+An event's id is its place: its number, and the position in the replies that write the conversation. An
+acknowledgement is held until the journal has what it acknowledges; events of a reply do not wait for it.
 
     event_<opening>-<number>-<reply>-<told>     the `told`th event of the session's `reply`th reply
 
-The opening is a new one each time a session is opened from the journal; replies are told again then, event
-for event, so reply and told are enough to know what a client has read.
+The opening changes each time the session is opened from the journal. Replies are then told again, event for
+event, so `reply` and `told` are enough to know what a client has read.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from ...sdk.frames import codec
 from ...sdk.frames.server import ResponseDone, ServerEvent
 from ...sessions.errors import EventsExpired
 from ..net.outbox import FrameSink
-from ..settings import Limits
+from ..settings import ClientLimits
 
 Ticket: TypeAlias = asyncio.Future[None]
 ANSWERS = "answers"
-"""The lane of what answers client events."""
+"""The lane of answers to client events."""
 NEWS = "news"
-"""The lane of what nobody asked for, and nothing is held in."""
+"""The lane of events that answer nothing. Nothing is held in it."""
 WRITER = "writer"
 """The lane of the replies that write the conversation."""
 
 _EVENT_ID = re.compile(r"event_([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})-([0-9]{1,18})(-[0-9a-f]{4})?")
-_NOWHERE = (0, 0)
+_NO_REPLY = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an event stands."""
+class EventPlace:
+    """The place of an event, which its id names."""
 
     opening: str
     number: int
@@ -51,8 +50,8 @@ class Place:
     told: int
 
     @classmethod
-    def parse(cls, event_id: str) -> Place | None:
-        """The place an event id names; None for one that is not ours."""
+    def parse(cls, event_id: str) -> EventPlace | None:
+        """The place that an event id names; None for an id that this server did not make."""
         found = _EVENT_ID.fullmatch(event_id)
         return None if found is None else cls(found[1], int(found[2]), int(found[3]), int(found[4]))
 
@@ -61,8 +60,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """An event that waits for its ticket, or for those before it. ``reply`` and ``told`` if of the writer."""
+class _Pending:
+    """An event that waits for its ticket, or for earlier events. ``reply``, ``told``: in the writer's lane."""
 
     event: ServerEvent
     ticket: Ticket | None
@@ -72,34 +71,33 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """An event that has left."""
+class _Sent:
+    """An event that has left. ``done``: a reply's last event, which shows the current handle when sent."""
 
     number: int
     reply: int
     told: int
     frame: bytes
-    done: ResponseDone | None = None  # it shows the current handle whenever it is told
+    done: ResponseDone | None = None
 
 
 class EventLog:
-    """The events of one session. ``replies``: how many replies there were before this opening.
-
-    ``handle`` gives the session's current one.
+    """The events of one session. ``replies``: the number of replies before this opening. ``handle`` returns the
+    session's current handle.
     """
 
-    def __init__(self, limits: Limits, replies: int = 0, handle: Callable[[], str] = str) -> None:
+    def __init__(self, limits: ClientLimits, replies: int = 0, handle: Callable[[], str] = str) -> None:
         self._limits = limits
         self._handle = handle
         self._opening = secrets.token_hex(4)
         self._number = 0
         self._reply, self._told = replies, 0  # of the event queued last
         self._left = (replies, 0)  # of the event that left last
-        self._read = _NOWHERE  # what the client has read of replies that are told again
-        self._lanes: dict[str, deque[_Held]] = {}
-        self._log: deque[_Told] = deque()
+        self._read = _NO_REPLY  # what the client has read of a reply that is told again
+        self._lanes: dict[str, deque[_Pending]] = {}
+        self._log: deque[_Sent] = deque()
         self._log_bytes = 0
-        self._unread = 0  # bytes told while nobody was there
+        self._unread = 0  # bytes of events that left while there was no socket
         self._outbox: FrameSink | None = None
         self._changed = asyncio.Event()
 
@@ -110,11 +108,11 @@ class EventLog:
 
     @property
     def behind(self) -> bool:
-        """Whether a reply that is told again has not come to where the client was."""
+        """Whether a reply that is told again has not reached the event that the client read last."""
         return (self._reply, self._told) < self._read
 
     def begin_reply(self) -> None:
-        """What is posted to the writer's lane from now on is of the next reply."""
+        """Count what is posted to the writer's lane from now on as the next reply."""
         self._reply, self._told = self._reply + 1, 0
         self._forget_before(self._reply - 1)
 
@@ -126,22 +124,22 @@ class EventLog:
         *,
         patient: bool = False,
     ) -> None:
-        """Let events leave in order of their lane, with ``ticket`` not before it is done; ``patient``: perhaps
-        with what follows, see `Outbox.post`.
+        """Let events leave in the order of their lane, not before ``ticket`` is done. ``patient``: see
+        `Outbox.post`.
         """
         waiting = self._lanes.setdefault(lane, deque())
         for event in events:
             if lane == WRITER:
                 self._told += 1
-                waiting.append(_Held(event, ticket, self._reply, self._told, patient))
+                waiting.append(_Pending(event, ticket, self._reply, self._told, patient))
             else:
-                waiting.append(_Held(event, ticket, *_NOWHERE, patient))
+                waiting.append(_Pending(event, ticket, *_NO_REPLY, patient))
         if ticket is not None and not ticket.done():
             ticket.add_done_callback(lambda _: self._release(lane))
         self._release(lane)
 
     def open_to(self, outbox: FrameSink) -> None:
-        """Tell ``outbox`` all, from the beginning on."""
+        """Send everything to ``outbox``, from the first event on."""
         self._outbox = outbox
         outbox.post([told.frame for told in self._log])
 
@@ -153,16 +151,16 @@ class EventLog:
         *,
         running: bool = False,
     ) -> None:
-        """Tell ``outbox`` the greeting, what was told after the event ``after``, and all from now on.
+        """Send to ``outbox`` the greeting, the events after the event ``after``, and all from now on.
 
-        Without ``after``: the whole of a reply that is ``running``. The greeting is made of its event id, which
-        stands for the place before what is told again, and of whether ``after`` is of another opening. Raises
+        Without ``after``: the whole of a reply that is ``running``. ``greeting`` gets its event id, which names
+        the place before the events that are sent again, and whether ``after`` is of another opening. Raises
         ``EventsExpired``.
         """
         kept = self._since(after, running)
         self.detach()
         self._outbox = outbox
-        known = None if after is None else Place.parse(after)
+        known = None if after is None else EventPlace.parse(after)
         other = known is None or known.opening != self._opening
         greeted = greeting(f"{self._before(kept, known)}-{secrets.token_hex(2)}", other)
         frames = [self._shown(told.done) if told.done else told.frame for told in kept]
@@ -171,13 +169,13 @@ class EventLog:
         self._changed.set()
 
     def detach(self) -> None:
-        """Nobody is there; what is told is kept."""
+        """There is no socket: keep what is posted."""
         if self._outbox is not None:
             self._outbox.abandon()
             self._outbox = None
 
     async def room(self) -> None:
-        """Wait until the reader can take more, or while nobody is there until more can be kept."""
+        """Wait until the socket takes more, or without a socket until more can be kept."""
         while True:
             self._changed.clear()
             outbox = self._outbox
@@ -191,7 +189,7 @@ class EventLog:
                 await self._changed.wait()
 
     async def flushed(self) -> None:
-        """Wait until nothing is held, and the reader has all."""
+        """Wait until nothing is held and the socket has all."""
         while self.holding:
             self._changed.clear()
             await self._changed.wait()
@@ -208,50 +206,50 @@ class EventLog:
             self._lanes.pop(lane, None)
         self._changed.set()
 
-    def _leave(self, held: _Held) -> None:
+    def _leave(self, held: _Pending) -> None:
         self._number += 1
         place = (held.reply, held.told)
         self._left = max(self._left, place)
-        event_id = str(Place(self._opening, self._number, *self._left))
+        event_id = str(EventPlace(self._opening, self._number, *self._left))
         event = msgspec.structs.replace(held.event, event_id=event_id)
         done = event if isinstance(event, ResponseDone) else None
         frame = codec.encode(event) if done is None else self._shown(done)
-        self._keep(_Told(self._number, *place, frame, done))
+        self._keep(_Sent(self._number, *place, frame, done))
         if self._outbox is None:
             self._unread += len(frame)
         elif not self._was_read(held, place):
             self._outbox.post([frame], patient=held.patient)
 
-    def _was_read(self, held: _Held, place: tuple[int, int]) -> bool:
-        """A reply's end is acknowledged, hence in the journal: one that ends now was read by nobody."""
-        return _NOWHERE < place <= self._read and not isinstance(held.event, ResponseDone)
+    def _was_read(self, held: _Pending, place: tuple[int, int]) -> bool:
+        """Whether the client has read the event before. A reply that ends only now was not read to its end."""
+        return _NO_REPLY < place <= self._read and not isinstance(held.event, ResponseDone)
 
-    def _before(self, kept: list[_Told], known: Place | None) -> Place:
-        """The place of a client that has yet to read ``kept``, and was at ``known`` before."""
+    def _before(self, kept: list[_Sent], known: EventPlace | None) -> EventPlace:
+        """The place before ``kept``, for a client that was at ``known``."""
         number = kept[0].number - 1 if kept else self._number
         if known is not None:
-            return Place(self._opening, number, known.reply, known.told)
-        return Place(self._opening, number, *((self._reply, 0) if kept else self._left))
+            return EventPlace(self._opening, number, known.reply, known.told)
+        return EventPlace(self._opening, number, *((self._reply, 0) if kept else self._left))
 
     def _shown(self, done: ResponseDone) -> bytes:
         return codec.encode(msgspec.structs.replace(done, handle=self._handle() or UNSET))
 
-    def _keep(self, told: _Told) -> None:
+    def _keep(self, told: _Sent) -> None:
         self._log.append(told)
         self._log_bytes += len(told.frame)
         while self._log_bytes > self._limits.log_bytes:
             self._log_bytes -= len(self._log.popleft().frame)
 
     def _forget_before(self, reply: int) -> None:
-        """Who asks for a reply has read the one before the last: nobody comes back to it."""
+        """Forget earlier replies: a client that asks for a new one has read them."""
         first = next((told.number for told in self._log if told.reply >= reply), 0)
         while self._log and self._log[0].number < first:
             self._log_bytes -= len(self._log.popleft().frame)
 
-    def _since(self, after: str | None, running: bool) -> list[_Told]:
+    def _since(self, after: str | None, running: bool) -> list[_Sent]:
         if after is None:
             return [told for told in self._log if running and told.reply == self._reply]
-        place = Place.parse(after)
+        place = EventPlace.parse(after)
         if place is None:
             raise EventsExpired("`last_event` names no event of this session", param="last_event")
         if place.opening == self._opening:

@@ -1,4 +1,4 @@
-"""One response on the wire: reply events of a session in, server events out, in the order of the standard.
+"""One response on the wire: what a turn tells becomes server events, in the order of the standard.
 
     response.created
       response.reasoning_text.delta*                                                  (ours; of no item)
@@ -9,7 +9,7 @@
     response.done
 
 Out of band there are no `conversation.*` events. In brief there are `response.created`, text and reasoning as
-they come, `output_item.done` and `response.done`. Pure; knows nothing of other responses.
+they come, `output_item.done` and `response.done`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _REASONS: dict[EndReason, Reason] = {
 
 
 @dataclass(slots=True)
-class _Open:
-    """The output item being said: its place, and its pieces so far."""
+class _OpenItem:
+    """The output item that grows: its place, and its pieces so far."""
 
     index: int
     item: Message | FunctionCall
@@ -72,8 +72,8 @@ class _Open:
 class LiveResponse:
     """A response from `response.create` to `response.done`.
 
-    `conversation_id` is None out of band. `predecessor` tells the item before the reply's first one when that
-    begins. `item_ids` are those of the items it has begun, `call_ids` those of its calls.
+    `conversation_id` is None out of band. `predecessor` returns the item before the reply's first one when that
+    begins. `item_ids`: of the items that it has begun; `call_ids`: of its calls.
     """
 
     def __init__(
@@ -101,16 +101,16 @@ class LiveResponse:
         self._max_output_tokens = max_output_tokens
         self.metadata = metadata
         self.brief = brief
-        self._open: _Open | None = None
+        self._open: _OpenItem | None = None
         self._output: list[AnyItem] = []
 
     def feed(self, event: ReplyEvent) -> list[server.ServerEvent]:
-        """The server events that a reply event becomes."""
+        """The server events for one event of the turn."""
         assert not self.done, "nothing comes after the end of a reply"
         return list(self._events(event))
 
     def fail(self, error: Exception) -> list[server.ServerEvent]:
-        """The end of a response that has started and broke."""
+        """The last events of a response that has started and raised."""
         assert self.started and not self.done
         return list(self._failed(error))
 
@@ -144,7 +144,7 @@ class LiveResponse:
     def _begin(self, item: Message | FunctionCall) -> Iterator[server.ServerEvent]:
         yield from self._close(complete=True)
         before = self.item_ids[-1] if self.item_ids else None if self.brief else self._predecessor()
-        opened = self._open = _Open(len(self._output), item, before)
+        opened = self._open = _OpenItem(len(self._output), item, before)
         self.item_ids.append(item.id)
         if isinstance(item, FunctionCall):
             self.call_ids.add(item.call_id)
@@ -193,11 +193,11 @@ class LiveResponse:
         self,
         output: type[server.OutputItemAdded | server.OutputItemDone],
         conversation: type[server.ItemAdded | server.ItemDone],
-        opened: _Open,
+        opened: _OpenItem,
         item: Item,
         status: ItemStatus | None = None,
     ) -> Iterator[server.ServerEvent]:
-        """The pair of events that shows an item as the response's and as the conversation's."""
+        """The two events that show an item: in the response and in the conversation."""
         frame = frame_of(item, status)
         yield output(event_id=self._event_ids(), response_id=self.id, output_index=opened.index, item=frame)
         if self.conversation_id is not None:
@@ -205,13 +205,13 @@ class LiveResponse:
                 event_id=self._event_ids(), item=frame, previous_item_id=opened.previous_item_id
             )
 
-    def _part(self, opened: _Open) -> dict[str, Any]:
+    def _part(self, opened: _OpenItem) -> dict[str, Any]:
         return {**self._place(opened), "content_index": 0}
 
-    def _call(self, opened: _Open, call: FunctionCall) -> dict[str, Any]:
+    def _call(self, opened: _OpenItem, call: FunctionCall) -> dict[str, Any]:
         return {**self._place(opened), "call_id": call.call_id}
 
-    def _place(self, opened: _Open) -> dict[str, Any]:
+    def _place(self, opened: _OpenItem) -> dict[str, Any]:
         return {
             "event_id": self._event_ids(),
             "response_id": self.id,
@@ -234,7 +234,7 @@ class LiveResponse:
         yield self._ended("failed", _failure(error))
 
     def _taken_back(self) -> Iterator[server.ServerEvent]:
-        """A failed turn is rolled back: its items do not stand in the history after all."""
+        """The events that take back the items of a failed turn, which was rolled back."""
         if self.conversation_id is not None:
             for item in self._output:
                 yield server.ItemDeleted(event_id=self._event_ids(), item_id=item.id or "")

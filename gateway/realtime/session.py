@@ -33,7 +33,7 @@ from ..errors import INTERNAL, Draining, GatewayError, wire_error
 from ..live_session import LiveSession, report
 from ..live_sessions import LiveSessions, SessionConnection
 from ..net.outbox import FrameSink
-from ..settings import Limits
+from ..settings import ClientLimits
 from .conversation import Conversation
 from .effects import CancelResponse, Effect, PrefillText, Send, StartResponse, TellCommitted
 from .event_log import NEWS, WRITER, EventLog
@@ -69,7 +69,7 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
 class RealtimeFace:
     """Opens sessions that speak Realtime. ``model`` is the name of the served model."""
 
-    def __init__(self, sessions: LiveSessions, link: EngineLink, model: str, limits: Limits) -> None:
+    def __init__(self, sessions: LiveSessions, link: EngineLink, model: str, limits: ClientLimits) -> None:
         self.sessions = sessions
         self.limits = limits
         self._link = link
@@ -77,7 +77,7 @@ class RealtimeFace:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that a client names are smaller."""
+        """The size of the model's vocabulary; token ids are smaller."""
         return self._link.hello.vocab_size
 
     def open(self, connection: SessionConnection, owner: bytes, salt: bytes = b"") -> RealtimeSession:
@@ -149,7 +149,7 @@ class RealtimeSession:
         self._reopened = False  # the client was on the server before this one
 
     def greet(self) -> None:
-        """Tell a new session's client what it is on."""
+        """Post the first events of a new session."""
         ticket = self.session.log.sync()
         self.event_log.post(self.conversation.greet(self.session.handles.current), ticket=ticket)
 
@@ -205,7 +205,7 @@ class RealtimeSession:
             self.refuse(error, event.event_id)
 
     async def _serve(self, event: client.ClientEvent) -> None:
-        """The one way of a client event: answered again, refused, a verb, or an event of the conversation."""
+        """The one way in: answer an event again, refuse it, give it to the verbs, or to the conversation."""
         if self.live.resumable and event.event_id is not None and event.event_id in self._client_events:
             await self._answer_again(event)
         elif (refusal := self._refusal(event)) is not None:
@@ -310,7 +310,7 @@ class RealtimeSession:
         return True
 
     async def _cancel(self, response_id: str, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """Cut a response; one that is told again not before the place that its client had read."""
+        """Cut a response. One that is told again is cut when it reaches the event that its client read last."""
         if self.event_log.behind:
             self._waiting_cancels[response_id] = reason
         else:
@@ -453,7 +453,7 @@ def typed_since(before: TextBuffer, after: TextBuffer) -> Typed:
 
 
 def _shared(one: str, other: str) -> int:
-    """The length of the common beginning. Bisects, so that no loop runs over characters."""
+    """The length of the common beginning, found by bisection: no loop runs over characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -34,7 +34,7 @@ from ..errors import (
 from ..net.channel import Channel, ChannelClosed
 from ..net.outbox import Outbox
 from ..net.rates import TokenBucket
-from ..settings import Limits
+from ..settings import ClientLimits
 from .session import RealtimeFace, RealtimeSession
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,9 @@ class _Goodbye(Exception):
 class RealtimeSocket:
     """Runs one socket, until either side ends it."""
 
-    def __init__(self, channel: Channel, face: RealtimeFace, client: ClientIdentity, limits: Limits) -> None:
+    def __init__(
+        self, channel: Channel, face: RealtimeFace, client: ClientIdentity, limits: ClientLimits
+    ) -> None:
         self.outbox = Outbox(limits)
         self.client = client
         self._channel = channel

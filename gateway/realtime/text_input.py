@@ -1,7 +1,6 @@
-"""Text that is on its way into a conversation: `input_text_buffer.*` in, effects out. Pure.
+"""Text on its way into a conversation: `input_text_buffer.*` events in, effects out. Pure.
 
-A user's, or a tool's while it runs: then the call that it answers is checked as that of a whole output is.
-Knows nothing of responses.
+It is a user's text, or the output of a tool that runs. For a tool's, the call that it answers is checked.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ BufferEvent: TypeAlias = client.TextAppend | client.TextReplace | client.TextCle
 
 
 class IncomingText:
-    """One conversation's.
+    """The text buffer of one conversation.
 
-    `event_id` names the next event, `ids` what an event makes. `check` raises where a call may not be answered,
-    naming the parameter it is given; `insert` puts an item at the end, or raises. The model's context holds no
-    text of more than `most_characters`.
+    `event_id` makes ids of events, `ids` those of items. `check` raises where a call may not be answered, and
+    names the given parameter; `insert` puts an item at the end, or raises. Text longer than `most_characters`
+    is refused: the model's context cannot hold it.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class IncomingText:
         most_characters: int | None = None,
     ) -> None:
         self.buffer = TextBuffer()
-        """What has come since the last commit."""
+        """The text since the last commit."""
         self._event_id = event_id
         self._ids = ids
         self._check = check
@@ -47,7 +46,7 @@ class IncomingText:
         self._most = most_characters
 
     def receive(self, event: BufferEvent) -> list[Effect]:
-        """Take one event in. Raises a `SessionError` where it may not come; then nothing has changed."""
+        """Apply one event. Raises a `SessionError` where it may not come now; then nothing has changed."""
         match event:
             case client.TextAppend(text=text, role=role, call_id=call_id):
                 self._check_owner(role, call_id)
@@ -65,7 +64,7 @@ class IncomingText:
         return [PrefillText(self.buffer.item())]
 
     def answered(self, items: Sequence[Item]) -> list[Effect]:
-        """These were put in otherwise: where one is the whole output that is on its way, that is over."""
+        """Clear the buffer where one of these items is the whole output that the buffer holds a part of."""
         call_id = self.buffer.call_id
         if call_id is None or not any(
             isinstance(item, FunctionCallOutput) and item.call_id == call_id for item in items
@@ -75,11 +74,11 @@ class IncomingText:
         return [PrefillText(None)]
 
     def committed(self, arrival: Arrival, count: TellCommitted) -> list[server.ServerEvent]:
-        """What a client is told of its committed text."""
+        """The events for committed text."""
         return [self._told(count.item, arrival), *(send.event for send in count.added)]
 
     def committed_before(self, item: Item) -> server.ServerEvent:
-        """The same of one of which nobody knows any more how much was prefilled."""
+        """The event for text that was committed before the session was opened again: 0 tokens are shown."""
         return self._told(item, Arrival(0, 0))
 
     def _told(self, item: Item, arrival: Arrival) -> server.ServerEvent:
@@ -102,7 +101,7 @@ class IncomingText:
             self._check(call_id, "call_id")
 
     def _commit(self) -> list[Effect]:
-        """The text becomes an item; one that may not stays in the buffer."""
+        """Make the text an item. Text that is refused stays in the buffer."""
         item = self.buffer.whole()
         checked_item(item)
         item = msgspec.structs.replace(item, id=self._ids("item"))

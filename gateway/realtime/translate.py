@@ -1,7 +1,4 @@
-"""Between frames and the types of `sessions`: items, tools, requests and receipts, as pure functions.
-
-Knows nothing of when an event may come, nor of sockets.
-"""
+"""Translates between frames and the types of `sessions`: items, tools, requests, usage. Pure functions."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ from ...sessions.turn.events import TokenScore, TurnUsage
 from ...sessions.turn.request import TurnRequest
 
 SAMPLING = SamplingFields.__struct_fields__
-"""Fields that a response inherits from its session, by the names that `TurnRequest.checked` has for them."""
+"""Fields that a response inherits from its session; `TurnRequest.checked` has the same names."""
 
 _NOTHING = ResponseParams()
 
@@ -43,7 +40,7 @@ ECHOED = ("audio", "include", "parallel_tool_calls", "reasoning", "tracing")
 
 
 def item_of(frame: frames.AnyItem, new_id: Callable[[str], str]) -> Item:
-    """The session's item; ids the client left out are made."""
+    """The session's item. Ids that the client left out are made."""
     item_id = frame.id or new_id("item")
     match frame:
         case frames.MessageItem(role=role):
@@ -56,7 +53,7 @@ def item_of(frame: frames.AnyItem, new_id: Callable[[str], str]) -> Item:
 
 
 def frame_of(item: Item, status: frames.ItemStatus | None = None) -> frames.AnyItem:
-    """The item as the wire shows it; `status` stands in where the item is not final."""
+    """The item as a frame. `status`: of an item that is not final."""
     match item:
         case Message(id=item_id, role=role, text=text, complete=complete):
             part = frames.TextPart(type=frames.PART_OF_ROLE[role], text=text)
@@ -100,14 +97,14 @@ def tools_of(tools: list[FunctionTool]) -> tuple[Tool, ...]:
 
 
 def preamble_of(session: SessionResource) -> Preamble:
-    """What the configuration puts before the first item."""
+    """The instructions and tools before the first item."""
     return Preamble(instructions=session.instructions, tools=tools_of(session.tools))
 
 
 def patched(session: SessionResource, patch: SessionPatch, initial: SessionResource) -> SessionResource:
-    """The configuration after `session.update`; a null field goes back to what it was at the beginning.
+    """The configuration after `session.update`. A null field goes back to its first value.
 
-    Raises `FieldInvalid` for another model: it is the session's for life.
+    Raises `FieldInvalid` for another model, which cannot be changed.
     """
     if patch.model not in (UNSET, None, session.model):
         raise FieldInvalid(f"The session's model is {session.model!r} and cannot be changed", "session.model")
@@ -121,7 +118,7 @@ def patched(session: SessionResource, patch: SessionPatch, initial: SessionResou
 
 @contextmanager
 def under(section: str) -> Iterator[None]:
-    """What is refused of sampling is named as the client wrote it: with the object that holds the field."""
+    """Put the name of the object before the field that a sampling error names."""
     try:
         yield
     except (SamplingInvalid, GrammarInvalid) as error:
@@ -137,9 +134,9 @@ def request_of(
     vocab_size: int | None = None,
     seed: int | None = None,
 ) -> TurnRequest:
-    """The turn that `response.create` asks for, with the session's values where it gives none.
+    """The turn that `response.create` asks for. The session's values stand in for fields that it leaves out.
 
-    `seed` is used where neither names one. `resolve` finds what an input item stands for. Raises what
+    `seed` is used where neither has one. `resolve` finds the item that an input item names. Raises what
     `TurnRequest.checked` and `resolve` raise.
     """
 
@@ -197,7 +194,7 @@ class RequestCache:
 
 
 def format_of(params: ResponseParams) -> Grammar | None:
-    """What the reply's text must be; None: anything. Raises `GrammarInvalid`."""
+    """The grammar of the reply's text; None: any text. Raises `GrammarInvalid`."""
     text = params.text.format if isinstance(params.text, TextConfig) else None
     asked = {"text.format": text, "response_format": params.response_format, "grammar": params.grammar}
     given = {name: wish for name, wish in asked.items() if wish is not None and wish is not UNSET}
@@ -226,7 +223,7 @@ def _grammar_of(wish: Any, name: str) -> Grammar | None:
 
 
 def seed_of(response_id: str) -> int:
-    """The seed of a response for which nobody named one: as random as its id, and the same when told again."""
+    """The seed of a response without one. It follows from the id, so that it is the same when told again."""
     return int.from_bytes(hashlib.blake2b(response_id.encode(), digest_size=8).digest()) >> 1
 
 
@@ -235,7 +232,7 @@ def _given(value: str | UnsetType | None) -> str | None:
 
 
 def logprobs_of(scores: Iterable[TokenScore]) -> list[TokenLogprob]:
-    """Tokens' log probabilities as the wire shows them."""
+    """Tokens' log probabilities as frames."""
     return [
         TokenLogprob(
             token=score.text,
@@ -266,7 +263,7 @@ def usage_of(usage: TurnUsage) -> Usage:
 
 
 def receipt_of(usage: TurnUsage) -> KVReceipt:
-    """What a turn's KV cost, and where what it did not compute was found."""
+    """The receipt of a turn's KV: the tokens that it computed, and the tiers that held the others."""
     return KVReceipt(
         new=usage.new_tokens,
         prefilled=usage.prefilled_tokens,

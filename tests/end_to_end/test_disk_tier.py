@@ -66,7 +66,7 @@ async def test_a_sequence_settled_to_disk_is_there_after_a_restart_of_everything
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-async def test_a_shelf_that_goes_takes_no_turn_with_it(stored, how: signal.Signals) -> None:
+async def test_a_disk_tier_that_dies_ends_no_turn(stored, how: signal.Signals) -> None:
     """Killed or stopped: the turn that waited for it computes, and another shelf serves the next one."""
     engine = ChildEngine(stored)
     async with engine as link:

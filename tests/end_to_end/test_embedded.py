@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.gateway.embedded import embedded
-from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.errors import ModelUnreadable
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ConnectionFailed, ConnectionLost, connect
@@ -22,7 +22,7 @@ from holdfast.sdk.reconnect import Patience
 pytestmark = pytest.mark.anyio
 
 
-async def test_it_says_what_a_server_says(client: Client, server) -> None:
+async def test_the_embedded_engine_replies_as_a_server_does(client: Client, server) -> None:
     async def talk(client: Client) -> list[str]:
         async with client.session(temperature=0) as chat:
             return [await chat.say(line).text() for line in ("I live in Oslo.", "Where do I live?")]
@@ -69,7 +69,7 @@ async def test_leaving_ends_its_sessions_and_its_thread(
 
 
 async def test_a_frame_beyond_the_limit_is_refused_and_the_session_goes_on(pocket: EngineSettings) -> None:
-    settings = GatewaySettings(limits=replace(Limits(), frame_bytes=2000))
+    settings = GatewaySettings(limits=replace(ClientLimits(), frame_bytes=2000))
     async with embedded(engine=pocket, settings=settings) as client, client.session() as chat:
         assert await chat.say("My name is Marisol.").text()
         await chat.send(ItemCreate(item=MessageItem.of("user", "x" * 2000)))

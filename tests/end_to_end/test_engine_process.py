@@ -35,7 +35,7 @@ async def seen(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], dict[str, st
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) != POOL, reason="needs two processors")
-async def test_its_computing_threads_have_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_engines_threads_have_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OPERATORS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv(TRIM, raising=False)

@@ -130,7 +130,7 @@ async def test_a_full_disk_acknowledges_nothing_and_heals(small_disk: Path, pock
         assert figures["journal_failures"] > 0 and not figures["journal_queued"]
 
 
-async def test_a_store_that_was_removed_is_said_to_be_gone(
+async def test_a_removed_store_is_reported(
     tmp_path: Path, pocket: EngineSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with server_on(tmp_path, 0, pocket) as running, wire(running.url) as one:

@@ -66,7 +66,7 @@ async def test_without_a_host_tier_they_are_computed_again_and_say_the_same(clie
         said = []
         for line in LINES:
             said.append(await chat.say(line).text())
-            async with crowded.session(instructions="Somebody else entirely. " * 20) as other:
+            async with crowded.session(instructions="Another caller entirely. " * 20) as other:
                 await other.say("Tell me the story of the fox.").text()
         assert said == expected[0]
         assert chat.last.kv.recomputed > 0 and chat.last.kv.host == 0

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 LINES = ("My name is Marisol. " * 4, "My locker code is 4821.", "What is my name?", "And my locker code?")
 
 
-async def test_what_was_settled_comes_back_and_says_the_same(
+async def test_settled_kv_comes_back_and_replies_are_the_same(
     client: Client, pocket: EngineSettings, tmp_path: Path
 ) -> None:
     async with client.session(temperature=0, instructions="Be brief.") as calm:
@@ -66,7 +66,7 @@ async def test_a_session_settled_and_staged_in_one_process(client: Client) -> No
         assert (await chat.lease(ttl=0)).tokens == 0
 
 
-async def test_what_may_not_be_now_is_a_typed_error_and_the_session_goes_on(client: Client) -> None:
+async def test_a_refused_verb_is_a_typed_error_and_the_session_goes_on(client: Client) -> None:
     async with client.session(temperature=0) as chat:
         await chat.send(ItemCreate(item=MessageItem.of("user", "Tell me the story of the fox.")))
         await chat.send(ResponseCreate(response=ResponseParams(**LONG)))

@@ -149,7 +149,7 @@ async def test_a_session_over_tls_with_an_authority_of_ones_own(
             renewed = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             other.configure_trust(renewed)
             assert await secured_get(running.url, "/ready", renewed) == 200
-            assert "Marisol" in await chat.say("What is my name?").text(), "who is there stays"
+            assert "Marisol" in await chat.say("What is my name?").text(), "open sockets stay"
 
 
 async def test_below_a_prefix_all_routes_work_with_it_and_without(pocket: EngineSettings) -> None:

@@ -117,7 +117,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
-async def test_a_disk_that_is_too_full_for_turns_is_said_at_once(small_disk: Path) -> None:
+async def test_a_disk_too_full_for_turns_is_reported_at_once(small_disk: Path) -> None:
     async with command("serve", "pocket", "--port", "0", "--store", str(small_disk / "s"), *SMALL) as process:
         await address_of(process)
         assert process.stderr is not None
@@ -125,7 +125,7 @@ async def test_a_disk_that_is_too_full_for_turns_is_said_at_once(small_disk: Pat
         assert "in reserve; new turns are refused" in (await process.stderr.readline()).decode()
 
 
-async def test_a_taken_port_is_said() -> None:
+async def test_a_taken_port_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = await refused("serve", "pocket", "--port", str(port))
@@ -202,6 +202,6 @@ def test_a_model_that_cannot_be_served_is_named_in_a_line(
     assert not out and named in line and str(tmp_path) in line
 
 
-async def test_a_pool_too_small_for_the_context_is_said() -> None:
+async def test_a_pool_too_small_for_the_context_is_reported() -> None:
     line = await refused("serve", "pocket", "--port", "0", "--kv-bytes", "1MiB", "--max-context", "2048")
     assert "2048" in line

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.benchmarks.faults.network import proxy
 from holdfast.gateway.server import Serving, serving
-from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, SDKError, SessionLost, connect
 from holdfast.sdk.frames.items import MessageItem
@@ -281,7 +281,7 @@ async def test_a_plain_clients_reply_is_cancelled_when_it_leaves(kept: Serving) 
 
 
 async def test_a_lease_that_ends_puts_the_session_away(tmp_path: Path, pocket: EngineSettings) -> None:
-    limits = replace(Limits(), resume_seconds=0.01)
+    limits = replace(ClientLimits(), resume_seconds=0.01)
     async with serving(GatewaySettings(port=0, store=tmp_path, limits=limits), pocket) as running:
         async with greeted(running) as (one, handle):
             await one.say("My name is Marisol.")

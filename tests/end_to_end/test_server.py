@@ -128,7 +128,7 @@ async def at_rest(server: Serving) -> None:
         before, steps = steps, (await server.engine.link.statistics())["steps"]
 
 
-async def test_metrics_are_everybodys_statistics(server: Serving) -> None:
+async def test_metrics_are_the_statistics_of_all_rooms(server: Serving) -> None:
     async with wire(server.url) as connection:
         await works(connection)
         await at_rest(server)

@@ -84,7 +84,7 @@ async def test_a_cancelled_reply_keeps_its_kv_and_its_words(client: Client) -> N
         assert prefilled == new and resident >= length - 1
 
 
-async def test_cancelling_nothing_is_an_error_that_harms_nothing(client: Client) -> None:
+async def test_cancelling_nothing_is_an_error_and_changes_nothing(client: Client) -> None:
     async with client.session() as chat:
         await chat.send(ResponseCancel(event_id="stray"))
         assert await chat.say(LINES[0]).text()

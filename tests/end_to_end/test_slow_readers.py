@@ -14,7 +14,7 @@ from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.net.channel import ChannelClosed, MemoryChannel, memory_pair
 from holdfast.gateway.server import serving
 from holdfast.gateway.service import Service
-from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
 
@@ -22,7 +22,7 @@ from .wires import wire
 
 pytestmark = pytest.mark.anyio
 CREATE = b'{"type": "response.create"}'
-TIGHT = replace(Limits(), outbox_events=4, stall_seconds=1.0)
+TIGHT = replace(ClientLimits(), outbox_events=4, stall_seconds=1.0)
 """The clients read in the server's own loop: when that loop is late, they must not count as slow readers."""
 
 
@@ -72,7 +72,9 @@ async def test_what_waits_for_a_slow_reader_is_bounded(service: Service) -> None
 
 
 async def test_a_real_socket_that_is_not_read_is_dropped_too(pocket: EngineSettings) -> None:
-    settings = GatewaySettings(port=0, limits=replace(Limits(), stall_seconds=1.0, send_buffer_bytes=4096))
+    settings = GatewaySettings(
+        port=0, limits=replace(ClientLimits(), stall_seconds=1.0, send_buffer_bytes=4096)
+    )
     async with serving(settings, pocket) as running, wire(running.url, max_queue=1) as deaf:
         (connection,) = running.service.connections
         part = {"type": "input_text", "text": "x" * 1_000_000}

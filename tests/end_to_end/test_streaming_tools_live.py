@@ -228,7 +228,7 @@ async def test_half_an_output_comes_back_with_its_session(tmp_path: Path, pocket
         await new.send({"type": "session.resume", "handle": handle})
         assert (await new.receive())["last_client_event"] == "3"
         await new.send({**append, "text": "x", "role": "user"})
-        assert (await new.receive())["error"]["param"] == "role", "it knows whose text it is"
+        assert (await new.receive())["error"]["param"] == "role", "the buffer knows the role of its text"
         await new.send({"type": "input_text_buffer.replace", "from": 16, "text": '7, "sky": "cloudy"}'})
         await new.send({"type": "input_text_buffer.commit", "event_id": "5"})
         item = (await new.until("conversation.item.done"))[-1]["item"]

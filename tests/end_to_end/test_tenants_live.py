@@ -67,7 +67,7 @@ async def figures(url: str, key: str) -> dict[tuple[str, str, str], float]:
     }
 
 
-async def test_a_tenant_at_its_limits_is_told_so_and_the_other_is_not(
+async def test_a_tenant_at_its_limits_is_refused_and_the_other_is_not(
     tmp_path: Path, pocket: EngineSettings
 ) -> None:
     async with served(tmp_path, pocket) as (running, clients), AsyncExitStack() as stack:
@@ -101,7 +101,7 @@ async def test_a_tenant_at_its_limits_is_told_so_and_the_other_is_not(
         seen = await figures(running.url, "beta")
         assert seen["used", "acme", "sessions"] == seen["limit", "acme", "sessions"] == 3
         assert (seen["limit", "acme", "turns"], seen["used", "acme", "turns"]) == (1, 0)
-        assert {tenant for _, tenant, _ in seen} == {"acme"}, "nobody learns what another has"
+        assert {tenant for _, tenant, _ in seen} == {"acme"}, "no tenant sees another's numbers"
         await fork.aclose()
 
 

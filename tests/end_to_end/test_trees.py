@@ -37,7 +37,7 @@ async def test_branches_are_listed_named_and_pruned(server: Serving) -> None:
         await leaf.name("with a code")
 
 
-async def test_what_cannot_be_named_or_pruned_is_refused(server: Serving) -> None:
+async def test_invalid_names_and_prunes_are_refused(server: Serving) -> None:
     async with connect(server.url) as client, client.session() as chat, client.session() as stranger:
         await chat.say("My name is Marisol.").text()
         (fork,) = await chat.fork()

@@ -40,7 +40,7 @@ async def test_no_step_comes_between_a_prompt_and_its_turn(server: Serving) -> N
         )
 
 
-async def test_nor_between_those_of_a_turn_that_brings_all_its_input(server: Serving) -> None:
+async def test_no_step_comes_inside_a_turn_that_brings_all_its_input(server: Serving) -> None:
     async with connect(server.url) as client, client.session() as chat:
         told = [MessageItem.of("user", "Everything that was ever said, told again from the beginning on.")]
         before = await rows(server)

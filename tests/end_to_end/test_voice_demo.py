@@ -44,8 +44,11 @@ def test_one_partial_in_ten_is_wrong_about_its_last_words() -> None:
 
 
 def test_other_words_or_a_reply_that_forgets_are_faults() -> None:
-    line, right = voice_demo.Line("What is my name?", "Marisol"), voice_demo.Heard("Marisol.", 1.0, 0)
+    line, right = (
+        voice_demo.SpokenLine("What is my name?", "Marisol"),
+        voice_demo.VoiceReply("Marisol.", 1.0, 0),
+    )
     assert not voice_demo._faults(line, right, right)
-    assert len(voice_demo._faults(line, right, voice_demo.Heard("Bella.", 1.0, 0))) == 1
-    forgot = voice_demo.Heard("not told", 1.0, 0)
+    assert len(voice_demo._faults(line, right, voice_demo.VoiceReply("Bella.", 1.0, 0))) == 1
+    forgot = voice_demo.VoiceReply("not told", 1.0, 0)
     assert len(voice_demo._faults(line, forgot, forgot)) == 1

@@ -60,7 +60,7 @@ async def test_a_key_in_letters_beyond_ascii_is_compared_too() -> None:
 
 
 @pytest.mark.parametrize("key", ["", " ", "s3cret\n", "\ts3cret"])
-async def test_a_key_that_everybody_or_nobody_gives_is_refused(key: str) -> None:
+async def test_an_empty_key_is_refused(key: str) -> None:
     with pytest.raises(KeysUnusable, match="--api-key is empty, or begins or ends with a blank"):
         Keys.one(key)
 
@@ -128,10 +128,10 @@ def test_a_server_on_a_network_answers_to_its_machines_name(monkeypatch: pytest.
     monkeypatch.setattr("socket.gethostname", lambda: "Gpu-7")
     assert "gpu-7:8040" in hosts(host="0.0.0.0") and "evil.com" not in hosts(host="0.0.0.0")
     assert "gpu-7.lan" in hosts(host="gpu-7.lan")
-    assert "gpu-7" not in hosts(), "on loopback nobody else asks"
+    assert "gpu-7" not in hosts(), "on loopback only this machine asks"
 
 
-def test_with_keys_any_name_will_do_unless_some_are_allowed() -> None:
+def test_with_keys_any_host_is_accepted_unless_some_are_named() -> None:
     assert "anything.example" in hosts(keys=True)
     named = hosts(True, "127.0.0.1", "chat.example.com", "*.example.org")
     own = ("chat.example.com", "a.example.org:443", "a.b.example.org", "10.0.0.7", "localhost")
@@ -153,7 +153,7 @@ def test_with_keys_any_name_will_do_unless_some_are_allowed() -> None:
         {"private_key": Path("key.pem")},
     ],
 )
-def test_options_that_say_nothing_clear_of_the_network_are_refused(fields: dict) -> None:
+def test_invalid_network_options_are_refused(fields: dict) -> None:
     with pytest.raises(NetworkInvalid, match="--"):
         Network(**fields)
 
@@ -210,14 +210,14 @@ async def test_the_first_key_of_a_file_with_a_byte_order_mark_is_a_key(tmp_path:
     ("text", "told"),
     [
         ("", "no keys"),
-        ("# nobody\n", "no keys"),
+        ("# no line\n", "no keys"),
         ("s3cret\n", "line 1"),
         ("a b\ns3cret ten/ant\n", "line 2"),
         ("s3cret one two\n", "line 1"),
         ("s3cret one\ns3cret two\n", "line 2: this key is another tenant's"),
     ],
 )
-def test_a_keys_file_that_says_nothing_clear_is_refused_without_its_keys(
+def test_an_invalid_keys_file_is_refused_without_showing_its_keys(
     tmp_path: Path, text: str, told: str
 ) -> None:
     with pytest.raises(KeysUnusable, match=told) as refused:

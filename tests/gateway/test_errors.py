@@ -43,7 +43,7 @@ def test_the_table_names_only_classes_of_the_trees() -> None:
     assert all(issubclass(kind, roots) for kind in TABLE)
 
 
-def test_what_the_client_can_mend_is_told_as_its_own() -> None:
+def test_errors_that_a_client_can_fix_are_invalid_requests() -> None:
     for kind in (*leaves(FrameError), *leaves(sessions.RequestInvalid)):
         assert wire_error(blank(kind)).type == "invalid_request_error"
         assert wire_error(blank(kind)).status < 500
@@ -58,13 +58,13 @@ def test_a_frame_error_is_told_with_its_field_and_event() -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("secret"), *map(blank, leaves(KVStoreError))], ids=repr)
-def test_our_own_mistakes_keep_their_text(error: Exception) -> None:
+def test_a_mistake_of_the_server_hides_its_text(error: Exception) -> None:
     told = error_details(error, "event_1")
     assert told.code == "internal_error" and told.event_id == "event_1"
     assert "secret" not in told.message
 
 
-def test_codes_close_sockets_only_where_nothing_can_go_on() -> None:
+def test_only_errors_that_end_a_session_close_sockets() -> None:
     closing = {row.code for row in TABLE.values() if row.close is not None}
     assert {"storage_unavailable", "slow_reader", "session_limit_reached"} <= closing
     assert not closing & {

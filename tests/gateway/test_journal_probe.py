@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.gateway.metrics import Snapshot, exposition
+from holdfast.gateway.metrics import MetricsSnapshot, exposition
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sessions.journal.journal import Journal
@@ -35,7 +35,7 @@ async def test_a_mismatch_is_told_by_the_probe_and_the_metrics(
         service.open(SessionRegistry(link, Language.of(ours("chatml")), None, journal), journal)
         try:
             state = service.state()
-            figures = exposition(Snapshot(True, 1, await journal.statistics(), {}))
+            figures = exposition(MetricsSnapshot(True, 1, await journal.statistics(), {}))
             assert state.ready
             assert f"holdfast_journal_mismatch {float(gone)}".encode() in figures
             if not gone:

@@ -1,7 +1,7 @@
 """Places for sessions, shared by tenants that open, fork, leave, come back, speak and close in any order.
 
-Whatever the others do: a tenant can open sessions up to its promise at once, no more are open than there are
-places, and no session that has a socket or runs a turn is put away.
+At any time a tenant can open sessions up to its own limit, no more are open than there are places, and no
+session that has a socket or runs a turn is put away.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from holdfast.gateway.live_session import LiveSession
 from holdfast.gateway.live_sessions import LiveSessions
 from holdfast.gateway.realtime.session import RealtimeFace
-from holdfast.gateway.settings import Limits
+from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames.client import SessionFork
 from holdfast.sdk.frames.codec import decode_client
 from holdfast.sessions.errors import HandleUnknown, SessionLimit
@@ -47,7 +47,7 @@ SAY = decode_client(
     b'{"type": "response.create", "items": [{"type": "message", "role": "user",'
     b' "content": [{"type": "input_text", "text": "Hello!"}]}]}'
 )
-WHO = st.sampled_from([PROMISED, KNOWN, OTHER, STRANGER])
+TENANT = st.sampled_from([PROMISED, KNOWN, OTHER, STRANGER])
 INDEX = st.integers(0, 1000)
 
 
@@ -68,8 +68,8 @@ class RoomsMachine(RuleBasedStateMachine):
         self.journal = self.run(Journal.open(folder, b"model", JournalSettings(reserve_bytes=0)))
         self.link = Scripted(spoken, END, flowing=False)
         self.book = SessionRegistry(self.link, LANGUAGE, SETTINGS, self.journal)
-        self.sessions = LiveSessions(self.book, Limits())
-        self.face = RealtimeFace(self.sessions, self.link, "scripted", Limits())
+        self.sessions = LiveSessions(self.book, ClientLimits())
+        self.face = RealtimeFace(self.sessions, self.link, "scripted", ClientLimits())
         self.held: dict[str, tuple[LiveSession, Socket]] = {}
         self.handles: list[tuple[str, bytes]] = []
         self.keep: set[str] = set()  # on a socket, or with a turn that runs
@@ -93,7 +93,7 @@ class RoomsMachine(RuleBasedStateMachine):
     def one(self, index: int) -> tuple[LiveSession, Socket]:
         return list(self.held.values())[index % len(self.held)]
 
-    @rule(tenant=WHO, count=st.integers(1, 6))
+    @rule(tenant=TENANT, count=st.integers(1, 6))
     def open(self, tenant: bytes, count: int) -> None:
         for _ in range(count):
             self.open_one(tenant)
@@ -212,7 +212,7 @@ class RoomsMachine(RuleBasedStateMachine):
         assert self.keep <= {live.id for live in self.sessions.live()}
 
 
-def test_promises_hold_and_no_session_in_use_is_put_away() -> None:
+def test_limits_hold_and_no_session_in_use_is_put_away() -> None:
     run_state_machine_as_test(
         RoomsMachine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None)
     )
@@ -221,8 +221,8 @@ def test_promises_hold_and_no_session_in_use_is_put_away() -> None:
 async def test_without_a_journal_only_forks_that_were_never_opened_give_way() -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=4))
-    sessions = LiveSessions(book, Limits())
-    face = RealtimeFace(sessions, link, "scripted", Limits())
+    sessions = LiveSessions(book, ClientLimits())
+    face = RealtimeFace(sessions, link, "scripted", ClientLimits())
     socket = Socket()
     live, left = sessions.open(face, Socket(), b""), sessions.open(face, socket, b"")
     left.resumable = True
@@ -241,8 +241,8 @@ async def test_without_a_journal_only_forks_that_were_never_opened_give_way() ->
 async def test_a_session_that_serves_an_event_is_not_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Scripted(spoken, END, cut_off={"fork"})
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=3))
-    sessions = LiveSessions(book, Limits())
-    face = RealtimeFace(sessions, link, "scripted", Limits())
+    sessions = LiveSessions(book, ClientLimits())
+    face = RealtimeFace(sessions, link, "scripted", ClientLimits())
     live = sessions.open(face, Socket(), b"")
     (child,) = await sessions.fork(live, 1, None)
     gate = asyncio.Event()
@@ -256,12 +256,12 @@ async def test_a_session_that_serves_an_event_is_not_put_away(monkeypatch: pytes
     await sessions.aclose()
 
 
-async def test_a_flood_of_forks_takes_no_place_that_was_promised() -> None:
+async def test_a_flood_of_forks_takes_no_place_that_is_set_aside() -> None:
     limits = {PROMISED: TenantLimits(sessions=50), KNOWN: TenantLimits()}
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=300, tenants=limits))
-    sessions = LiveSessions(book, Limits())
-    face = RealtimeFace(sessions, link, "scripted", Limits())
+    sessions = LiveSessions(book, ClientLimits())
+    face = RealtimeFace(sessions, link, "scripted", ClientLimits())
     for _ in range(4):
         live = sessions.open(face, Socket(), KNOWN, KNOWN)
         with suppress(SessionLimit):
@@ -276,11 +276,11 @@ async def test_a_flood_of_forks_takes_no_place_that_was_promised() -> None:
     await sessions.aclose()
 
 
-async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
+async def test_unopened_forks_are_capped_in_each_tree() -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_unopened=5))
-    sessions = LiveSessions(book, Limits())
-    face = RealtimeFace(sessions, link, "scripted", Limits())
+    sessions = LiveSessions(book, ClientLimits())
+    face = RealtimeFace(sessions, link, "scripted", ClientLimits())
     root, other = sessions.open(face, Socket(), b""), sessions.open(face, Socket(), b"")
     (child, *_) = await sessions.fork(root, 4, None)
     for live in (root, child):
@@ -296,12 +296,12 @@ async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
     await sessions.aclose()
 
 
-async def test_a_known_tenant_without_limits_has_its_part_though_others_hold_all_they_can() -> None:
+async def test_a_known_tenant_without_limits_gets_its_share_of_the_places() -> None:
     tenants = {KNOWN: TenantLimits(), OTHER: TenantLimits()}
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=12, tenants=tenants))
-    sessions = LiveSessions(book, Limits())
-    face = RealtimeFace(sessions, link, "scripted", Limits())
+    sessions = LiveSessions(book, ClientLimits())
+    face = RealtimeFace(sessions, link, "scripted", ClientLimits())
     with suppress(SessionLimit):
         while True:
             sessions.open(face, Socket(), KNOWN, KNOWN)
@@ -322,8 +322,8 @@ async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_b
         numbers = JournalSettings(reserve_bytes=0)
         journal = await Journal.open(Path(folder), b"model", numbers) if kept else None
         book = SessionRegistry(link, LANGUAGE, SessionSettings(), journal)
-        sessions = LiveSessions(book, Limits(unopened_forks=10, young_seconds=young))
-        face = RealtimeFace(sessions, link, "scripted", Limits(unopened_forks=10, young_seconds=young))
+        sessions = LiveSessions(book, ClientLimits(unopened_forks=10, young_seconds=young))
+        face = RealtimeFace(sessions, link, "scripted", ClientLimits(unopened_forks=10, young_seconds=young))
         one, two, other = (sessions.open(face, Socket(), salt, salt) for salt in (KNOWN, KNOWN, OTHER))
         first = await sessions.fork(one, 6, None)
         await sessions.fork(other, 10, None)
@@ -347,8 +347,8 @@ async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_b
 async def test_limits_that_change_set_other_places_aside() -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=6, tenants={KNOWN: TenantLimits()}))
-    sessions = LiveSessions(book, Limits())
-    face = RealtimeFace(sessions, link, "scripted", Limits())
+    sessions = LiveSessions(book, ClientLimits())
+    face = RealtimeFace(sessions, link, "scripted", ClientLimits())
     sessions.open(face, Socket(), KNOWN, KNOWN)
     book.change_limits({KNOWN: TenantLimits(), PROMISED: TenantLimits(sessions=4)})
     sessions.open(face, Socket(), KNOWN, KNOWN)

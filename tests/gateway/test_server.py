@@ -19,13 +19,13 @@ def started(**fields: Any) -> int:
 
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "a..b", "no such name"])
-def test_an_address_that_is_not_ours_is_said(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unusable_address_is_named(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert started(host=host, port=9) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"holdfast: cannot listen on {host}:9: ")
 
 
-def test_a_certificate_that_is_none_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_unusable_certificate_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("no certificate")
     for network, cause in (
@@ -43,7 +43,7 @@ def test_an_operators_key_without_keys_is_refused(capsys: pytest.CaptureFixture[
     assert "--operator-key needs --keys or --api-key" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_not_said_to_be_an_address(
+def test_a_full_disk_is_not_reported_as_an_address(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @asynccontextmanager

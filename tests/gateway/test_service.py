@@ -1,4 +1,4 @@
-"""Who may come in when, and what the probes say, over a link that is only what it says of itself."""
+"""Which clients are admitted when, and what the probes answer, over a link that is a stub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from holdfast.gateway.compose import model_name
 from holdfast.gateway.errors import Draining, ModelNotServed
 from holdfast.gateway.service import Service
-from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.messages import Heartbeat, Phase
 
@@ -74,7 +74,7 @@ async def test_the_probes_follow_the_engine(engine: Link, opened: bool, alive: b
     assert told["status"] == ("ready" if ready else "not ready" if alive else "hung")
 
 
-async def test_nobody_comes_in_before_the_engine_or_while_it_drains() -> None:
+async def test_no_client_is_admitted_before_the_engine_or_while_it_drains() -> None:
     loading = service(link(Phase.LOADING, ready=False), opened=False)
     with pytest.raises(EngineDied):
         loading.admit("pocket")
@@ -97,7 +97,7 @@ async def test_closing_ends_all_sessions() -> None:
         made.admit(None)
 
 
-async def test_a_snapshot_holds_everybodys_statistics_and_none_of_an_engine_that_is_gone() -> None:
+async def test_a_snapshot_holds_all_statistics_and_none_of_an_engine_that_is_gone() -> None:
     snapshot = await service(link(Phase.IDLE, ready=True)).snapshot()
     assert snapshot.ready and snapshot.engine == {"steps": 5.0}
     assert snapshot.gateway["sessions"] == 2.0 and snapshot.gateway["sockets"] == 0
@@ -118,8 +118,8 @@ class Stuck(Book):
         await asyncio.Event().wait()
 
 
-async def test_an_engine_that_does_not_answer_holds_up_the_end_only_so_long() -> None:
-    settings = GatewaySettings(limits=replace(Limits(), close_seconds=0.05))
+async def test_an_engine_that_does_not_answer_delays_closing_for_a_bounded_time() -> None:
+    settings = GatewaySettings(limits=replace(ClientLimits(), close_seconds=0.05))
     made = Service(settings, "pocket", link(Phase.STEPPING, ready=False, overdue=9.0))
     made.open(Stuck())
     await made.close()

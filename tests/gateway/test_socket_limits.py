@@ -19,7 +19,7 @@ import websockets
 
 from holdfast.gateway.net.listener import http_protocol, listen, websocket_protocol
 from holdfast.gateway.net.rates import Rate, TokenBucket
-from holdfast.gateway.settings import Limits
+from holdfast.gateway.settings import ClientLimits
 
 pytestmark = pytest.mark.anyio
 UNBOUNDED = Rate(1e12, 10**12)
@@ -104,7 +104,7 @@ class Listening:
 
 @asynccontextmanager
 async def listening(
-    limits: Limits, app: Callable[..., Awaitable[None]] = echo, *, tls: bool = False
+    limits: ClientLimits, app: Callable[..., Awaitable[None]] = echo, *, tls: bool = False
 ) -> AsyncIterator[Listening]:
     secured, trusting = contexts() if tls else (None, None)
     config = uvicorn.Config(
@@ -125,7 +125,7 @@ async def listening(
 
 
 async def flooded(writer: asyncio.StreamWriter, data: bytes, seconds: float = 1.0) -> int:
-    """Write ``data`` again and again until nobody takes any for ``seconds``; the bytes that went out."""
+    """Write ``data`` until none is taken for ``seconds``. Returns the bytes that were written."""
     sent = 0
     for _ in range(2000):
         writer.write(data)
@@ -140,7 +140,7 @@ async def flooded(writer: asyncio.StreamWriter, data: bytes, seconds: float = 1.
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
 async def test_pings_of_a_client_that_does_not_read_are_not_read_and_not_kept(tls: bool) -> None:
-    limits = replace(Limits(), control_frames=UNBOUNDED, send_buffer_bytes=4096)
+    limits = replace(ClientLimits(), control_frames=UNBOUNDED, send_buffer_bytes=4096)
     pings = frame(PING, b"x" * 125) * 500
     async with listening(limits, tls=tls) as server, server.raw() as (_, writer):
         sent = await flooded(writer, pings)
@@ -149,7 +149,7 @@ async def test_pings_of_a_client_that_does_not_read_are_not_read_and_not_kept(tl
 
 
 async def test_of_pings_that_come_together_the_latest_is_answered() -> None:
-    async with listening(Limits()) as server, server.raw() as (reader, writer):
+    async with listening(ClientLimits()) as server, server.raw() as (reader, writer):
         writer.write(b"".join(frame(PING, b"%d" % number) for number in range(100)))
         writer.write(frame(TEXT, b"done"))
         pongs = []
@@ -160,7 +160,7 @@ async def test_of_pings_that_come_together_the_latest_is_answered() -> None:
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
 async def test_too_many_control_frames_close_the_socket_with_1008(tls: bool) -> None:
-    limits = replace(Limits(), control_frames=Rate(1e-9, 50))
+    limits = replace(ClientLimits(), control_frames=Rate(1e-9, 50))
     async with listening(limits, tls=tls) as server, server.raw() as (reader, writer):
         for _ in range(50):
             writer.write(frame(PING, b"x"))
@@ -174,7 +174,7 @@ async def test_too_many_control_frames_close_the_socket_with_1008(tls: bool) -> 
 
 
 async def test_a_message_in_too_many_fragments_closes_the_socket_with_1008() -> None:
-    limits = replace(Limits(), fragments=100, frames=UNBOUNDED)
+    limits = replace(ClientLimits(), fragments=100, frames=UNBOUNDED)
     whole = frame(TEXT, b"a", final=False) + frame(CONTINUATION, b"b", final=False) * 98
     async with listening(limits) as server, server.raw() as (reader, writer):
         writer.write(whole + frame(CONTINUATION, b"c"))
@@ -185,7 +185,7 @@ async def test_a_message_in_too_many_fragments_closes_the_socket_with_1008() -> 
 
 async def test_frames_that_come_too_fast_are_read_later_and_none_is_lost() -> None:
     """The clock of the bucket stands still, so that the rest waits until the test lets time go on."""
-    limits = replace(Limits(), frames=Rate(1000.0, 10))
+    limits = replace(ClientLimits(), frames=Rate(1000.0, 10))
     now, got, taken = [0.0], [], asyncio.Event()
 
     async def collect(scope: dict, receive: Any, send: Any) -> None:
@@ -210,7 +210,7 @@ async def test_frames_that_come_too_fast_are_read_later_and_none_is_lost() -> No
         assert got == [str(number) for number in range(2000)]
 
 
-async def test_what_came_before_a_client_vanished_is_handed_on() -> None:
+async def test_frames_before_a_client_vanished_are_passed_on() -> None:
     got, ended = [], asyncio.Event()
 
     async def slow(scope: dict, receive: Any, send: Any) -> None:
@@ -221,7 +221,7 @@ async def test_what_came_before_a_client_vanished_is_handed_on() -> None:
             await asyncio.sleep(0)
         ended.set()
 
-    limits = replace(Limits(), frames=Rate(100.0, 5))
+    limits = replace(ClientLimits(), frames=Rate(100.0, 5))
     async with listening(limits, slow) as server, server.raw() as (_, writer):
         writer.write(b"".join(frame(TEXT, b"%d" % number) for number in range(100)))
         await writer.drain()
@@ -231,7 +231,7 @@ async def test_what_came_before_a_client_vanished_is_handed_on() -> None:
 
 
 async def test_an_honest_stream_of_small_frames_is_never_cut() -> None:
-    async with listening(Limits()) as server:
+    async with listening(ClientLimits()) as server:
         host, port = server.address
         async with websockets.connect(f"ws://{host}:{port}", compression=None) as client:
             pieces = [os.urandom(256).hex() for _ in range(2048)]
@@ -250,7 +250,7 @@ async def test_pipelined_requests_of_a_client_that_does_not_read_wait_unread() -
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8192")]})
         await send({"type": "http.response.body", "body": b"x" * 8192})
 
-    limits = replace(Limits(), send_buffer_bytes=4096)
+    limits = replace(ClientLimits(), send_buffer_bytes=4096)
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with listening(limits, large) as server, server.raw(upgraded=False) as (_, writer):
         sent = await flooded(writer, request * 500)
@@ -263,7 +263,7 @@ async def test_a_body_that_goes_on_after_the_answer_ends_the_connection() -> Non
         await send({"type": "http.response.start", "status": 405, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body"})
 
-    limits = replace(Limits(), header_seconds=0.2)
+    limits = replace(ClientLimits(), header_seconds=0.2)
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with listening(limits, refuse) as server, server.raw(upgraded=False) as (reader, writer):
         writer.write(head)

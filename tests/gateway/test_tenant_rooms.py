@@ -1,4 +1,4 @@
-"""A tenant at its limit of open sessions, whose clients leave and come back: who nobody is on makes room."""
+"""A tenant at its limit of open sessions: sessions on no connection make room for clients that come."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = JournalSettings(reserve_bytes=0)
 async def scripted(
     store: Path | None, settings: SessionSettings = TWO, bytes_: int = 1 << 30
 ) -> AsyncIterator[Client]:
-    """A client of a service whose sessions are all of one tenant."""
+    """A client of a service with one tenant."""
     link = Scripted(spoken, END, ahead=1)
     service = Service(GatewaySettings(), "scripted", link)
     numbers = replace(SMALL, tenants={b"": JournalShare(bytes=bytes_)})
@@ -48,7 +48,7 @@ async def scripted(
 
 
 async def forked(chat: Chat) -> Chat:
-    """A fork, once the server has noticed who has left."""
+    """A fork, once the server has noticed which clients have left."""
     while True:
         with suppress(ServerError):
             return (await chat.fork())[0]
@@ -90,7 +90,7 @@ async def test_sessions_that_were_left_make_room_and_come_back(tmp_path: Path) -
             assert await again.say("go on").text() == await same.say("go on").text()
 
 
-async def test_without_a_journal_who_may_come_back_keeps_its_place() -> None:
+async def test_without_a_journal_a_client_that_may_come_back_keeps_its_place() -> None:
     async with scripted(None) as client, client.session() as left, client.session():
         await left.say("begin").text()
         await left.aclose()
@@ -129,7 +129,7 @@ async def test_a_tree_comes_in_pages_and_the_client_asks_for_all(monkeypatch: py
         assert [event.after for event in asked] == [None, found[3].id, found[7].id]
 
 
-async def test_a_tree_is_told_a_hundred_at_a_time_unless_more_are_asked_for() -> None:
+async def test_a_tree_is_listed_a_hundred_at_a_time_by_default() -> None:
     async with scripted(None, SessionSettings()) as client, client.session() as chat:
         for _ in range(2):
             await chat.send(SessionFork(children=64))

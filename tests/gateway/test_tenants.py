@@ -14,7 +14,7 @@ from holdfast.gateway.cli.serve import run
 from holdfast.gateway.errors import KeysUnusable, LimitsTooLarge, wire_error
 from holdfast.gateway.limit_checks import check, check_leases
 from holdfast.gateway.quotas import CLIENT_QUOTAS, TENANT_QUOTAS
-from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.gateway.tenants import ALLOWED, Allowance, Tenants
 from holdfast.runtime.link.messages import Hello
 from holdfast.runtime.settings import EngineSettings, TenantBudget
@@ -142,7 +142,9 @@ def test_the_form_of_lines_sets_no_limits(tmp_path: Path) -> None:
         (f"a = {'[' * 5000}\n", "recursion"),
     ],
 )
-def test_what_is_no_limit_is_refused_by_its_place_without_a_key(tmp_path: Path, text: str, told: str) -> None:
+def test_an_invalid_limit_is_refused_by_its_place_without_showing_a_key(
+    tmp_path: Path, text: str, told: str
+) -> None:
     with pytest.raises(KeysUnusable, match=told) as refused:
         written(tmp_path, text)
     assert refused.value.message.startswith(str(tmp_path)) and "s3cret" not in refused.value.message
@@ -163,7 +165,7 @@ def test_what_is_no_limit_is_refused_by_its_place_without_a_key(tmp_path: Path, 
         ),
     ],
 )
-def test_neither_one_nor_a_sum_may_be_more_than_there_is(
+def test_a_limit_and_a_sum_of_limits_must_fit_the_server(
     tmp_path: Path, limit: str, alone: int, told: str
 ) -> None:
     engine = EngineSettings(model="pocket", kv_bytes=64 * MIB, disk_bytes=256 * MIB)
@@ -186,7 +188,7 @@ def test_replies_take_turns_so_that_only_one_tenants_number_counts(tmp_path: Pat
 
 
 @pytest.mark.parametrize("limit", ["disk", "journal"])
-def test_nor_more_than_the_disk_has(tmp_path: Path, limit: str) -> None:
+def test_limits_must_fit_the_disk(tmp_path: Path, limit: str) -> None:
     vast = replace(GatewaySettings().journal, max_bytes=1 << 62)
     settings = GatewaySettings(store=tmp_path / "not" / "yet", journal=vast)
     with pytest.raises(LimitsTooLarge, match=f"{limit} of acme .* more than the store's disk"):
@@ -201,13 +203,13 @@ def test_of_many_the_largest_are_named(tmp_path: Path) -> None:
         check(many, GatewaySettings(), ENGINE)
 
 
-def test_leases_are_held_against_the_kv_that_was_loaded(tmp_path: Path) -> None:
+def test_leases_must_fit_the_loaded_kv(tmp_path: Path) -> None:
     check_leases(asking(tmp_path, acme={"leased": 32 * MIB}), ENGINE, HELLO)
     with pytest.raises(LimitsTooLarge, match=r"acme 20 MiB [+] zenith 20 MiB = 40 MiB is 8 MiB more"):
         check_leases(asking(tmp_path, acme={"leased": 20 * MIB}, zenith={"leased": 20 * MIB}), ENGINE, HELLO)
 
 
-def test_a_server_does_not_start_with_more_than_there_is(
+def test_a_server_does_not_start_with_limits_that_do_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asking(tmp_path, acme={"turns": 17})
@@ -218,7 +220,7 @@ def test_a_server_does_not_start_with_more_than_there_is(
     assert wire_error(LimitsTooLarge("")).code == "keys_unusable"
 
 
-def test_doctor_shows_them_and_holds_them_against_a_model(
+def test_doctor_shows_the_limits_and_checks_them_with_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(tmp_path, TWO)
@@ -231,7 +233,7 @@ def test_doctor_shows_them_and_holds_them_against_a_model(
     assert "acme 33 MiB + zenith 1 MiB = 34 MiB is 2 MiB more" in capsys.readouterr().err
 
 
-def test_every_limit_is_told() -> None:
+def test_every_limit_is_shown() -> None:
     assert limit_checks.told(Allowance()) == "no limits"
     words = limit_checks.told(Allowance(**dict.fromkeys(ALLOWED, 7))).split(", ")
     assert len(words) == len(ALLOWED) and all("7" in word for word in words)
@@ -239,6 +241,6 @@ def test_every_limit_is_told() -> None:
 
 def test_the_table_of_quotas_is_the_one_place_of_limits() -> None:
     assert tuple(field.name for field in fields(Allowance)) == ALLOWED
-    assert all(hasattr(Limits(), quota.name) for quota in CLIENT_QUOTAS)
+    assert all(hasattr(ClientLimits(), quota.name) for quota in CLIENT_QUOTAS)
     for quota in (*TENANT_QUOTAS, *CLIENT_QUOTAS):
         assert quota.error is None or quota.code == wire_error(quota.error.__new__(quota.error)).code

@@ -24,7 +24,7 @@ def finished(**changes: object) -> Finished:
 
 
 class Scripted:
-    """A chat whose replies are given; the word `boom` fails."""
+    """A chat with given replies; the word `boom` fails."""
 
     def __init__(self) -> None:
         self.session = SimpleNamespace(model="pocket")
@@ -119,12 +119,12 @@ def test_a_server_that_is_not_there_is_one_line_and_2(
 ) -> None:
     @asynccontextmanager
     async def connect(url: str, api_key: str | None = None) -> AsyncIterator[None]:
-        raise ConnectionFailed("nobody listens")
+        raise ConnectionFailed("nothing listens")
         yield
 
     monkeypatch.setattr(chat, "connect", connect)
     assert chat.run("ws://here", "", None) == 2
-    assert capsys.readouterr().err == "holdfast: nobody listens\n"
+    assert capsys.readouterr().err == "holdfast: nothing listens\n"
 
 
 @pytest.mark.parametrize(
@@ -137,5 +137,5 @@ def test_a_server_that_is_not_there_is_one_line_and_2(
         ),
     ],
 )
-def test_the_cost_line_says_what_was_not_as_usual(change: dict, told: str) -> None:
+def test_the_cost_line_shows_what_is_unusual(change: dict, told: str) -> None:
     assert told in chat.cost(finished(**change))

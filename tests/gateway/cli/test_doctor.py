@@ -48,7 +48,7 @@ def test_a_product_is_right_and_written_out() -> None:
     assert written == "4 layers × 2 (k, v) × 2 heads × 64 dim = 1,024 B"
 
 
-def test_a_context_that_does_not_fit_is_said() -> None:
+def test_a_context_that_does_not_fit_is_shown() -> None:
     facts = dict(doctor.model(EngineSettings(model="pocket", blocks=4, max_context=2048)))
     assert "too few blocks" in facts["sessions that fit"]
 

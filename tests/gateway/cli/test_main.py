@@ -172,7 +172,7 @@ def test_sizes(served: list[Any], text: str, size: int) -> None:
         ["fly"],
     ],
 )
-def test_what_cannot_be_is_refused_with_exit_2(served: list[Any], words: list[str]) -> None:
+def test_invalid_options_are_refused_with_exit_2(served: list[Any], words: list[str]) -> None:
     code, output = invoke(*words)
     assert code == 2 and output.strip()
     assert not served
@@ -205,7 +205,7 @@ def test_the_version_is_the_packages() -> None:
     assert code == 0 and output.strip() == f"holdfast {metadata.version('holdfast')}"
 
 
-def test_upkeep_of_what_is_no_store_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_an_action_on_a_folder_that_is_no_store_is_refused_in_a_line(tmp_path: Path) -> None:
     for words, cause in (
         (("stat",), "which store?"),
         (("stat", str(tmp_path)), f"{tmp_path}: no store"),

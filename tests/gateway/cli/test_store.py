@@ -99,7 +99,7 @@ def test_a_tenant_is_erased_by_the_name_in_the_keys_file(root: Path, tmp_path: P
         (("verify", "elsewhere"), "backup DIR TARGET"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused_in_a_line(root: Path, words: tuple[str, ...], cause: str) -> None:
+def test_wrong_arguments_are_refused_in_a_line(root: Path, words: tuple[str, ...], cause: str) -> None:
     code, told = invoke(words[0], str(root), *words[1:])
     assert code == 2 and cause in told and len(told.splitlines()) == 1
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.gateway.net.listener import Listener, listen
-from holdfast.gateway.settings import Limits
+from holdfast.gateway.settings import ClientLimits
 
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    with listen("127.0.0.1", 0, Limits()) as sock:
+    with listen("127.0.0.1", 0, ClientLimits()) as sock:
         sock.setblocking(False)
         yield sock
 

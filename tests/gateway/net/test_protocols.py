@@ -1,4 +1,4 @@
-"""The deadline for request heads, the listening socket's bounds, and who is sent more than he takes."""
+"""The deadline for request heads, the listening socket's bounds, and a client that takes nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import uvicorn
 import websockets
 from websockets.asyncio.client import ClientConnection
 
-from holdfast.gateway.net.listener import DroppableWebSocket, http_protocol, listen
-from holdfast.gateway.settings import Limits
+from holdfast.gateway.net.listener import LimitedWebSocket, http_protocol, listen
+from holdfast.gateway.settings import ClientLimits
 
 pytestmark = pytest.mark.anyio
-HASTY = replace(Limits(), header_seconds=0.05)
-PATIENT = replace(Limits(), header_seconds=60.0)
+HASTY = replace(ClientLimits(), header_seconds=0.05)
+PATIENT = replace(ClientLimits(), header_seconds=60.0)
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n"
 
 
@@ -29,7 +29,7 @@ async def greet(scope: dict, receive: object, send) -> None:
 
 
 @asynccontextmanager
-async def connected(limits: Limits) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(limits: ClientLimits) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A raw connection to a server with this protocol."""
     config = uvicorn.Config(greet, http=http_protocol(limits), ws="none", lifespan="off", log_config=None)
     config.load()
@@ -76,7 +76,7 @@ async def test_the_deadline_holds_for_a_second_request_too() -> None:
 
 
 async def test_connections_inherit_the_bounds_of_the_listening_socket() -> None:
-    limits = replace(Limits(), send_buffer_bytes=32768, stall_seconds=7.0)
+    limits = replace(ClientLimits(), send_buffer_bytes=32768, stall_seconds=7.0)
     with listen("127.0.0.1", 0, limits) as sock:
         client = socket.create_connection(sock.getsockname())
         accepted, _ = sock.accept()
@@ -86,13 +86,13 @@ async def test_connections_inherit_the_bounds_of_the_listening_socket() -> None:
 
 
 async def test_a_taken_port_is_an_os_error_that_says_so() -> None:
-    with listen("127.0.0.1", 0, Limits()) as sock, pytest.raises(OSError) as taken:
-        listen("127.0.0.1", sock.getsockname()[1], Limits())
+    with listen("127.0.0.1", 0, ClientLimits()) as sock, pytest.raises(OSError) as taken:
+        listen("127.0.0.1", sock.getsockname()[1], ClientLimits())
     assert taken.value.errno == errno.EADDRINUSE
 
 
 def test_an_accepted_socket_sends_small_frames_at_once() -> None:
-    with listen("127.0.0.1", 0, Limits()) as server, socket.create_connection(server.getsockname()[:2]):
+    with listen("127.0.0.1", 0, ClientLimits()) as server, socket.create_connection(server.getsockname()[:2]):
         accepted, _ = server.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -101,7 +101,7 @@ def test_an_accepted_socket_sends_small_frames_at_once() -> None:
 @asynccontextmanager
 async def talking(app: Callable[..., Awaitable[None]]) -> AsyncIterator[ClientConnection]:
     """A WebSocket to ``app`` by our protocol."""
-    config = uvicorn.Config(app, ws=DroppableWebSocket, lifespan="off", log_config=None)
+    config = uvicorn.Config(app, ws=LimitedWebSocket, lifespan="off", log_config=None)
     config.load()
     server = uvicorn.Server(config)
     with listen("127.0.0.1", 0, PATIENT) as sock:
@@ -113,7 +113,7 @@ async def talking(app: Callable[..., Awaitable[None]]) -> AsyncIterator[ClientCo
         await serving
 
 
-async def test_who_is_behind_is_sent_no_more_and_gets_all_of_it_in_order() -> None:
+async def test_a_client_that_is_behind_is_sent_no_more_and_gets_all_in_order() -> None:
     """As long as the application takes each message there is no pause."""
     reads, got, text = asyncio.Event(), [], "x" * 100_000
 
@@ -132,7 +132,7 @@ async def test_who_is_behind_is_sent_no_more_and_gets_all_of_it_in_order() -> No
 
         flooding = asyncio.create_task(flood())
         done, _ = await asyncio.wait({flooding}, timeout=1.0)
-        assert not done, "20 MB went where nobody took any"
+        assert not done, "20 MB were sent, and the client took nothing"
         reads.set()
         await flooding
     assert [one.partition(" ")[0] for one in got] == [str(number) for number in range(200)]

@@ -55,7 +55,7 @@ async def test_a_trusted_proxy_tells_client_scheme_and_host(peer: str) -> None:
 @pytest.mark.parametrize(
     ("network", "peer"), [(TRUSTING, "11.1.2.3"), (TRUSTING, "::2"), (Network(), "10.1.2.3")]
 )
-async def test_nobody_else_is_believed(network: Network, peer: str) -> None:
+async def test_headers_of_an_untrusted_peer_do_not_count(network: Network, peer: str) -> None:
     scope = await passed(network, peer, **FORWARDED)
     assert scope["client"] == (peer, 4711) and scope["scheme"] == "ws"
     assert [value for name, value in scope["headers"] if name == b"host"] == [b"127.0.0.1:8040"]

@@ -1,4 +1,4 @@
-"""A log is not filled by whoever knocks: the first lines of a kind, then their number."""
+"""Clients cannot fill the log: the first lines of a kind are written, then the number of the others."""
 
 from __future__ import annotations
 

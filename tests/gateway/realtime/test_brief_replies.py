@@ -99,7 +99,7 @@ def test_a_reply_in_brief_tells_each_thing_once() -> None:
     assert told[-1].response.output == [] and told[-1].response.usage is not None
 
 
-def test_it_is_told_in_brief_again() -> None:
+def test_a_brief_reply_is_told_again_in_brief() -> None:
     stage, other = Stage(), Stage()
     (start,) = stage.asks(said("Hello"), **BRIEF)
     assert isinstance(start, StartResponse)
@@ -122,7 +122,7 @@ def test_a_call_of_a_brief_reply_can_be_answered_while_that_runs() -> None:
     assert added.event.previous_item_id == "f"
 
 
-def test_items_that_come_with_a_response_are_told_of_unless_in_brief() -> None:
+def test_items_of_a_response_create_are_shown_unless_in_brief() -> None:
     stage = Stage()
     *told, start = stage.asks(said("One"), said("Two"))
     assert types(told) == ["conversation.item.added", "conversation.item.done"] * 2
@@ -139,7 +139,7 @@ def test_items_that_come_with_a_response_are_told_of_unless_in_brief() -> None:
         ([said("One")], {"tool_choice": {"type": "function", "name": "none"}}, "invalid_value"),
     ],
 )
-def test_items_are_all_refused_with_what_they_came_with(
+def test_items_are_refused_together_with_their_response(
     items: list[dict[str, Any]], response: dict[str, Any], code: str
 ) -> None:
     stage = Stage()
@@ -150,7 +150,7 @@ def test_items_are_all_refused_with_what_they_came_with(
     assert stage.history.items() == () and not stage.conversation.running
 
 
-def test_items_do_not_come_between_a_reply_that_runs() -> None:
+def test_items_with_a_response_are_refused_while_a_reply_runs() -> None:
     stage = Stage()
     stage.asks(said("One"))
     assert types(stage.asks(said("Two"))) == ["error"]

@@ -1,4 +1,4 @@
-"""Both kinds of channel end alike: what was sent before a close arrives, then everybody learns of it."""
+"""Both kinds of channel end alike: what was sent before a close arrives, then both sides see the close."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_sender_waits_for_its_reader() -> None:
     await there.close(1000, "")
 
 
-async def test_of_a_burst_no_more_is_handed_on_than_there_is_room_for() -> None:
+async def test_of_a_burst_only_what_fits_is_sent() -> None:
     here, there = memory_pair(depth=2)
     frames = [b"1", b"2", b"3"]
     assert await here.send_some(frames) == 2, "each of the others has its own time to be taken in"

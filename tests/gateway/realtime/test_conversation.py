@@ -359,7 +359,7 @@ def test_responses_beside_each_other_are_limited() -> None:
     assert stage.refused("response.create").code == "too_many_responses"
 
 
-def test_cancelling_nothing_harms_nothing() -> None:
+def test_cancelling_nothing_changes_nothing() -> None:
     stage = Stage()
     assert stage.refused("response.cancel", event_id="e1").code == "response_cancel_not_active"
     assert stage.refused("response.cancel", response_id="resp_x").code == "response_cancel_not_active"
@@ -367,7 +367,7 @@ def test_cancelling_nothing_harms_nothing() -> None:
     assert stage.refused("response.cancel").code == "response_cancel_not_active"
 
 
-def test_cancel_names_the_response_and_is_said_once() -> None:
+def test_cancel_names_the_response_and_acts_once() -> None:
     stage = Stage()
     aside = stage.starts(conversation="none")
     main = stage.starts()
@@ -377,7 +377,7 @@ def test_cancel_names_the_response_and_is_said_once() -> None:
     assert stage.does(by_id) == [CancelResponse(aside.response_id)]
 
 
-def test_items_are_placed_and_told_where() -> None:
+def test_items_are_placed_and_their_place_is_shown() -> None:
     stage = Stage()
     stage.says("one", item={"id": "u1"})
     for item_id, after, told in (("u2", None, "u1"), ("u0", "root", None), ("u15", "u1", "u1")):
@@ -389,7 +389,7 @@ def test_items_are_placed_and_told_where() -> None:
     assert [item.id for item in stage.grammar.items] == ["u0", "u1", "u15", "u2"]
 
 
-def test_an_item_that_comes_during_a_reply_stands_after_it() -> None:
+def test_an_item_added_during_a_reply_follows_it() -> None:
     stage = Stage()
     stage.says("one", item={"id": "u1"})
     start = stage.starts()
@@ -434,7 +434,7 @@ def test_retrieve_and_delete() -> None:
         ({"item": {"id": "root"}}, "item_already_exists"),
     ],
 )
-def test_an_item_that_cannot_stand_there(fields: dict[str, Any], code: str) -> None:
+def test_an_item_at_an_invalid_place_is_refused(fields: dict[str, Any], code: str) -> None:
     stage = Stage()
     stage.says("one", item={"id": "u1"})
     (event,) = stage.says("two", **fields)
@@ -518,7 +518,9 @@ def test_every_sampling_field_is_the_sessions_or_the_responses_own() -> None:
         ({"stop_token_ids": [VOCAB]}, "stop_token_ids"),
     ],
 )
-def test_what_no_response_could_do_is_refused_at_once(fields: dict[str, Any], param: str) -> None:
+def test_an_update_that_no_response_could_follow_is_refused_at_once(
+    fields: dict[str, Any], param: str
+) -> None:
     """Contradictions and ids beyond the vocabulary: by name, where they are said, and nothing is changed."""
     stage = Stage()
     before = stage.conversation.session

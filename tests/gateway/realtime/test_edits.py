@@ -44,7 +44,7 @@ async def told(chat: Chat) -> list[str]:
     return [await chat.say(line, max_output_tokens=20).text() for line in ("and", "so", "on")]
 
 
-async def test_sessions_on_one_socket_are_those_on_their_own(client: Client) -> None:
+async def test_sessions_on_one_socket_behave_as_on_sockets_of_their_own(client: Client) -> None:
     async with client.session() as chat:
         await chat.say("begin").text()
         alone = await chat.fork(2)
@@ -124,7 +124,7 @@ async def test_an_unknown_handle_is_not_attached(client: Client) -> None:
         assert await chat.say("go on").text()
 
 
-async def test_time_is_characters_where_the_client_says_when(client: Client) -> None:
+async def test_audio_time_becomes_characters_by_the_clients_timing(client: Client) -> None:
     async with client.session() as chat:
         said = await chat.say("begin", min_output_tokens=6).text()
         item = chat.last.response.output[0].id
@@ -146,7 +146,7 @@ async def test_time_is_characters_where_the_client_says_when(client: Client) -> 
         assert (await chat.retrieve(item)).text == said[:5]
 
 
-async def test_a_frame_too_large_is_refused_by_its_name_and_nothing_waits_for_it(
+async def test_a_frame_too_large_is_refused_and_nothing_waits_for_it(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a client that does not look before it sends, as this one does."""

@@ -1,4 +1,4 @@
-"""The feed: what waits for the journal and what does not, and what is told again to whom."""
+"""The event log: which events wait for the journal, and which are sent again to a client that comes back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from holdfast.gateway.net.outbox import Outbox
-from holdfast.gateway.realtime.event_log import WRITER, EventLog, Place
-from holdfast.gateway.settings import Limits
+from holdfast.gateway.realtime.event_log import WRITER, EventLog, EventPlace
+from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames import server
 from holdfast.sdk.frames.response import Response
 from holdfast.sdk.frames.session import SessionResource
@@ -45,7 +45,7 @@ class Reader:
     def __init__(
         self, feed: EventLog, after: str | None = None, *, resumes: bool = True, running: bool = False
     ):
-        self.outbox = Outbox(Limits())
+        self.outbox = Outbox(ClientLimits())
         self.events: list[dict[str, Any]] = []
         if resumes:
             feed.attach(self.outbox, greeting, after, running=running)
@@ -75,7 +75,7 @@ def ticket() -> asyncio.Future[None]:
 
 
 async def test_acknowledgements_wait_for_the_journal_and_deltas_do_not() -> None:
-    feed = EventLog(Limits())
+    feed = EventLog(ClientLimits())
     reader, kept, ended = Reader(feed, resumes=False), ticket(), ticket()
     feed.begin_reply()
     feed.post([answer("a")], ticket=kept)
@@ -92,8 +92,8 @@ async def test_acknowledgements_wait_for_the_journal_and_deltas_do_not() -> None
     assert len({event["event_id"] for event in reader.events}) == 5
 
 
-async def test_what_came_after_the_last_event_is_told_once() -> None:
-    feed = EventLog(Limits())
+async def test_events_after_the_last_event_are_sent_once() -> None:
+    feed = EventLog(ClientLimits())
     first = Reader(feed, resumes=False)
     feed.begin_reply()
     said(feed, "1", "2")
@@ -112,7 +112,7 @@ async def test_what_came_after_the_last_event_is_told_once() -> None:
 
 
 async def test_without_a_last_event_the_reply_that_runs_is_told() -> None:
-    feed = EventLog(Limits())
+    feed = EventLog(ClientLimits())
     for texts in (("old",), ("1", "2")):
         feed.begin_reply()
         said(feed, *texts)
@@ -120,8 +120,8 @@ async def test_without_a_last_event_the_reply_that_runs_is_told() -> None:
     assert await Reader(feed).read() == ["session.resumed"]
 
 
-async def test_who_has_read_no_more_than_the_greeting_is_told_all_behind_it() -> None:
-    feed = EventLog(Limits())
+async def test_a_client_that_read_only_the_greeting_gets_all_after_it() -> None:
+    feed = EventLog(ClientLimits())
     for texts in (("old",), ("1", "2")):
         feed.begin_reply()
         said(feed, *texts)
@@ -137,7 +137,7 @@ async def test_who_has_read_no_more_than_the_greeting_is_told_all_behind_it() ->
 async def test_a_reply_that_was_over_at_the_greeting_is_not_told_again_after_a_servers_death(
     resumed: bool,
 ) -> None:
-    before = EventLog(Limits())
+    before = EventLog(ClientLimits())
     reader = Reader(before, resumes=False)
     before.begin_reply()
     said(before, "1", "2")
@@ -145,7 +145,7 @@ async def test_a_reply_that_was_over_at_the_greeting_is_not_told_again_after_a_s
     await reader.read()
     greeted = Reader(before, reader.last if resumed else None)
     await greeted.read()
-    after = EventLog(Limits())
+    after = EventLog(ClientLimits())
     again = Reader(after, greeted.last)
     after.begin_reply()
     said(after, "1", "2")
@@ -154,8 +154,8 @@ async def test_a_reply_that_was_over_at_the_greeting_is_not_told_again_after_a_s
     assert await again.read() == ["session.resumed", "3"]
 
 
-async def test_who_was_greeted_by_the_next_server_is_told_all_behind_that() -> None:
-    before, after = EventLog(Limits()), EventLog(Limits())
+async def test_a_client_greeted_by_the_next_server_gets_all_after_that() -> None:
+    before, after = EventLog(ClientLimits()), EventLog(ClientLimits())
     reader = Reader(before, resumes=False)
     before.begin_reply()
     before.post([answer("a"), answer("b"), answer("c")])
@@ -172,13 +172,13 @@ async def test_who_was_greeted_by_the_next_server_is_told_all_behind_that() -> N
 async def test_after_a_servers_death_a_reply_that_is_told_again_goes_on_where_its_reader_was(
     read: int,
 ) -> None:
-    before = EventLog(Limits())
+    before = EventLog(ClientLimits())
     client = Reader(before, resumes=False)
     before.begin_reply()
     said(before, *"12345"[:read])
     before.post([answer("x")])
     await client.read()
-    feed = EventLog(Limits())  # the journal has three
+    feed = EventLog(ClientLimits())  # the journal has three
     feed.begin_reply()
     said(feed, *"123")
     again = Reader(feed, client.last)
@@ -190,12 +190,12 @@ async def test_after_a_servers_death_a_reply_that_is_told_again_goes_on_where_it
 
 
 async def test_a_reply_that_ends_sooner_when_told_again_still_ends() -> None:
-    before = EventLog(Limits())
+    before = EventLog(ClientLimits())
     client = Reader(before, resumes=False)
     before.begin_reply()
     said(before, *"12345")
     await client.read()
-    feed = EventLog(Limits())
+    feed = EventLog(ClientLimits())
     feed.begin_reply()
     again = Reader(feed, client.last)
     said(feed, "1", "2")
@@ -204,13 +204,13 @@ async def test_a_reply_that_ends_sooner_when_told_again_still_ends() -> None:
 
 
 async def test_an_end_that_was_read_is_not_told_again() -> None:
-    before = EventLog(Limits())
+    before = EventLog(ClientLimits())
     client = Reader(before, resumes=False)
     before.begin_reply()
     said(before, "1")
     before.post([done()], WRITER)
     await client.read()
-    feed = EventLog(Limits())
+    feed = EventLog(ClientLimits())
     feed.begin_reply()
     said(feed, "1")
     feed.post([done()], WRITER)
@@ -218,7 +218,7 @@ async def test_an_end_that_was_read_is_not_told_again() -> None:
 
 
 async def test_no_more_than_two_replies_are_kept() -> None:
-    feed = EventLog(Limits())
+    feed = EventLog(ClientLimits())
     client = Reader(feed, resumes=False)
     places = []
     for text in ("one", "two", "three"):
@@ -234,9 +234,9 @@ async def test_no_more_than_two_replies_are_kept() -> None:
     assert await Reader(feed, places[1]).read() == ["session.resumed", "three", "four"]
 
 
-async def test_a_done_response_shows_the_handle_of_the_day() -> None:
+async def test_a_done_response_shows_the_current_handle() -> None:
     handles = ["first"]
-    feed = EventLog(Limits(), handle=lambda: handles[-1])
+    feed = EventLog(ClientLimits(), handle=lambda: handles[-1])
     client = Reader(feed, resumes=False)
     feed.begin_reply()
     said(feed, "1")
@@ -249,21 +249,21 @@ async def test_a_done_response_shows_the_handle_of_the_day() -> None:
     assert again.events[-1]["handle"] == "second" and not again.events[0]["reopened"]
 
 
-async def test_events_nobody_has_any_more_are_not_passed_over() -> None:
-    feed = EventLog(Limits(log_bytes=2000))
+async def test_events_that_are_not_kept_any_more_are_not_skipped() -> None:
+    feed = EventLog(ClientLimits(log_bytes=2000))
     client = Reader(feed, resumes=False)
     feed.begin_reply()
     said(feed, "first")
     await client.read()
     said(feed, *map(str, range(100)))
-    for after in (client.last, "event_1", str(Place.parse(client.last)).replace("-1-", "-999-", 1)):
+    for after in (client.last, "event_1", str(EventPlace.parse(client.last)).replace("-1-", "-999-", 1)):
         with pytest.raises(EventsExpired):
             Reader(feed, after)
     assert "99" in await client.read(), "the socket that is there loses nothing"
 
 
 async def test_without_a_reader_a_reply_goes_on_until_no_more_can_be_kept() -> None:
-    feed = EventLog(Limits(log_bytes=4000))
+    feed = EventLog(ClientLimits(log_bytes=4000))
     first = Reader(feed, resumes=False)
     feed.begin_reply()
     said(feed, "0")
@@ -279,9 +279,9 @@ async def test_without_a_reader_a_reply_goes_on_until_no_more_can_be_kept() -> N
     assert await second.read() == ["session.resumed", *map(str, range(1, 15))]
 
 
-async def test_who_waits_for_a_reader_that_left_goes_on_with_the_next() -> None:
-    feed = EventLog(Limits(outbox_events=2))
-    slow = Outbox(Limits(outbox_events=2))
+async def test_a_reply_that_waits_for_a_reader_that_left_goes_on_with_the_next() -> None:
+    feed = EventLog(ClientLimits(outbox_events=2))
+    slow = Outbox(ClientLimits(outbox_events=2))
     feed.open_to(slow)
     feed.begin_reply()
     said(feed, "1", "2")

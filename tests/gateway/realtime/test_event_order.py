@@ -141,7 +141,7 @@ async def retrieved(strict: Strict, item: AnyItem) -> AnyItem:
     return event.item
 
 
-async def test_in_brief_alone_a_beginning_may_leave_with_what_follows(
+async def test_only_in_brief_a_beginning_may_leave_with_what_follows(
     socket: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posted: list[tuple[bool, bool]] = []  # whether it is a beginning, and patient

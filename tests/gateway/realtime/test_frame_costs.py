@@ -12,7 +12,7 @@ from holdfast.gateway.live_sessions import LiveSessions
 from holdfast.gateway.realtime.conversation import Conversation
 from holdfast.gateway.realtime.effects import Effect, Send
 from holdfast.gateway.realtime.session import RealtimeFace
-from holdfast.gateway.settings import Limits
+from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions import history as history_room
@@ -78,11 +78,11 @@ def test_streamed_text_beyond_what_the_context_holds_is_refused() -> None:
 
 
 @pytest.mark.anyio
-async def test_forks_share_what_was_checked_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forks_share_their_parents_checked_preamble(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, Language.of(ours("chatml")))
-    sessions = LiveSessions(book, Limits())
-    one = RealtimeFace(sessions, link, "scripted", Limits()).open(Holder(), b"")
+    sessions = LiveSessions(book, ClientLimits())
+    one = RealtimeFace(sessions, link, "scripted", ClientLimits()).open(Holder(), b"")
     tools = [{"type": "function", "name": f"tool_{number}", "parameters": {}} for number in range(50)]
     update = {"type": "session.update", "session": {"type": "realtime", "tools": tools, "temperature": 0.5}}
     await one.take(codec.decode_client(msgspec.json.encode(update)))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.gateway.net.outbox import BURST_BYTES, Outbox
-from holdfast.gateway.settings import Limits
+from holdfast.gateway.settings import ClientLimits
 
-SMALL = replace(Limits(), outbox_events=3, outbox_bytes=100)
+SMALL = replace(ClientLimits(), outbox_events=3, outbox_bytes=100)
 
 
 def waiting_for(coroutine) -> asyncio.Task:
@@ -33,7 +33,7 @@ async def test_frames_leave_in_the_order_posted() -> None:
 
 @pytest.mark.anyio
 async def test_a_burst_is_bounded_and_has_one_frame_at_least() -> None:
-    outbox = Outbox(Limits())
+    outbox = Outbox(ClientLimits())
     half = b"x" * (BURST_BYTES // 2)
     outbox.post([half, half, b"y", half * 3, b"z"])
     for expected in ([half, half], [b"y"], [half * 3], [b"z"]):
@@ -72,7 +72,7 @@ async def test_patient_frames_leave_with_what_follows_them() -> None:
 
 
 @pytest.mark.anyio
-async def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_patient_frames_leave_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.gateway.net.outbox.PATIENCE", 0.01)
     outbox = Outbox(SMALL)
     for frame in (b"a", b"b"):
@@ -83,7 +83,7 @@ async def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_reader_that_came_first_gets_what_is_posted_later() -> None:
+async def test_a_reader_that_waits_gets_what_is_posted_later() -> None:
     outbox = Outbox(SMALL)
     taking = waiting_for(outbox.take())
     await asyncio.wait([taking], timeout=0)
@@ -92,7 +92,7 @@ async def test_a_reader_that_came_first_gets_what_is_posted_later() -> None:
 
 
 @given(st.lists(st.one_of(st.lists(st.binary(max_size=40), max_size=4), st.none()), max_size=60))
-def test_its_lengths_are_those_of_a_plain_list(moves: list[list[bytes] | None]) -> None:
+def test_the_outbox_counts_as_a_plain_list_does(moves: list[list[bytes] | None]) -> None:
     async def play() -> None:
         outbox, shadow = Outbox(SMALL), list[bytes]()
         for move in moves:

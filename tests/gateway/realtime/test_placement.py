@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
-from holdfast.gateway.settings import GatewaySettings, Limits
+from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.link.messages import Moved
 from holdfast.sdk.frames.client import SessionStage
 from holdfast.sdk.frames.server import ErrorEvent, SessionStaged
@@ -34,9 +34,9 @@ class Slow(Scripted):
         return await super().stage(seq)
 
 
-async def test_so_many_are_on_their_way_and_what_comes_beyond_is_refused_at_once() -> None:
+async def test_leases_and_stages_beyond_the_limit_are_refused_at_once() -> None:
     link = Slow()
-    service = Service(GatewaySettings(limits=Limits(moves=MOST)), "scripted", link)
+    service = Service(GatewaySettings(limits=ClientLimits(moves=MOST)), "scripted", link)
     service.open(SessionRegistry(link, Language.of(ours("chatml"))))
     client = in_memory(service)
     async with client.session() as chat, client.session() as other:

@@ -63,7 +63,7 @@ async def kept(store: Path) -> AsyncIterator[tuple[Client, Service, Scripted, Se
         await journal.aclose()
 
 
-async def test_forks_of_a_session_pruned_meanwhile_are_kept_by_somebody(tmp_path: Path) -> None:
+async def test_forks_of_a_session_pruned_meanwhile_stay_registered(tmp_path: Path) -> None:
     async with kept(tmp_path) as (client, service, link, book), client.session() as chat:
         await chat.say(LONG).text()
         (fork,) = await chat.fork()
@@ -74,10 +74,10 @@ async def test_forks_of_a_session_pruned_meanwhile_are_kept_by_somebody(tmp_path
         gate.opened.set()
         await until(lambda: len(service.sessions()) == 4)
         assert len(await chat.tree()) == 4
-        assert book.statistics()["sessions"] == 4, "whoever is open is known to who closes them"
+        assert book.statistics()["sessions"] == 4, "all open sessions are known to the registry"
 
 
-async def test_of_two_who_prune_the_same_session_the_second_finds_none(tmp_path: Path) -> None:
+async def test_of_two_prunes_of_one_session_the_second_finds_none(tmp_path: Path) -> None:
     async with kept(tmp_path) as (client, service, link, _), client.session() as chat:
         await chat.say(LONG).text()
         one, two = await chat.fork(2)
@@ -95,7 +95,7 @@ async def test_of_two_who_prune_the_same_session_the_second_finds_none(tmp_path:
         assert len(service.sessions()) == len(await one.tree()) == 2
 
 
-async def test_one_that_is_pruned_while_it_prunes_prunes_whom_it_would(tmp_path: Path) -> None:
+async def test_a_session_pruned_while_it_prunes_completes_its_prune(tmp_path: Path) -> None:
     async with kept(tmp_path) as (client, service, link, book), client.session() as chat:
         await chat.say(LONG).text()
         one, two = await chat.fork(2)
@@ -118,7 +118,7 @@ async def test_one_that_is_pruned_while_it_prunes_prunes_whom_it_would(tmp_path:
                 pass
 
 
-async def test_one_that_is_pruned_while_it_comes_back_is_gone(tmp_path: Path) -> None:
+async def test_a_session_pruned_while_it_is_resumed_is_gone(tmp_path: Path) -> None:
     async with kept(tmp_path) as (client, service, _, book), client.session() as chat:
         await chat.say(LONG).text()
         (fork,) = await chat.fork()
@@ -129,14 +129,14 @@ async def test_one_that_is_pruned_while_it_comes_back_is_gone(tmp_path: Path) ->
                 await service._live._leave(live, interrupt=True)  # type: ignore[union-attr]
         assert len(service.sessions()) == 1
         reached, opened = anyio.Event(), anyio.Event()
-        again = book._reopen
+        again = book._restored
 
         async def slowly(*args: Any) -> Any:
             reached.set()
             await opened.wait()
             return await again(*args)
 
-        book._reopen = slowly  # type: ignore[method-assign]
+        book._restored = slowly  # type: ignore[method-assign]
         check, checked = book.check_pruned, anyio.Event()
 
         async def told(*args: Any) -> Any:
@@ -162,7 +162,7 @@ async def test_one_that_is_pruned_while_it_comes_back_is_gone(tmp_path: Path) ->
             for _ in range(9):
                 await anyio.lowlevel.checkpoint()
             opened.set()
-        assert lost, "it was pruned: nobody has it any more"
+        assert lost, "it was pruned"
         assert book.statistics()["sessions"] == 1
         assert book.journal is not None
         assert len(book.journal.live) == 1

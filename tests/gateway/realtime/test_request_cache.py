@@ -37,7 +37,7 @@ def unknown(item: InputItem) -> Item:
     raise AssertionError("nothing is referred to")
 
 
-def test_each_is_what_it_says_whatever_was_asked_before() -> None:
+def test_a_cached_request_equals_one_made_anew() -> None:
     requests = RequestCache(100)
     seeds = iter(range(1000))
     for session in (*SESSIONS, *SESSIONS[::-1]):
@@ -47,7 +47,7 @@ def test_each_is_what_it_says_whatever_was_asked_before() -> None:
             assert made == request_of(params, session, unknown, 100, seed)
 
 
-def test_what_is_refused_is_refused_again() -> None:
+def test_a_refused_request_is_not_cached() -> None:
     requests = RequestCache(100)
     wrong = msgspec.structs.replace(SESSIONS[2], tools=[])
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A tool's output in pieces: whose it is is said once, refused by name where it cannot be that call's."""
+"""A tool's output in pieces: the first piece names its call, and is refused where that cannot be answered."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_call_that_was_deleted_meanwhile_is_refused_at_the_commit(stage: Stage
     assert not [item for item in stage.history.items() if isinstance(item, FunctionCallOutput)]
 
 
-def test_who_commits_what_another_has_answered_whole_is_told_so(stage: Stage) -> None:
+def test_a_commit_after_another_client_answered_the_call_is_refused(stage: Stage) -> None:
     stage.appends("21", call_id="c")
     stage.answers("c")
     assert stage.refused("commit", call_id="c") == ("tool_call_already_answered", "call_id")
@@ -167,7 +167,7 @@ def test_the_first_piece_may_come_while_the_reply_still_runs(stage: Stage) -> No
     assert isinstance(item, FunctionCallOutput) and item.call_id == "d"
 
 
-def test_whose_text_it_is_is_written_down() -> None:
+def test_the_journal_keeps_the_call_of_the_text() -> None:
     buffer, empty = TextBuffer(), TextBuffer()
     buffer.append("", call_id="c")
     assert typed_since(empty, buffer) == Typed(start=0, text="", item=buffer.id, call="c")
@@ -177,7 +177,7 @@ def test_whose_text_it_is_is_written_down() -> None:
     assert typed_since(buffer, empty) == Typed(start=0)
 
 
-def test_a_journal_of_before_says_nothing_of_calls() -> None:
+def test_an_earlier_journal_has_no_calls() -> None:
     old = {"op": "typed", "start": 2, "text": "x", "role": "user", "item": "i"}
     read: Any = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=AnyOperation)
     assert read == Typed(start=2, text="x", role="user", item="i", call=None)
@@ -186,7 +186,7 @@ def test_a_journal_of_before_says_nothing_of_calls() -> None:
 
 @pytest.mark.parametrize("way", ["item", "response"])
 def test_an_output_that_comes_whole_takes_the_place_of_its_pieces(stage: Stage, way: str) -> None:
-    """Whoever streamed it is gone, and another answers: nothing of the pieces is in his way."""
+    """A client streamed a part and is gone; another one answers the call, and the pieces do not matter."""
     stage.appends("21 deg", call_id="c")
     whole = {"type": "function_call_output", "call_id": "c", "output": "22 degrees"}
     if way == "item":

@@ -23,7 +23,7 @@ def stage() -> Stage:
 
 
 class Stage:
-    """A conversation whose items the test writes."""
+    """A conversation; the test writes its items."""
 
     def __init__(self) -> None:
         numbers = itertools.count(1)

@@ -1,5 +1,5 @@
 """A defect anywhere between an event and the task that serves it ends that event alone: the session, its socket
-and its tenant's room are as before."""
+and its tenant's places are as before."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Planted(Exception):
-    """A defect that nobody foresaw."""
+    """An unforeseen defect."""
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, holder: type, name: str) -> None:
