@@ -15,13 +15,13 @@ from .errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
 from .items import (
     Item,
     Preamble,
+    ToolCalls,
     checked_item,
     checked_preamble,
     size_of,
 )
 from .journal.records import Deleted, Inserted, Record, Rewound, Truncated, forget
 from .token_ids import ids_from
-from .tools.answers import Calls
 from .tree import Draft, Script, Segment, Tree, TurnNode, TurnReply
 from .turn.events import MissReason
 from .turn.request import TurnRequest
@@ -84,7 +84,7 @@ class History:
         self._rendered = self._preamble
         self._entries: list[_Entry] = []
         self._home: dict[str, _Entry] = {}
-        self._calls: Calls | None = None
+        self._calls: ToolCalls | None = None
         self._shared = False  # another history has the same two: copy before a change
         self._slot: ReplySlot | None = None
         self._matched = 0  # so many first entries are known to be the tree's path
@@ -300,10 +300,10 @@ class History:
         self._slot = None
         return place
 
-    def calls(self) -> Calls:
+    def calls(self) -> ToolCalls:
         """The tool calls among the items, and which have outputs."""
         if self._calls is None:
-            self._calls = Calls(self.items())
+            self._calls = ToolCalls(self.items())
         return self._calls
 
     def _own(self) -> None:

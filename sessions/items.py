@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Container, Iterable
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from .errors import ItemInvalid, ToolInvalid
+from .errors import CallAnswered, CallUnknown, ItemInvalid, ToolInvalid
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
@@ -118,6 +119,42 @@ def size_of(preamble: Preamble) -> int:
     """Roughly how many characters it has."""
     tools = msgspec.msgpack.encode(preamble.tools) if preamble.tools else b""
     return len(preamble.instructions) + len(tools)
+
+
+class ToolCalls:
+    """The tool calls of a conversation: which were made, and which are answered.
+
+    An output may come late or out of order: it stands where it arrives.
+    """
+
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        self._made: set[str] = set()
+        self._answered: set[str] = set()
+        for item in items:
+            self.add(item)
+
+    def add(self, item: Item) -> None:
+        """Add one more item of the conversation."""
+        if isinstance(item, FunctionCall):
+            self._made.add(item.call_id)
+        elif isinstance(item, FunctionCallOutput):
+            self._answered.add(item.call_id)
+
+    def copy(self) -> ToolCalls:
+        """A copy that changes on its own."""
+        other = ToolCalls()
+        other._made, other._answered = set(self._made), set(self._answered)
+        return other
+
+    def check(self, call_id: str, saying: Container[str] = (), *, param: str = "item.call_id") -> None:
+        """Check that an output of the call may come; ``saying``: calls that a running reply has made.
+
+        Raises ``CallUnknown`` or ``CallAnswered``.
+        """
+        if call_id in self._answered:
+            raise CallAnswered(f"The call {call_id!r} has been answered", param=param)
+        if call_id not in self._made and call_id not in saying:
+            raise CallUnknown(f"Tool call ID {call_id!r} not found in conversation", param=param)
 
 
 def _texts(item: Item) -> tuple[str, ...]:

@@ -24,10 +24,12 @@ from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant
 from .text.eager_prefill import Arrival, EagerPrefill
 from .text.language import Language
+from .text.renderer import Renderer
 from .tree import TurnNode
+from .turn.branch import Branch
 from .turn.events import ReplyEvent
 from .turn.request import TurnRequest
-from .turn.response import Branch, Response
+from .turn.response import Response
 from .turn.turn_grammar import TurnGrammar
 
 
@@ -63,11 +65,12 @@ class Session:
         self.history.record = self.log.append
         self.handles = handles or SessionHandles(b"", self.log)
         self._sequence = sequence or EngineCopy(link, salt, reopened=reopened)
-        renderer = language.renderer(now or datetime.now().astimezone())
-        binding = TurnGrammar(language)
+        self._turn_grammar = TurnGrammar(language)
+        now = now or datetime.now().astimezone()
+        renderer = Renderer(language.tokenizer, now, language.settled, language.report.rules)
         self._tenant = tenant or Tenant(TenantLimits())
         slot = self._tenant.slot
-        self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, binding, slot)
+        self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, slot)
         self._eager_prefill = EagerPrefill(self._branch)
         self._waits = waits or Waits()
         self._return_hints = ReturnHints(self.history, self._sequence)
@@ -257,8 +260,7 @@ class Session:
 
         Raises ``GrammarInvalid``.
         """
-        branch = self._branch
-        return branch.binding.constrained(branch.language.spelled(request), tools)
+        return self._turn_grammar.prepare(request, tools)
 
     def _own(self, response: Response) -> None:
         self._responses = [*self._live(), response]

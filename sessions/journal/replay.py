@@ -286,7 +286,7 @@ def reader_of(
         stop_ids=request.stop_ids,
         min_tokens=request.min_output_tokens,
         new_id=next_id,
-        forms=language.forms.bound() if request.bound else language.forms,
+        forms=language.forms.without_reasoning() if request.bound else language.forms,
         whole_calls=whole_calls,
         together=whole_calls and request.tool_choice == "required" and not request.stop,
     )

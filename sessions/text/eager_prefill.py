@@ -16,7 +16,7 @@ from ..errors import PromptTooLong, TemplateFailed
 from ..items import FunctionCallOutput, Growing
 from ..token_ids import Ids, common_prefix
 from ..tree import Script
-from ..turn.response import Branch
+from ..turn.branch import Branch
 
 BURST_SECONDS = 0.005
 """What comes in one go, its commit with it, is mostly a turn's in its own step."""

@@ -42,7 +42,8 @@ def language(name: str) -> Language:
 
 
 def renderer_of(name: str) -> Renderer:
-    return language(name).renderer(NOON)
+    found = language(name)
+    return Renderer(found.tokenizer, NOON, found.settled, found.report.rules)
 
 
 def message(role: str, text: str) -> Message:

@@ -66,8 +66,8 @@ BEFORE_A_TURN = {
     "script": lambda session: (session.history, "script"),
     "hold": lambda session: (session.history, "_hold"),
     "place": lambda session: (session.history, "place"),
-    "grammar": lambda session: (session._branch.binding, "constrained"),
-    "bad words": lambda session: (Language, "spelled"),
+    "grammar": lambda session: (session._turn_grammar, "grammar"),
+    "bad words": lambda session: (session._turn_grammar, "spell"),
     "child": lambda session: (session._branch.sequence, "child"),
     "form": lambda session: (session_module, "request_form"),
     "response": lambda session: (session_module, "Response"),
@@ -213,7 +213,7 @@ async def test_a_reply_that_cannot_go_on_is_refused_and_its_session_lives() -> N
             assert isinstance(found, Reopened) and found.replayed.last is not None
             session = found.session
             with pytest.MonkeyPatch.context() as monkeypatch:
-                plant(monkeypatch, session._branch.binding, "constrained")
+                plant(monkeypatch, session._turn_grammar, "prepare")
                 with pytest.raises(Planted):
                     session.go_on(found.replayed.last)
             assert not session.history.busy
