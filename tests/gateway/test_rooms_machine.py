@@ -278,7 +278,7 @@ async def test_forks_that_nobody_opens_are_capped_in_each_tree() -> None:
     root, other = registry.open(Socket(), b""), registry.open(Socket(), b"")
     (child, *_) = await registry.fork(root, 4, None)
     for live in (root, child):
-        with pytest.raises(SessionLimit, match="4 forks that nobody has opened; it may have 5"):
+        with pytest.raises(SessionLimit, match="4 forks that were never opened; it may have 5"):
             await registry.fork(live, 2, None)
     await registry.fork(other, 5, None)
     await registry.resume(Socket(), child.session.handles.current, b"")

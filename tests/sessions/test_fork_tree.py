@@ -1,4 +1,4 @@
-"""Who was forked from whom, under which name: listed, named, pruned, in memory and in the journal."""
+"""Fork trees: listed, named, pruned, in memory and in the journal."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_who_is_being_pruned_is_in_the_tree_no_more() -> None:
 
 
 @run
-async def test_of_two_who_ask_at_once_one_prunes() -> None:
+async def test_of_two_requests_at_once_one_prunes() -> None:
     with folder() as path:
         async with registry_in(path, reciting("one", "two")) as registry:
             first, left, right, _ = await grown(registry)

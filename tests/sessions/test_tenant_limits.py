@@ -143,7 +143,7 @@ async def test_replies_at_once_are_counted_over_sessions_and_refused_before_anyt
 
 
 @run
-async def test_a_reply_that_nobody_began_to_read_goes_with_its_session() -> None:
+async def test_a_reply_that_was_never_read_goes_with_its_session() -> None:
     registry = registry_of(TenantLimits(turns=1), "one")
     lost, session = registry.create(salt=ACME), registry.create(salt=ACME)
     say(lost, "a")
@@ -223,7 +223,7 @@ async def test_open_sessions_that_fill_the_share_begin_nothing_new_until_one_has
             await registry.close(big.id)
             await registry.journal.read(lambda store: None)
             await registry.journal.read(lambda store: None)
-            assert small.log.fault is None, "what nobody had open made room"
+            assert small.log.fault is None, "closed sessions made room"
             assert not await opens(registry, handle)
             assert (await ask(small, "b")).status.value == "completed"
             other = await durable(small)
