@@ -21,7 +21,7 @@ from .folder import FOLDER, IDENTITY, Disk, Identity, StoreLock, read_identity, 
 from .logs import NAME, Findings, LogFolder
 from .opening import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
 from .records import AnyOperation, Keyring, SessionSnapshot, session_extra
-from .replay import quiet, replay
+from .replay import MANY_ITEMS, quiet, replay
 from .segment import Fresh, Kind
 from .state import DIGEST_BYTES, SessionState
 from .store import JournalStore
@@ -29,7 +29,6 @@ from .store import JournalStore
 SETTINGS = JournalSettings(max_bytes=1 << 62)
 LOCK_SECONDS = 1.0
 TRIES = 20
-MANY_ITEMS = 1 << 30
 
 
 def places(root: Path) -> list[Path]:

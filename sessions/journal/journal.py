@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ from .records import (
     key_of,
     merged,
 )
+from .replay import condensed
 from .store import Condense, JournalStore
 
 log = logging.getLogger(__name__)
@@ -51,18 +53,24 @@ FREE_SECONDS = 0.2  # the disk's free space is read again after this time
 class Journal:
     """The journal. Make it with `Journal.open`, and use it from one event loop."""
 
-    def __init__(self, store: JournalStore, lock: StoreLock, settings: JournalSettings, first: int) -> None:
+    def __init__(
+        self,
+        store: JournalStore,
+        lock: StoreLock,
+        settings: JournalSettings,
+        first: int,
+        reclaimable: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.settings = settings
         self.live: set[int] = set()
         """Numbers of the sessions in memory, which retention skips."""
-        self.condense: Condense | None = None
-        """Condenses a long session's operations; None leaves them."""
-        self.reclaimable: Callable[[], int] = lambda: 0
-        """Bytes that a cache on the same disk gives back when the journal needs them."""
+        self.condense: Condense = partial(condensed, max_events=settings.max_events)
+        """Condenses a long session's operations."""
         self.watchers: set[Callable[[StorageUnavailable], None]] = set()
         """Called on the loop when a commit fails for the first time."""
         self._store = store
         self._lock = lock
+        self._reclaimable = reclaimable
         self._loop = asyncio.get_running_loop()
         self._next_number = first
         self._changed = threading.Condition()
@@ -85,10 +93,17 @@ class Journal:
 
     @classmethod
     async def open(
-        cls, folder: Path, model: bytes, settings: JournalSettings, lock: StoreLock | None = None
+        cls,
+        folder: Path,
+        model: bytes,
+        settings: JournalSettings,
+        lock: StoreLock | None = None,
+        *,
+        reclaimable: Callable[[], int] = lambda: 0,
     ) -> Journal:
         """Open the model's journal in ``folder``, taking its lock unless ``lock`` holds it.
 
+        ``reclaimable`` returns the bytes that a cache on the same disk gives back when the journal needs them.
         Raises ``StoreUnusable``.
         """
         held = lock
@@ -100,7 +115,7 @@ class Journal:
             # sessions are not forgotten for their age now.
             await asyncio.to_thread(store.sweep, frozenset(), aged=False)
             await asyncio.to_thread(store.keep_shares, frozenset())
-            journal = cls(store, held, settings, await asyncio.to_thread(store.next_number))
+            journal = cls(store, held, settings, await asyncio.to_thread(store.next_number), reclaimable)
         except BaseException:
             held.release()
             raise
@@ -194,7 +209,7 @@ class Journal:
         """Compare the free bytes with the reserve; a change of the outcome is logged."""
         reserve = self.settings.reserve_bytes
         if free is not None and free < reserve:
-            free += self.reclaimable()
+            free += self._reclaimable()
         lack = None
         if free is None:
             lack = StorageUnavailable(f"the journal's folder is gone: {self._store.folder}")
@@ -295,7 +310,7 @@ class Journal:
 
     def _shorten(self) -> None:
         """Condense one long session, if nothing else is to be done."""
-        if not self._store.long or self.condense is None or self._urgent or self._jobs:
+        if not self._store.long or self._urgent or self._jobs:
             return
         number = min(self._store.long)
         try:

@@ -48,6 +48,9 @@ from .records import (
     Typed,
 )
 
+MANY_ITEMS = 1 << 30
+"""No limit of items: for operations that were checked when they were made."""
+
 
 @dataclass(slots=True)
 class Past:
@@ -99,7 +102,7 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 
 
 def condensed(
-    operations: Sequence[AnyOperation], *, max_items: int, max_events: int = 1024
+    operations: Sequence[AnyOperation], *, max_items: int = MANY_ITEMS, max_events: int = 1024
 ) -> tuple[int, SessionSnapshot] | None:
     """A snapshot of the first operations, as many as possible: how many, and the snapshot; None for fewer than
     two.

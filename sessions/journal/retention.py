@@ -18,7 +18,7 @@ from .state import SessionState
 
 
 @dataclass(slots=True)
-class _Held:
+class _TenantHolding:
     """One tenant's share and what it holds: bytes by session; kept sessions, the longest unused first."""
 
     share: JournalShare
@@ -50,7 +50,7 @@ class TenantShares:
     """The tenants that have a share of the journal, by salt; others are not counted."""
 
     def __init__(self, shares: Mapping[bytes, JournalShare]) -> None:
-        self._held = {salt: _Held(share) for salt, share in shares.items()}
+        self._held = {salt: _TenantHolding(share) for salt, share in shares.items()}
         self._salts: dict[int, bytes] = {}
         self._records: dict[int, int] = {}
         self._changed: set[bytes] = set()
@@ -107,11 +107,11 @@ class TenantShares:
         held = self._held.get(salt)
         return {} if held is None else {"kept": float(len(held.kept)), "journal": float(held.bytes)}
 
-    def _of(self, number: int) -> _Held | None:
+    def _of(self, number: int) -> _TenantHolding | None:
         salt = self._salts.get(number)
         return None if salt is None else self._held[salt]
 
-    def _resize(self, held: _Held, number: int, size: int) -> None:
+    def _resize(self, held: _TenantHolding, number: int, size: int) -> None:
         held.bytes += size - held.sizes.get(number, 0)
         held.sizes[number] = size
         salt = self._salts[number]

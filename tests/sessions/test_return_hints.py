@@ -55,7 +55,7 @@ async def test_nothing_is_said_where_the_tool_has_answered() -> None:
 @pytest.mark.parametrize(("ttl", "returns_in"), [(0.0, 30.0), (60.0, None), (60.0, 5.0)])
 @pytest.mark.parametrize("late", [False, True])
 @run
-async def test_who_knows_better_is_heard(ttl: float, returns_in: float | None, late: bool) -> None:
+async def test_a_lease_replaces_the_hint(ttl: float, returns_in: float | None, late: bool) -> None:
     session = calling(CALL, "Done.", CALL)
     if not late:
         await session.placement.lease(None, ttl, returns_in)

@@ -442,7 +442,7 @@ def test_the_second_server_waits_and_learns_which_process_holds_the_store() -> N
             assert (path / "lock").read_text() == str(os.getpid())
 
 
-def test_on_a_full_disk_a_store_is_locked_by_whoever_can_name_himself_or_not() -> None:
+def test_on_a_full_disk_a_store_is_locked_whether_the_holder_can_be_written_or_not() -> None:
     """A server that is started again on a full disk must come up: it says what is the matter."""
     with folder() as path, pytest.MonkeyPatch.context() as patch:
         (path / "lock").write_text("1234567890")
