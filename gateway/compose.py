@@ -88,6 +88,5 @@ async def _journal(service: Service, language: Language, lock: StoreLock | None)
     if settings.store is None:
         return None
     shared = replace(settings.journal, tenants=service.tenants.journal())
-    journal = await Journal.open(settings.store, language.digest(), shared, lock)
-    journal.reclaimable = partial(file_bytes, settings.store.expanduser())
-    return journal
+    reclaimable = partial(file_bytes, settings.store.expanduser())
+    return await Journal.open(settings.store, language.digest(), shared, lock, reclaimable=reclaimable)

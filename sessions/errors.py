@@ -1,44 +1,44 @@
-"""What can go wrong in a session: one tree, each leaf with a stable code and the request field it blames.
+"""The errors of sessions: one tree, each with a stable code and the request field that caused it.
 
 SessionError
-├── RequestInvalid            the client can mend its request
+├── RequestInvalid            the request is wrong; the client can correct it
 │   ├── ItemUnknown           no item of the conversation has this id
 │   ├── ItemExists            an item with this id is already there
 │   ├── ItemInvalid           an item's fields are out of bounds
 │   ├── CallUnknown           no call of the conversation has the id that a tool's output names
 │   ├── CallAnswered          the call has an output already
-│   ├── InputInvalid          text on its way is out of bounds, or there is none
-│   ├── CutInvalid            there is no such place to cut a reply, to go back to or to branch off
+│   ├── InputInvalid          streamed input is out of bounds, or there is none
+│   ├── CutInvalid            there is no such place to cut a reply, to rewind to or to fork at
 │   ├── MemberUnknown         the session's tree has no such session
 │   ├── NameInvalid           a session's name is too long, or another of its tree has it
-│   ├── PruneInvalid          a session asks to be pruned itself
+│   ├── PruneInvalid          a session cannot prune itself
 │   ├── ToolInvalid           a tool's definition is out of bounds
 │   ├── SamplingInvalid       sampling values or limits out of bounds
-│   ├── GrammarInvalid        a schema or grammar is out of bounds, or goes with nothing else that is asked
-│   └── PromptTooLong         the prompt leaves no room for a single token in the model's context
+│   ├── GrammarInvalid        a schema or grammar is out of bounds, or excludes other parts of the request
+│   └── PromptTooLong         the prompt leaves no room for a token in the model's context
 ├── ConversationBusy          a response already writes this conversation
 ├── TemplateFailed            the model's chat template refused the conversation
 ├── TokenizerUnreadable       the model folder's tokenizer or chat template cannot be used
-├── SessionUnknown            no session has this id
-├── SessionLimit              as many sessions are open as may be
-├── TurnLimit                 as many replies of a tenant run as may
+├── SessionUnknown            no session with this id is open on this server
+├── SessionLimit              the limit of open sessions is reached
+├── TurnLimit                 the tenant's limit of running replies is reached
 ├── SessionClosed             the session was closed
 ├── HandleUnknown             no session can be resumed with this handle: unknown, foreign, expired, used up
-├── EventsExpired             what came after the client's last event is no longer kept
-├── StorageUnavailable        the journal cannot write now: nothing new is begun or acknowledged
-│   └── ShareFull             not for this tenant, whose open sessions fill its share
+├── EventsExpired             the events after the client's last one are no longer kept
+├── StorageUnavailable        the journal cannot write now: no turn begins, nothing is acknowledged
+│   └── ShareFull             the tenant's open sessions fill its share of the journal
 ├── RecordDamaged             a record of the journal fails its checksum, or is missing
 ├── StoreUnusable             the journal's store cannot be opened
 │   ├── StoreHeld             another server has it
 │   ├── StoreForeign          it was written for another model
 │   └── StoreNewer            it was written by a later version
-└── TurnFailed                a turn that had begun could not end; it was rolled back
-    ├── EngineUnavailable     because the engine died or does not answer
-    ├── EngineFull            because the engine holds as many sequences as it may
-    ├── GrammarRefused        because its grammar cannot be compiled, or not in time
-    ├── GrammarStuck          because its grammar, with all else that was asked, leaves no next token
-    ├── GrammarUnavailable    because the engine was installed without what grammars need
-    └── SequencePoisoned      because engines die of it
+└── TurnFailed                a turn began and failed; it was rolled back
+    ├── EngineUnavailable     the engine died or does not answer
+    ├── EngineFull            the engine holds as many sequences as it may
+    ├── GrammarRefused        its grammar cannot be compiled, or not in time
+    ├── GrammarStuck          its grammar, with the rest of the request, leaves no next token
+    ├── GrammarUnavailable    the engine was installed without the packages that grammars need
+    └── SequencePoisoned      engines died in steps of this conversation
 
 Knows nothing of wire errors or close codes: the gateway has that table.
 """
@@ -49,7 +49,7 @@ from typing import ClassVar
 
 
 class SessionError(Exception):
-    """Any failure of a session. ``param`` names the field of the request to blame, where there is one."""
+    """Any failure of a session. ``param`` names the field of the request that caused it, if there is one."""
 
     code: ClassVar[str] = "session_error"
 
@@ -60,7 +60,7 @@ class SessionError(Exception):
 
 
 class RequestInvalid(SessionError):
-    """The request cannot be served as it is; nothing changed."""
+    """The request is wrong; nothing changed."""
 
     code = "request_invalid"
 
@@ -96,14 +96,13 @@ class CallAnswered(RequestInvalid):
 
 
 class InputInvalid(RequestInvalid):
-    """Text on its way is out of bounds, or there is none to commit."""
+    """Streamed input is out of bounds, or there is none to commit."""
 
     code = "input_invalid"
 
 
 class CutInvalid(RequestInvalid):
-    """There is no such place to cut a reply at, to go back to or to branch off: beyond it, or inside of what is
-    one."""
+    """There is no such place to cut a reply, to rewind to or to fork at."""
 
     code = "cut_invalid"
 
@@ -121,7 +120,7 @@ class NameInvalid(RequestInvalid):
 
 
 class PruneInvalid(RequestInvalid):
-    """A session asks to be pruned itself."""
+    """A session cannot prune itself."""
 
     code = "prune_invalid"
 
@@ -139,13 +138,13 @@ class SamplingInvalid(RequestInvalid):
 
 
 class GrammarInvalid(RequestInvalid):
-    """A schema or a grammar is out of bounds, or cannot go with what else is asked."""
+    """A schema or a grammar is out of bounds, or excludes other parts of the request."""
 
     code = "grammar_invalid"
 
 
 class PromptTooLong(RequestInvalid):
-    """The prompt, of ``tokens`` or more, leaves no room for a single token in the model's context."""
+    """The prompt has at least ``tokens`` tokens and leaves no room for another in the model's context."""
 
     code = "prompt_too_long"
 
@@ -161,7 +160,7 @@ class ConversationBusy(SessionError):
 
 
 class TemplateFailed(SessionError):
-    """The model's chat template refused the conversation, or lost a turn of it."""
+    """The model's chat template refused the conversation, or left out a turn."""
 
     code = "template_failed"
 
@@ -173,19 +172,19 @@ class TokenizerUnreadable(SessionError):
 
 
 class SessionUnknown(SessionError):
-    """No session has this id."""
+    """No session with this id is open on this server."""
 
     code = "session_unknown"
 
 
 class SessionLimit(SessionError):
-    """As many sessions are open as may be; come back later."""
+    """The limit of open sessions is reached; try again later."""
 
     code = "session_limit"
 
 
 class TurnLimit(SessionError):
-    """The tenant has as many replies running as it may; nothing was begun."""
+    """The tenant's limit of running replies is reached; nothing began."""
 
     code = "turn_limit"
 
@@ -197,25 +196,25 @@ class SessionClosed(SessionError):
 
 
 class HandleUnknown(SessionError):
-    """No session can be resumed with this handle. One answer for every reason."""
+    """No session can be resumed with this handle: the same error for every reason."""
 
     code = "handle_unknown"
 
 
 class EventsExpired(SessionError):
-    """What came after the client's last event is no longer kept."""
+    """The events after the client's last one are no longer kept."""
 
     code = "events_expired"
 
 
 class StorageUnavailable(SessionError):
-    """The journal cannot write now: nothing new is begun or acknowledged until there is room."""
+    """The journal cannot write now: until it can, no turn begins and nothing is acknowledged."""
 
     code = "storage_unavailable"
 
 
 class ShareFull(StorageUnavailable):
-    """The tenant's open sessions fill its share of the journal: nothing new is begun in them."""
+    """The tenant's open sessions fill its share of the journal: no turn of theirs begins."""
 
     code = "share_full"
 
@@ -251,7 +250,7 @@ class StoreNewer(StoreUnusable):
 
 
 class TurnFailed(SessionError):
-    """A turn that had begun could not end; it was rolled back, its input stays."""
+    """A turn began and failed; it was rolled back, its input stays."""
 
     code = "turn_failed"
 
@@ -263,30 +262,30 @@ class EngineUnavailable(TurnFailed):
 
 
 class EngineFull(TurnFailed):
-    """The engine holds as many sequences as it may; come back later."""
+    """The engine holds as many sequences as it may; try again later."""
 
     code = "engine_full"
 
 
 class GrammarRefused(TurnFailed):
-    """The reply's grammar cannot be compiled, or not within the limits of size and time."""
+    """The reply's grammar cannot be compiled within the limits of size and time."""
 
     code = "grammar_refused"
 
 
 class GrammarStuck(TurnFailed):
-    """The reply's grammar, with bad words, biases and limits, leaves no token that may come next."""
+    """The reply's grammar, with bad words, biases and limits, leaves no next token."""
 
     code = "grammar_stuck"
 
 
 class GrammarUnavailable(TurnFailed):
-    """The engine was installed without what grammars need; the message names the extra."""
+    """The engine was installed without the packages that grammars need; the message names the extra."""
 
     code = "grammar_unavailable"
 
 
 class SequencePoisoned(TurnFailed):
-    """Engines die of computing this conversation: it was alone in the step that killed one."""
+    """Engines died in steps of this conversation, so it is not computed any more."""
 
     code = "sequence_poisoned"

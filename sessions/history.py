@@ -325,7 +325,7 @@ class History:
             self._appended = False
 
     def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
-        """The last turn whose path the entries match, why it is not the head, and how many entries that is."""
+        """The last turn that the entries match with its path, why it is not the head, and its entries."""
         if self.tree.head is not None and self._preamble != self._rendered:
             changed = self._preamble.instructions != self._rendered.instructions
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
@@ -338,7 +338,7 @@ class History:
         return base, None, at
 
     def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int]:
-        """The last turn whose path the segments match, and how many segments that is."""
+        """The last turn that the segments match with its path, and how many segments that is."""
         base, at = None, 0
         for node in self.tree.path():
             wanted = (*node.inputs, node.reply)

@@ -49,7 +49,7 @@ class FunctionCallOutput(msgspec.Struct, frozen=True, kw_only=True, tag="functio
 
 Item: TypeAlias = Message | FunctionCall | FunctionCallOutput
 Growing: TypeAlias = Message | FunctionCallOutput
-"""Items whose text may be streamed in: messages and outputs of tools."""
+"""Items that may be streamed in: messages and outputs of tools."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from .history import History
 from .items import new_id
 from .journal.journal import Journal, JournaledLog
 from .journal.records import AnyOperation, Drop, EphemeralLog, SessionLog, SessionRecord
-from .journal.replay import Replayed, condensed, replay
+from .journal.replay import Replayed, replay
 from .journal.store import StoredSession
 from .return_hints import Waits
 from .session import Session
@@ -75,10 +75,6 @@ class SessionRegistry:
         self._loading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by root: the journal is asked once
         self._numbers = itertools.count(1)  # of sessions without a journal
         self.waits = Waits()
-        if journal is not None:
-            journal.condense = partial(
-                condensed, max_items=self.settings.max_items, max_events=journal.settings.max_events
-            )
 
     def create(
         self, *, salt: bytes = b"", now: datetime | None = None, owner: bytes = b"", config: bytes = b""

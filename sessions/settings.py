@@ -39,7 +39,7 @@ class SessionSettings:
     debounce_seconds: float = 0.01
     """Streamed input text is prefilled at most this often."""
     recovery_seconds: float = 60.0
-    """A reply whose engine died waits this long for the next engine; then it fails."""
+    """If the engine dies, a reply waits this long for the next one; then it fails."""
     tenants: Mapping[bytes, TenantLimits] = field(default_factory=dict)
     """Limits of the known tenants, by salt; a known tenant may have none."""
 

@@ -137,7 +137,7 @@ Segment: TypeAlias = Item | TurnReply
 class Script:
     """What a turn puts before the model: ``segments`` in order.
 
-    ``base``: the last turn whose tokens stay as they are; it and its ancestors are the first ``shared``
+    ``base``: the last turn that keeps its tokens; it and its ancestors are the first ``shared``
     segments. With None everything is rendered. ``miss``: why ``base`` is not the head. ``heading``: roughly the
     number of characters of the preamble.
     """

@@ -115,7 +115,6 @@ async def _journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: 
     from ...sessions.errors import StoreUnusable
     from ...sessions.journal.journal import Journal
     from ...sessions.journal.records import EventReceived, SessionSnapshot
-    from ...sessions.journal.replay import condensed
     from ...sessions.settings import JournalSettings
 
     settings = JournalSettings(
@@ -132,7 +131,6 @@ async def _journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: 
         disk.arm(0)
         book = await Journal.open(folder, b"model", settings)
         arm()
-    book.condense = lambda operations: condensed(operations, max_items=100)
     acknowledged: dict[int, list[str]] = {}
     asked: dict[int, list[str]] = {}
     try:

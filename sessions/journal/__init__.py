@@ -1,21 +1,19 @@
-"""The journal: what makes a session outlive its process. Append-only logs behind one thread, synced in groups.
+"""The journal: what lets a session outlive its process. Append-only logs, written by one thread in groups.
 
-Holds records (operations on a session's history), the logs they are appended to, checked and compacted in, the
-index in memory that says which of them count, the writer, and how a history is made again from its operations.
-Damage to a log costs the sessions whose records it hit. Knows nothing of sockets or frames, and nothing of KV:
-that is recomputed, or comes from the tiers.
+It keeps the operations on each session's history and a few records about it; a history is made again by
+replaying its operations. KV is not in it: that is recomputed, or comes from the tiers. Damage to a log
+costs the sessions that have records in the damaged place. Knows nothing of sockets or frames.
 
-| file | what is in it |
+| file | cares about |
 |---|---|
-| `journal.py`, `log.py` | the thread that commits groups; one session's place in it |
-| `changes.py`, `records.py` | what is written: plain data, its schema |
-| `store.py` | changes to records, retention, room, reading |
-| `state.py`, `places.py` | the index in memory: which record counts, where it lies |
-| `logs.py`, `segment.py`, `disk.py` | the files: opened, appended to, read; their bytes; the calls |
-| `compaction.py` | logs rewritten without what is dead |
-| `opening.py`, `identity.py`, `lock.py` | where a model's journal is; whether it is that of the last start |
-| `legacy.py`, `legacy_reader.py` | LMDB journals of before, moved into logs by way of a child process |
+| `journal.py` | the thread that commits groups; each session's log on it |
+| `records.py` | what is written: operations, records, changes |
+| `replay.py` | operations to a history, and to one snapshot |
+| `store.py` | changes to records, room, reading |
+| `state.py`, `retention.py` | the index in memory: which record counts, and where it lies; what is forgotten |
+| `logs.py`, `segment.py` | the log files; their bytes |
+| `compaction.py` | rewrites logs without dead records |
+| `opening.py`, `folder.py` | finds a model's store at start; its lock, its identity, calls on files |
+| `legacy.py`, `legacy_reader.py` | moves journals of formats 1 and 2 (LMDB) into logs |
 | `admin.py` | stat, verify, repair, backup, gc, erase |
-| `replay.py`, `snapshot.py` | operations to a history, and to one record |
-| `shares.py` | what of it is which tenant's |
 """

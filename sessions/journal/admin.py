@@ -1,7 +1,7 @@
-"""What an operator does with a journal: look, verify, repair, copy, tidy, erase a tenant; for the command line.
+"""Administration of a journal for the command line: stat, verify, repair, backup, gc, erase a tenant.
 
-Each gives lines to print. Loads no model: whatever model a journal is of, its records are checked the same way.
-`stat`, `verify` and `backup` only read, and may run beside a server; the others hold the store's lock.
+Each function yields lines to print. None loads a model. `stat`, `verify` and `backup` only read, and may run
+beside a server; the others hold the store's lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .folder import FOLDER, IDENTITY, Disk, Identity, StoreLock, read_identity, 
 from .logs import NAME, Findings, LogFolder
 from .opening import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
 from .records import AnyOperation, Keyring, SessionSnapshot, session_extra
-from .replay import quiet, replay
+from .replay import MANY_ITEMS, quiet, replay
 from .segment import Fresh, Kind
 from .state import DIGEST_BYTES, SessionState
 from .store import JournalStore
@@ -29,11 +29,10 @@ from .store import JournalStore
 SETTINGS = JournalSettings(max_bytes=1 << 62)
 LOCK_SECONDS = 1.0
 TRIES = 20
-MANY_ITEMS = 1 << 30
 
 
 def places(root: Path) -> list[Path]:
-    """The folders below ``root`` that have a journal: its own, and those of other models."""
+    """The folders that have a journal: ``root``, and those of other models below it."""
     found = [root, *sorted(root.glob("model-*"))]
     return [
         place
@@ -43,7 +42,7 @@ def places(root: Path) -> list[Path]:
 
 
 def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
-    """The journal in a folder, of whatever model. ``whole``: all logs are read. Raises ``StoreUnusable``."""
+    """Open the journal in a folder, of any model. ``whole``: read every log. Raises ``StoreUnusable``."""
     _check_moved(place)
     known = _known(place)
     header = None if known is None else known.header()
@@ -58,14 +57,14 @@ def _check_moved(place: Path) -> None:
 
 
 def stat(root: Path) -> Iterator[str]:
-    """How much there is. Raises ``StoreUnusable``."""
+    """Sessions and bytes of each journal. Raises ``StoreUnusable``."""
     for place in places(root):
         with closing(opened(place, whole=False)) as store:
             yield _account(place, store)
 
 
 def verify(root: Path, damage: list[str]) -> Iterator[str]:
-    """Read and check every record; what is damaged is added to ``damage``. Raises ``StoreUnusable``."""
+    """Read and check every record, and add a line for each damage to ``damage``. Raises ``StoreUnusable``."""
     for place in places(root):
         known = _known(place)
         with closing(opened(place)) as store:
@@ -76,14 +75,14 @@ def verify(root: Path, damage: list[str]) -> Iterator[str]:
 
 
 def _known(place: Path) -> Identity | None:
-    """What the second place says, if it can be read."""
+    """The journal's identity; None if it is absent or cannot be read."""
     with suppress(ValueError):
         return read_identity(place)
     return None
 
 
 def _differs(known: Identity | None, store: JournalStore) -> list[str]:
-    """What the second place says is not there."""
+    """How the journal differs from its identity, as no line or one."""
     line = "" if known is None else store.mismatch(known)
     return [line] if line else []
 
@@ -98,7 +97,7 @@ def _account(place: Path, store: JournalStore) -> str:
 
 
 def _damage(store: JournalStore) -> list[str]:
-    """Sessions and logs: those that are damaged, each named."""
+    """A line for each damaged session and log."""
     for state in list(store.sessions.states.values()):
         if state.kept:
             with suppress(RecordDamaged):
@@ -106,16 +105,17 @@ def _damage(store: JournalStore) -> list[str]:
     sessions = [f"session {store.name_of(number)}" for number in store.damaged()]
     logs = [f"log {path}" for path in dict.fromkeys(store.logs.findings.damaged)]
     lost = store.logs.findings.lost
-    return [*sessions, *logs, *([f"{lost} records, nobody knows whose"] if lost else [])]
+    return [*sessions, *logs, *([f"{lost} records of unknown sessions"] if lost else [])]
 
 
 # --- repair -------------------------------------------------------------------------------------------------
 
 
 def repair(root: Path) -> Iterator[str]:
-    """Write damaged journals anew, with all that can be read; the damaged one stays beside it.
+    """Rewrite damaged journals with everything that can be read; the damaged one is kept under another name.
 
-    A damaged session is cut back to where no reply ran before the damage, or is lost. Raises ``StoreUnusable``.
+    A damaged session is cut back to the last point before the damage where no response ran, or is lost. Raises
+    ``StoreUnusable``.
     """
     with StoreLock(root).acquire(LOCK_SECONDS):
         for place in places(root):
@@ -159,14 +159,14 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     finally:
         logs.close()
     aside = exchange(place)
-    yield f"{place / FOLDER}: written anew; the damaged one is {aside}"
+    yield f"{place / FOLDER}: rewritten; the damaged one is {aside}"
     yield from (f"  {line}" for line in told)
     if lost := store.logs.findings.lost:
-        yield f"  lost: {lost} records, nobody knows whose"
+        yield f"  lost: {lost} records of unknown sessions"
 
 
 def _descendants(store: JournalStore, number: int) -> set[int]:
-    """Forks of a session, and theirs."""
+    """A session's forks, their forks, and so on."""
     found: set[int] = set()
     waiting = [number]
     while waiting:
@@ -178,7 +178,7 @@ def _descendants(store: JournalStore, number: int) -> set[int]:
 
 
 def _needed(store: JournalStore, alone: set[int]) -> set[int]:
-    """Sessions that were forgotten, and that forks which stay forks follow on."""
+    """Forgotten sessions that forks need which are copied as forks."""
     found: set[int] = set()
     for state in store.sessions.states.values():
         if not state.kept or state.number in alone:
@@ -200,7 +200,7 @@ def _is_whole(store: JournalStore, state: SessionState) -> bool:
 
 
 def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
-    """A session as it is, a fork as a fork."""
+    """Copy a session as it is, a fork as a fork."""
     record = store._record(state.number)
     group = [Fresh(state.number, 0, Kind.SESSION, msgspec.msgpack.encode(record), session_extra(record))]
     if state.kept and state.ring:
@@ -215,7 +215,7 @@ def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
 
 
 def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damaged: bool) -> Iterator[str]:
-    """A session with its own copy of all that it needs, as far as that is whole; what is to be said of it."""
+    """Copy a session with all operations that it needs, as far as they are whole; yields lines about it."""
     name, number = store.name_of(state.number), state.number
     if not state.kept:
         return
@@ -245,7 +245,7 @@ def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damag
 
 
 def _until_damage(store: JournalStore, state: SessionState) -> tuple[list[AnyOperation], int]:
-    """The operations before the first that is damaged, as far as they follow from one another; how many not."""
+    """The operations before the first damaged one that can be replayed, and how many are not among them."""
     found: list[AnyOperation] = []
     try:
         needed = list(store.sessions.needed(state.number))
@@ -262,7 +262,7 @@ def _until_damage(store: JournalStore, state: SessionState) -> tuple[list[AnyOpe
 
 
 def _replayable(operations: list[AnyOperation]) -> list[AnyOperation]:
-    """As many of them as make a session."""
+    """The longest beginning of the operations that can be replayed."""
     while operations:
         try:
             replay(operations, max_items=MANY_ITEMS)
@@ -274,7 +274,7 @@ def _replayable(operations: list[AnyOperation]) -> list[AnyOperation]:
 
 
 def _ring(store: JournalStore, state: SessionState) -> Fresh:
-    """The session's keyring; one that is damaged from the digests that the index knows."""
+    """The session's keyring; a damaged one is made from the digests in the index."""
     try:
         ring = store._decoded(state.ring, Kind.KEYRING, state.number, 0, Keyring)
     except RecordDamaged:
@@ -287,9 +287,9 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
 
 
 def backup(root: Path, target: Path) -> Iterator[str]:
-    """Copy the journals to ``target``, a new folder, up to the last whole group; also beside a server.
+    """Copy the journals to ``target``, a new folder, up to the last whole group; a server may run meanwhile.
 
-    KV is not copied: it is computed again. Raises ``StoreUnusable``.
+    KV is not copied: it is recomputed. Raises ``StoreUnusable``.
     """
     if target.resolve().is_relative_to(root.resolve()):
         raise StoreUnusable(f"{target} is inside the store {root}: choose a folder outside it")
@@ -306,7 +306,7 @@ def backup(root: Path, target: Path) -> Iterator[str]:
         try:
             (copy / FOLDER).mkdir(parents=True, mode=0o700)
             if (place / IDENTITY).is_file():
-                shutil.copy(place / IDENTITY, copy)  # before the logs: these may be ahead, never behind
+                shutil.copy(place / IDENTITY, copy)  # first: the logs may be ahead of it, never behind
             _copy_logs(place / FOLDER, copy / FOLDER)
             if (known := _known(copy)) is not None:
                 write_identity(copy, known.without_removed(_known(place)), Disk())
@@ -318,7 +318,7 @@ def backup(root: Path, target: Path) -> Iterator[str]:
 
 
 def _copy_logs(source: Path, target: Path) -> None:
-    """All logs of one moment: a compaction that ends meanwhile is waited for. Raises ``OSError``."""
+    """Copy the logs of one moment: if a compaction removes some meanwhile, begin again. Raises ``OSError``."""
     for _ in range(TRIES):
         names = sorted(name for name in os.listdir(source) if NAME.fullmatch(name))
         files: dict[str, int] = {}
@@ -327,7 +327,7 @@ def _copy_logs(source: Path, target: Path) -> None:
                 files[name] = os.open(source / name, os.O_RDONLY | os.O_CLOEXEC)
             if set(names) <= set(os.listdir(source)):
                 for name, fd in files.items():
-                    # The index first: of what comes after it the log is read.
+                    # The index before the log: the log may be ahead of it.
                     with suppress(FileNotFoundError):
                         shutil.copy(source / Path(name).with_suffix(".index"), target)
                     _copy_file(fd, target / name)
@@ -351,11 +351,11 @@ def _copy_file(fd: int, target: Path) -> None:
         os.fsync(file.fileno())
 
 
-# --- tidying ------------------------------------------------------------------------------------------------
+# --- clean-up ------------------------------------------------------------------------------------------------
 
 
 def gc(root: Path) -> Iterator[str]:
-    """Rewrite logs with records no session needs; remove what a migration left. Raises ``StoreUnusable``."""
+    """Rewrite the logs without dead records, and remove what a migration left. Raises ``StoreUnusable``."""
     with StoreLock(root).acquire(LOCK_SECONDS):
         for place in places(root):
             for name in (legacy.KEPT,):
@@ -372,9 +372,8 @@ def gc(root: Path) -> Iterator[str]:
 def erase(root: Path, salt: bytes) -> Iterator[str]:
     """Forget all sessions of the tenant ``salt`` and rewrite every log, so that nothing of them is left.
 
-    What lies beside from before, such as a damaged journal, is removed. Raises ``StoreUnusable``; nothing is
-    erased if there is a journal of an earlier version that no server has migrated, as it may hold the tenant's
-    sessions.
+    Older copies, such as a damaged journal, are removed. Raises ``StoreUnusable``. Nothing is erased while
+    there is a journal of an earlier version that is not migrated, as it may hold the tenant's sessions.
     """
     with StoreLock(root).acquire(LOCK_SECONDS):
         for place in places(root):
@@ -404,6 +403,6 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
 
 
 def _rewrite(store: JournalStore) -> None:
-    """Every log anew, with what is needed and no more. Raises ``StorageUnavailable``."""
+    """Rewrite every log with the needed records alone. Raises ``StorageUnavailable``."""
     store.logs.findings = Findings()
     store.rewrite()

@@ -1,10 +1,10 @@
-"""Rewrites logs of which most is dead: what is needed goes to a new log, which then takes their place.
+"""Compaction: rewrites logs that are mostly dead. Needed records go to a new log, which replaces the old ones.
 
-Done in slices, so that commits and readers do not wait. The new log is written aside and synced slice by
-slice; it is renamed into place when it is whole, and its header names the logs that it replaces. Whenever the
-process dies, the next start finds either those or the new one: where it finds both, the header says which to
-remove. Records keep their sequence numbers. That a session was forgotten stays known as long as any log holds
-a record of it; what damage has hit stays known, too.
+It runs in slices, so that commits and readers do not wait. The new log is written under another name and synced
+slice by slice; when it is whole it is renamed, and its header names the logs that it replaces. If the process
+dies, the next start finds the old logs or the new one, or both: then the header says which to remove. Records
+keep their sequence numbers. A drop is kept as long as any log has a record of its session, and so are the marks
+of damaged records.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .logs import Log, LogFolder
 from .segment import ENTRY, GROUP_END, HIT, LOG_START, LOST, Kind, place_of
 from .state import Sessions
 
-SLICE_BYTES = 256 << 10  # read and written in one go: some milliseconds
+SLICE_BYTES = 256 << 10  # of one slice: some milliseconds
 SLICE_RECORDS = 1000
 
 
 class Compaction:
-    """Of some logs, ``victims``, none of them the active one. Call `step` until it is true."""
+    """The compaction of some logs, ``victims``, none of them active. Call `step` until it returns true."""
 
     def __init__(self, logs: LogFolder, sessions: Sessions, victims: Sequence[Log]) -> None:
         self.victims = list(victims)
@@ -60,12 +60,12 @@ class Compaction:
         return whole
 
     def abandon(self) -> None:
-        """Leave everything as it was."""
+        """Drop the new log; the old ones stay."""
         self._work.close()
         self._logs.discard(self._out, self._fresh)
 
     def _copies(self) -> Generator[bytes, None, None]:
-        """The records that stay, as they are written; a damaged one as the mark that it was lost."""
+        """The bytes of the records to keep; a damaged one becomes a mark that it was lost."""
         for one in self.victims:
             entries, extras = self._logs.entries_of(one)
             for at in range(0, len(entries), SLICE_RECORDS):
@@ -80,7 +80,7 @@ class Compaction:
     def _copy(
         self, place: int, sequence: int, session: int, word: int, moment: int, extra: bytes
     ) -> bytes | None:
-        """The record as it goes on; None where it is not needed."""
+        """The bytes of a record in the new log; None if it is not needed."""
         kind, index = word >> 8 & 0xFF, word >> 16
         if kind == Kind.START:
             current = index == self._logs.generation
@@ -100,7 +100,7 @@ class Compaction:
         return self._record(sequence, session, word | LOST, moment, extra, extra) if valid == HIT else None
 
     def _is_needed(self, session: int) -> bool:
-        """Whether any log that stays, or what is copied, has records of a session that was forgotten."""
+        """Whether a forgotten session still has records, in the index or in a log that stays."""
         if session in self._sessions.states:
             return True
         return any(one.has(session) for one in self._logs.logs.values() if one not in self.victims)
@@ -141,7 +141,7 @@ class Compaction:
 
 
 def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
-    """Logs that hold nothing anybody needs, the oldest first; remove each before the next is asked for."""
+    """The logs without a needed record, the oldest first. Remove each before asking for the next."""
     for one in sorted(logs.logs.values(), key=lambda one: one.number):
         if one is logs.active or one.live:
             continue

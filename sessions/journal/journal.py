@@ -1,8 +1,8 @@
-"""The journal of one server: sessions hand it changes, one thread commits them in groups.
+"""The journal of one server: sessions hand it changes, and one thread commits them in groups.
 
-A group is all that was queued while the last commit ran; ids that were said may wait a little for company.
-A commit that fails is tried again until it holds: what waits for it is not acknowledged meanwhile. Knows
-nothing of what a change means.
+A group is everything queued while the last commit ran; token ids of replies wait up to ``cursor_seconds`` for
+others. A failed commit is tried again until it succeeds, and nothing that waits for it is acknowledged
+meanwhile. `JournaledLog` is one session's log. Knows nothing of what a change means.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,29 +41,36 @@ from .records import (
     key_of,
     merged,
 )
+from .replay import condensed
 from .store import Condense, JournalStore
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-FREE_SECONDS = 0.2  # how long a look at the disk's free space is believed
+FREE_SECONDS = 0.2  # the disk's free space is read again after this time
 
 
 class Journal:
-    """Open it with ``Journal.open``; for one event loop."""
+    """The journal. Make it with `Journal.open`, and use it from one event loop."""
 
-    def __init__(self, store: JournalStore, lock: StoreLock, settings: JournalSettings, first: int) -> None:
+    def __init__(
+        self,
+        store: JournalStore,
+        lock: StoreLock,
+        settings: JournalSettings,
+        first: int,
+        reclaimable: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.settings = settings
         self.live: set[int] = set()
-        """Numbers of the sessions in memory: retention leaves them alone."""
-        self.condense: Condense | None = None
-        """Makes a long session's operations fewer; without it they stay."""
-        self.reclaimable: Callable[[], int] = lambda: 0
-        """Bytes of the journal's disk that a cache has taken and gives back when they are needed."""
+        """Numbers of the sessions in memory, which retention skips."""
+        self.condense: Condense = partial(condensed, max_events=settings.max_events)
+        """Condenses a long session's operations."""
         self.watchers: set[Callable[[StorageUnavailable], None]] = set()
-        """Told on the loop when a commit has failed for the first time."""
+        """Called on the loop when a commit fails for the first time."""
         self._store = store
         self._lock = lock
+        self._reclaimable = reclaimable
         self._loop = asyncio.get_running_loop()
         self._next_number = first
         self._changed = threading.Condition()
@@ -70,33 +78,44 @@ class Journal:
         self._jobs: deque[tuple[Callable[[JournalStore], Any], asyncio.Future[Any]]] = deque()
         self._queued = 0
         self._urgent = False
-        self._oldest: float | None = None  # when the first of the queue came
+        self._oldest: float | None = None  # when the first queued change came
         self._closing = False
         self._durable = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._fault: StorageUnavailable | None = None
-        self._full: frozenset[bytes] = frozenset()  # tenants whose open sessions fill their shares
+        self._full: frozenset[bytes] = frozenset()  # tenants with open sessions that fill their shares
         self._looked = 0.0
         self._free: int | None = 0
         self._lack: StorageUnavailable | None = None
         self._commits = self._failures = 0
-        self._puzzled = False  # the log has what upkeep failed of
+        self._puzzled = False  # a failed upkeep was logged
         self._thread = threading.Thread(target=self._run, name="holdfast-journal", daemon=True)
 
     @classmethod
     async def open(
-        cls, folder: Path, model: bytes, settings: JournalSettings, lock: StoreLock | None = None
+        cls,
+        folder: Path,
+        model: bytes,
+        settings: JournalSettings,
+        lock: StoreLock | None = None,
+        *,
+        reclaimable: Callable[[], int] = lambda: 0,
     ) -> Journal:
-        """The model's journal in ``folder``, whose lock may be held already. Raises ``StoreUnusable``."""
+        """Open the model's journal in ``folder``, taking its lock unless ``lock`` holds it.
+
+        ``reclaimable`` returns the bytes that a cache on the same disk gives back when the journal needs them.
+        Raises ``StoreUnusable``.
+        """
         held = lock
         if held is None:
             held = await asyncio.to_thread(StoreLock(folder).acquire, settings.lock_seconds)
         try:
             store = await asyncio.to_thread(open_for, folder, model, settings)
-            # Nobody has come back yet, and the clock of a machine that has just started may be wrong by months.
+            # No client can resume yet, and the clock of a machine that just started may be wrong by months:
+            # sessions are not forgotten for their age now.
             await asyncio.to_thread(store.sweep, frozenset(), aged=False)
             await asyncio.to_thread(store.keep_shares, frozenset())
-            journal = cls(store, held, settings, await asyncio.to_thread(store.next_number))
+            journal = cls(store, held, settings, await asyncio.to_thread(store.next_number), reclaimable)
         except BaseException:
             held.release()
             raise
@@ -104,7 +123,7 @@ class Journal:
         return journal
 
     async def aclose(self) -> None:
-        """Commit what is queued, if it can be, and let the store go."""
+        """Commit what is queued, if possible, close the store and free its lock."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -120,7 +139,7 @@ class Journal:
         return self._next_number - 1
 
     def put(self, changes: Iterable[Change], *, urgent: bool = True) -> None:
-        """Queue changes that belong together: they are committed together, in order."""
+        """Queue changes; they are committed together, in order. Those that are not ``urgent`` may wait."""
         with self._changed:
             before = len(self._queue)
             self._queue += changes
@@ -133,7 +152,7 @@ class Journal:
                 self._changed.notify()
 
     def sync(self) -> asyncio.Future[None]:
-        """Done when all that was put so far is durable."""
+        """A future that is done when everything put so far is durable."""
         number = self._queued
         if self._waiting and self._waiting[-1][0] == number:
             return self._waiting[-1][1]
@@ -148,7 +167,7 @@ class Journal:
         return done
 
     async def read(self, job: Callable[[JournalStore], T]) -> T:
-        """What ``job`` finds in the store, after all that was put before. Raises what it raises."""
+        """Run ``job`` on the store, behind everything put so far, and return its result or raise its error."""
         answer: asyncio.Future[T] = self._loop.create_future()
         with self._changed:
             self._jobs.append((job, answer))
@@ -157,12 +176,12 @@ class Journal:
 
     @property
     def mismatches(self) -> Sequence[str]:
-        """How the journal differs from that of the last start, in sentences."""
+        """How the journal differs from that of the last start, one sentence each."""
         return self._store.mismatches
 
     @property
     def fault(self) -> StorageUnavailable | None:
-        """Why nothing new may be begun now: the last commit failed, or the disk's reserve is touched."""
+        """Why no new turn may begin: the last commit failed, or the disk is short of space. None if one may."""
         if self._fault is not None:
             return self._fault
         now = time.monotonic()
@@ -172,14 +191,14 @@ class Journal:
         return self._lack
 
     def fault_of(self, salt: bytes) -> StorageUnavailable | None:
-        """Why this tenant may begin nothing new now."""
+        """Why no new turn of this tenant may begin; None if one may."""
         if self.fault is None and salt in self._full:
             most = self.settings.tenants[salt].bytes
             return ShareFull(f"This tenant's open sessions fill its share of the journal, {most} bytes")
         return self.fault
 
     def leave(self, number: int, salt: bytes = b"") -> None:
-        """A session is not in memory any more: retention may have it."""
+        """A session is not in memory any more: retention may forget it."""
         self.live.discard(number)
         if salt in self.settings.tenants:
             with self._changed:
@@ -187,10 +206,10 @@ class Journal:
                 self._changed.notify()
 
     def _judge(self, free: int | None) -> None:
-        """Whether new changes have a place to go to; a change of that is a line in the log."""
+        """Compare the free bytes with the reserve; a change of the outcome is logged."""
         reserve = self.settings.reserve_bytes
         if free is not None and free < reserve:
-            free += self.reclaimable()
+            free += self._reclaimable()
         lack = None
         if free is None:
             lack = StorageUnavailable(f"the journal's folder is gone: {self._store.folder}")
@@ -205,11 +224,11 @@ class Journal:
         self._lack = lack
 
     async def statistics_of(self, salt: bytes) -> dict[str, float]:
-        """What a tenant that has a share of the journal has of it. Raises ``StorageUnavailable``."""
+        """What a tenant with a share of the journal holds. Raises ``StorageUnavailable``."""
         return await self.read(lambda store: store.shares.statistics(salt))
 
     async def statistics(self) -> dict[str, float]:
-        """Queue and store."""
+        """Counters of the queue and of the store."""
         stored: dict[str, float] = {}
         if self._fault is None:
             with suppress(StorageUnavailable, RecordDamaged):
@@ -232,7 +251,7 @@ class Journal:
                 self._answer_closed(jobs)
                 return
             if group:
-                self._relieve()  # before who waits is told: a prune lets the next turn in
+                self._relieve()  # before the futures resolve: a prune lets the next turn begin
                 self._tell(self._committed, upto)
             for job, answer in jobs:
                 self._answer(job, answer)
@@ -248,8 +267,8 @@ class Journal:
                     return
 
     def _next(self) -> tuple[list[Change], int, list[Any]]:
-        """Wait for a group; all that is queued when it begins belongs to it. None, where there is other
-        work."""
+        """Wait for work: the queued changes as a group, how many changes that makes in all, and the jobs. An
+        empty group if a compaction can go on."""
         compacting = self._store.wants_compaction
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
@@ -274,11 +293,12 @@ class Journal:
         self._full = self._store.keep_shares(self.live)
 
     def _relieve(self) -> None:
-        """Who fills its share no more is let in. Who fills it now may yet have closed sessions to lose."""
+        """Admit tenants that fill their shares no more. One that fills it now may still lose closed sessions
+        first, so none is added."""
         self._full &= self._store.shares.full()
 
     def _upkeep(self, work: Callable[[], object]) -> None:
-        """What nobody waits for, and is tried again another time; whatever it raises, the thread goes on."""
+        """Run work that nothing waits for. If it fails it is tried again later; the thread goes on."""
         try:
             work()
         except (StorageUnavailable, RecordDamaged):
@@ -289,25 +309,25 @@ class Journal:
             self._puzzled = True
 
     def _shorten(self) -> None:
-        """One long session, when nothing is waited for; it is still long if that fails."""
-        if not self._store.long or self.condense is None or self._urgent or self._jobs:
+        """Condense one long session, if nothing else is to be done."""
+        if not self._store.long or self._urgent or self._jobs:
             return
         number = min(self._store.long)
         try:
             self._store.condense(number, self.condense)
             self._relieve()
         except (StorageUnavailable, RecordDamaged) as fault:
-            log.warning("session %d was not made shorter: %s", number, fault.message)
-        except Exception:  # whatever it is: its operations are there as they were
-            log.exception("session %d cannot be made shorter", number)
+            log.warning("session %d was not condensed: %s", number, fault.message)
+        except Exception:  # its operations are unchanged
+            log.exception("session %d cannot be condensed", number)
 
     def _compact(self) -> None:
-        """A slice of it, when nothing is waited for."""
+        """Do a slice of compaction, if nothing else is to be done."""
         if not (self._urgent or self._jobs) and self._store.wants_compaction:
             self._upkeep(self._store.compact)
 
     def _commit(self, group: list[Change]) -> bool:
-        """Until it holds; False where the journal closes before."""
+        """Try until the group is committed; False if the journal closes before."""
         while True:
             try:
                 self._write(group)
@@ -327,7 +347,8 @@ class Journal:
             return True
 
     def _write(self, group: list[Change]) -> None:
-        """Raises ``StorageUnavailable``; for a mistake of ours too: without the thread all wait for ever."""
+        """Write a group. Raises ``StorageUnavailable``, for an unexpected error too: the thread must not
+        end."""
         try:
             self._store.write(group)
         except StorageUnavailable:
@@ -338,14 +359,14 @@ class Journal:
             raise StorageUnavailable(f"the journal cannot be written: {type(error).__name__}") from error
 
     def _relieved(self) -> bool:
-        """Whether room was made in a journal that may grow no further."""
+        """Whether room was made in a full journal."""
         try:
             return self._store.full and self._store.make_room(frozenset(self.live))
         except (StorageUnavailable, RecordDamaged):
             return False
 
     def _paused(self) -> bool:
-        """Wait before the next try, and answer who wants to read; False when there will be none."""
+        """Wait before the next try and fail the queued jobs; False if the journal closes."""
         with self._changed:
             if not self._closing:
                 self._changed.wait(self.settings.retry_seconds)
@@ -364,7 +385,7 @@ class Journal:
             self._tell(_resolve, answer, found)
 
     def _answer_closed(self, jobs: Iterable[tuple[Any, asyncio.Future[Any]]]) -> None:
-        """What is not committed must not be read past."""
+        """Fail these jobs: they would read past changes that are not committed."""
         for _, answer in jobs:
             fault = self._fault or StorageUnavailable("the journal is closed")
             self._tell(_fail, answer, StorageUnavailable(fault.message))
@@ -396,11 +417,15 @@ def _fail(future: asyncio.Future[Any], fault: Exception) -> None:
 
 
 LAZY = Emitted | EventReceived | Typed
-"""Operations that nobody is told of: they may wait for company."""
+"""Operations that are not acknowledged to a client: they may wait to be committed with others."""
 
 
 class JournaledLog:
-    """A session's operations in the journal; ``index`` is the next one's, ``salt`` its tenant's."""
+    """One session's log in the journal. ``index`` is that of its next operation, ``salt`` its tenant's.
+
+    Operations appended in one run of the event loop are committed together: after a crash an event and its
+    effects are both there, or neither.
+    """
 
     durable = True
 
@@ -418,20 +443,20 @@ class JournaledLog:
 
     @classmethod
     def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
-        """A new session's."""
+        """The log of a new session; writes its record."""
         log = cls(journal, journal.new_number(), salt=record.salt)
         log._queue(Put(Table.SESSIONS, key_of(log.number), record))
         return log
 
     @property
     def fault(self) -> StorageUnavailable | None:
-        """Why nothing new may be begun."""
+        """Why no new turn may begin; None if one may."""
         return self._journal.fault_of(self._salt)
 
     def append(self, operation: AnyOperation) -> None:
-        """Queue it for the journal, together with all of this stretch of the loop.
+        """Queue an operation for the journal.
 
-        Raises what encoding it raises: in the journal's thread that would hold up all sessions, for ever.
+        Raises what encoding it raises: in the journal's thread that would block all sessions.
         """
         if not self._closed:
             if not isinstance(operation, LAZY):
@@ -448,21 +473,21 @@ class JournaledLog:
         self._queue(Put(Table.KEYRINGS, key_of(self.number), keyring))
 
     def rewrite(self, record: SessionRecord) -> None:
-        """Write it in the place of the one before."""
+        """Replace the session's record."""
         self._queue(Put(Table.SESSIONS, key_of(self.number), record))
 
     def sync(self) -> asyncio.Future[None]:
-        """Done when all so far is durable."""
+        """A future that is done when everything appended so far is durable."""
         self._flush()
         return self._journal.sync()
 
     def position(self) -> Origin:
-        """Behind all that was appended."""
+        """The origin of a session that is forked behind everything appended so far."""
         self._flush()
         return Origin(session=self.number, operations=self._index)
 
     def close(self) -> None:
-        """Take nothing more in, and let retention have the session."""
+        """Take no more, and let retention forget the session."""
         self._flush()
         self._closed = True
         self._journal.leave(self.number, self._salt)
@@ -473,7 +498,7 @@ class JournaledLog:
             self._schedule(urgent=True)
 
     def _schedule(self, *, urgent: bool) -> None:
-        """Flush at the end of this stretch of the loop; ids that were said gather for a while first."""
+        """Flush at the end of this run of the event loop; lazy operations wait a while first."""
         loop = asyncio.get_running_loop()
         if urgent and not self._hurried:
             if self._flushing is not None:

@@ -1,8 +1,8 @@
-"""A journal of formats 1 and 2, an LMDB file, is moved into logs at the first start.
+"""Migration of a journal of formats 1 and 2, an LMDB file, into logs, at the first start.
 
-LMDB ends its process where a page is damaged, so a child reads. Where that dies another one goes on behind
-the place. Sessions that miss something are damaged in the new journal, too, and all others are as they were.
-The old file is kept under another name.
+LMDB ends its process on a damaged page, so a child process reads. If it dies, the next one reads on behind the
+page. Sessions that lack a record are damaged in the new journal too; all others are unchanged. The old file is
+kept under another name.
 
     meta      "store"                 -> StoreRecord
     sessions  number                  -> SessionRecord
@@ -47,8 +47,8 @@ FILE = "data.mdb"
 KEPT = "data.mdb.migrated"
 UNREADABLE = "data.mdb.unreadable"
 FORMATS = (1, 2)
-SILENT_SECONDS = 30.0  # without a byte from the child: it is ended
-SALVAGE_SECONDS = 300.0  # for all that is tried after the first death
+SILENT_SECONDS = 30.0  # without a byte from the child, it is killed
+SALVAGE_SECONDS = 300.0  # for all tries after the first death of a child
 CHECK_BYTES = 8
 END = 0xFFFFFFFF
 ALL, EACH, FIRST = "all", "each", "first"
@@ -58,7 +58,7 @@ T = TypeVar("T")
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """How many operations a session has had, and when the last was written (seconds since the epoch).
 
-    Those before ``first`` are in the snapshot that stands there.
+    Operations before ``first`` are in the snapshot at ``first``.
     """
 
     operations: int
@@ -69,7 +69,7 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the whole store is: its format, and the model whose token ids it holds."""
+    """The store's format, and the model of its token ids."""
 
     format: int
     model: bytes
@@ -89,8 +89,7 @@ def unseal(key: bytes, value: bytes, kind: type[T] | Any) -> T:
 
 @dataclass(slots=True)
 class Migration:
-    """What came of it. ``unread``: ranges of keys that could not be read, of which it is not known what they
-    held."""
+    """What a migration moved. ``unread``: ranges of keys that could not be read, with unknown content."""
 
     sessions: int = 0
     damaged: list[str] = field(default_factory=list)
@@ -98,15 +97,15 @@ class Migration:
 
 
 def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Migration | None:
-    """Move the journal in ``folder`` into logs beside it; None where there is none to move.
+    """Move the journal in ``folder`` into logs beside it; None if there is none to move.
 
-    Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; the old file is as it was then.
+    Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``; then the old file is unchanged.
     """
     old = folder / FILE
     if not old.exists() or old.stat().st_size == 0:
-        return None  # a server died before its first commit
+        return None  # left by a server that died before its first commit
     if (folder / FOLDER).exists():
-        if not _has_begun(folder, settings):  # else the old file came later
+        if not _in_use(folder, settings):  # else the old file came later
             _put_away(folder)
         return None
     with Reader(folder) as reader:
@@ -135,15 +134,15 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> Migration 
     if moved.damaged or moved.unread:
         log.error(
             "%s is damaged: %d places cannot be read, and these sessions are lost: %s",
-            *(folder / KEPT, moved.unread, named(moved.damaged) or "none that is known"),
+            *(folder / KEPT, moved.unread, named(moved.damaged) or "none known"),
         )
     return moved
 
 
-def _has_begun(folder: Path, settings: JournalSettings) -> bool:
-    """Whether a server has begun with the journal in ``folder``. Raises ``StoreUnusable``.
+def _in_use(folder: Path, settings: JournalSettings) -> bool:
+    """Whether a server has started with the journal in ``folder``. Raises ``StoreUnusable``.
 
-    `identity` alone does not tell: it may be that of a journal which was here before the old file.
+    An identity alone does not prove it: an earlier journal may have left it.
     """
     if not (folder / IDENTITY).exists():
         return False
@@ -165,7 +164,7 @@ def _put_away(folder: Path) -> None:
 
 
 def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> Migration:
-    """A new journal in ``folder``, with all that can be read."""
+    """Make a new journal in ``folder``, with everything that can be read."""
     shutil.rmtree(folder, ignore_errors=True)
     logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
     moved = Migration()
@@ -195,13 +194,13 @@ def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSetting
 
 
 class _Later(Disk):
-    """Syncs nothing: all of it is synced at the end."""
+    """A disk that does not sync: everything is synced at the end."""
 
     def sync(self, fd: int) -> None:
-        """Later."""
+        """Do nothing."""
 
     def sync_folder(self, folder: Path) -> None:
-        """Later."""
+        """Do nothing."""
 
 
 def _move(
@@ -214,7 +213,7 @@ def _move(
     handles: dict[int, list[bytes]],
     moved: Migration,
 ) -> None:
-    """One session, as one group; what it misses is marked as lost."""
+    """Write one session as one group; records that it lacks are marked as lost."""
     record, ring, tail = (table.get(number) for table in (sessions, rings, tails))
     kept = any(number in table for table in (rings, tails, handles))
     group = [_session(number, record)]
@@ -262,8 +261,8 @@ def _number(key: bytes) -> int:
 
 
 class Reader:
-    """The child that reads, and the next one where it died. ``unread``: ranges that killed each that read
-    them."""
+    """Reads an LMDB journal in a child process, and in another one when it dies. ``unread``: ranges of keys
+    that no child could read."""
 
     def __init__(self, folder: Path) -> None:
         self.unread = 0
@@ -278,7 +277,7 @@ class Reader:
         self._end()
 
     def about(self) -> StoreRecord | None:
-        """What the store is; None where that cannot be read."""
+        """The store's record; None if it cannot be read."""
         (item,) = list(self._asked("meta", b"", FIRST)) or (None,)
         if item is None:
             return None
@@ -289,7 +288,7 @@ class Reader:
         return found
 
     def records(self, table: str, kind: Any) -> Iterator[tuple[bytes, Any]]:
-        """All records of a table; None in the place of one that is damaged."""
+        """Key and record of each entry of a table; None for a damaged record."""
         for key, value in self._all(table):
             try:
                 yield key, unseal(key, value, kind)
@@ -297,7 +296,8 @@ class Reader:
                 yield key, None
 
     def _all(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """The records of a table, in order; those that cannot be read are left out, and the places counted."""
+        """Key and value of each entry of a table, in order. Ranges that cannot be read are skipped and
+        counted."""
         first = b""
         while True:
             whole = True
@@ -323,10 +323,9 @@ class Reader:
             first = struct.pack(">Q", beyond)
 
     def _beyond(self, table: str, low: int) -> int | None:
-        """The lowest session number, ``low`` or more, from which the table can be read again; None: there is
-        none.
+        """The lowest session number from ``low`` on from which the table can be read; None if there is none.
 
-        Steps are doubled until a place is found, and halved from there.
+        Doubles its steps until a number is found, then halves them.
         """
         bad, good, step = low - 1, low, 1
         while not self._reads(table, good):
@@ -346,7 +345,7 @@ class Reader:
         return all(item is not None for item in self._asked(table, struct.pack(">Q", number), FIRST))
 
     def _asked(self, table: str, first: bytes, how: str = ALL) -> Iterator[tuple[bytes, bytes] | None]:
-        """The child's answer, from the key ``first`` on; None where it could not read on."""
+        """The child's answer, from the key ``first`` on; None last if it could not read on."""
         if self._child is None:
             self._child = subprocess.Popen(
                 [sys.executable, "-I", str(Path(__file__).with_name("legacy_reader.py")), str(self._folder)],
@@ -374,7 +373,7 @@ class Reader:
             yield None
 
     def _read(self, child: subprocess.Popen[bytes], size: int) -> bytes:
-        """So many bytes. Raises ``EOFError`` where the child ends, or says nothing."""
+        """Read ``size`` bytes. Raises ``EOFError`` if the child ends or is silent for too long."""
         assert child.stdout is not None
         pieces = bytearray()
         while len(pieces) < size:

@@ -1,8 +1,9 @@
-"""Reads a journal of formats 1 and 2 for `legacy`, in a process of its own: LMDB ends its process on damage.
+"""Reads a journal of formats 1 and 2 for `legacy`, in its own process, as LMDB ends its process on damage.
 
-``python -I legacy_reader.py FOLDER``: for each line ``TABLE KEY all|each|first`` on stdin it writes the table's
-records from that key on (in hexadecimal, ``-``: from the first), or the next one, to stdout: length of key
-and value, 4 bytes each, key, value; at the end ``END``, and 0 if all of them could be read.
+``python -I legacy_reader.py FOLDER`` reads lines ``TABLE KEY all|each|first`` from stdin. KEY is
+hexadecimal, or ``-`` for the first. For each line it writes the table's records from that key on, or only
+the next one (``first``), to stdout: length of key and of value, 4 bytes each, key, value; then ``END``, and
+0 if all could be read. With ``each`` every record is written at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TABLES = 8
 
 
 def answer(environment: lmdb.Environment, table: str, first: bytes, how: str) -> int:
-    """Write the records; 1 where not all of them could be read."""
+    """Write the records; returns 0, or 1 if not all could be read."""
     batch: list[bytes] = []
     whole, before = 0, b""
     try:
@@ -29,7 +30,7 @@ def answer(environment: lmdb.Environment, table: str, first: bytes, how: str) ->
             found = cursor.set_range(first) if first else cursor.first()
             while found:
                 key, value = cursor.item()
-                if before and key <= before:  # a tree that leads back to itself
+                if before and key <= before:  # a damaged tree that leads back to itself
                     whole = 1
                     break
                 before = key
@@ -46,7 +47,7 @@ def answer(environment: lmdb.Environment, table: str, first: bytes, how: str) ->
 
 
 def send(batch: list[bytes]) -> None:
-    """Write it all now: this process may end at the next page."""
+    """Write the batch now, as this process may end at the next page."""
     data = memoryview(b"".join(batch))
     batch.clear()
     while data:

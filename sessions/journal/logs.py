@@ -1,9 +1,9 @@
-"""The logs of one store: opened and checked, appended to in groups, read, and removed when nothing needs
-them.
+"""The log files of one store: opened and checked, appended to in groups, read, removed.
 
-Files `NNNNNNNN.log` in one folder, each with an `NNNNNNNN.index` beside it that may be missing or damaged.
-One log is active: groups go to its end. A group that cannot be written is cut off again; after a failed sync
-nothing of that log's end is trusted, and a new log begins. Knows where a record lies, not what it is for.
+They are files `NNNNNNNN.log` in one folder, each with an `NNNNNNNN.index` beside it that may be missing or
+damaged. One log is active: groups go to its end. A group that cannot be written is cut off again. After a
+failed sync the log's end is not trusted, and a new log begins. Knows where a record lies, not what it
+means.
 """
 
 from __future__ import annotations
@@ -51,15 +51,17 @@ log = logging.getLogger(__name__)
 
 NAME = re.compile(r"(\d{8,})\.log")
 INDEX_NAME = re.compile(r"(\d{8,})\.index")
-MOST_AHEAD = 2 << 20  # zeros behind the active log's end
-PLENTY = 128  # times as much must be free
+MOST_AHEAD = 2 << 20  # bytes of zeros behind the active log's end
+PLENTY = 128  # zeros are written ahead if so many times as much is free
 NAMED = 20  # sessions in one line of the log
 
 
 @dataclass(slots=True, eq=False)
 class Log:
-    """One file. ``live``: bytes of records that say what a session is; ``marks``: of those that a compaction
-    kept besides, such as that a session was forgotten; ``sessions``: numbers of those it has records of."""
+    """One log. ``live``: bytes of needed records; ``marks``: bytes of other records that a compaction kept,
+    such as drops. ``sessions``: the numbers of the sessions it has records of, ``fresh`` those added since.
+    ``end``: where the next group goes; ``room``: the file's length, with zeros ahead. ``dirty``: damage was
+    found in it."""
 
     slot: int
     header: SegmentHeader
@@ -78,18 +80,18 @@ class Log:
 
     @property
     def fd_to_write(self) -> int:
-        """Of the file, which is open."""
+        """The descriptor of the file, which is open."""
         assert self.fd is not None
         return self.fd
 
     @property
     def number(self) -> int:
-        """The one in its name."""
+        """The number in its name."""
         return self.header.number
 
     @property
     def index_path(self) -> Path:
-        """Of the index beside it."""
+        """The path of its index."""
         return self.path.with_suffix(".index")
 
     @property
@@ -98,7 +100,7 @@ class Log:
         return max(0, self.end - LOG_START - self.live)
 
     def has(self, session: int) -> bool:
-        """Whether it holds records of a session, needed or not."""
+        """Whether it has records of a session, needed or not."""
         if session in self.fresh:
             return True
         if self.sessions is None:
@@ -109,15 +111,15 @@ class Log:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found wrong when the logs were opened. ``lost``: records of which it is not known whose they
-    were."""
+    """What was found wrong when the logs were opened: lines for the server's log, ``damaged`` logs, and the
+    number of ``lost`` records of unknown sessions."""
 
     lines: list[str] = field(default_factory=list)
     lost: int = 0
     damaged: list[str] = field(default_factory=list)
 
     def say(self, line: str) -> None:
-        """Remember a line for the server's log."""
+        """Add a line for the server's log."""
         self.lines.append(line)
 
 
@@ -136,11 +138,11 @@ class LogFolder:
         self.generation = 0
         self.made = False
         self.vanished: list[str] = []
-        """Logs that are not there, while the indexes beside them tell of records."""
+        """Lines about logs that are absent although their indexes list records."""
         self.explained: set[int] = set()
-        """Numbers of logs that are not there for a known reason: replaced, or among the ``vanished``."""
+        """Numbers of logs that are absent for a known reason: replaced, or named in ``vanished``."""
         self.unnoted = False
-        """Whether logs were begun or removed since the second place was told of them."""
+        """Whether logs were added or removed since `identity` was written."""
         self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
         self._slots = iter(range(1, MOST_SLOTS))
         self._free_slots: list[int] = []
@@ -162,10 +164,10 @@ class LogFolder:
         write: bool = True,
         whole: bool = False,
     ) -> tuple[LogFolder, list[LoadedLog]]:
-        """The logs and all their records. ``known``: the store's header as a second place has it.
+        """Open the logs in ``folder``; returns them and their records.
 
-        ``write``: false leaves every file as it is. ``whole``: no index is believed unread. Raises
-        ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
+        ``known``: the store's header as `identity` has it. If not ``write``, no file is changed. ``whole``:
+        read every log, not only its index. Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
         """
         logs = cls(folder, segment_bytes, disk)
         logs._believing = not whole
@@ -179,7 +181,7 @@ class LogFolder:
             raise
 
     def close(self) -> None:
-        """Close the files; the active log's index is whole on the disk."""
+        """Sync the active log's index and close the files."""
         active = self.active
         if active is not None:
             self._cut(active)
@@ -198,7 +200,7 @@ class LogFolder:
         for number in [number for number, header in headers.items() if header is None]:
             path = self._path(number)
             if path.stat().st_size <= LOG_START and not path.with_suffix(".index").exists():
-                numbers.remove(number)  # the process died while it made this log: nothing was in it
+                numbers.remove(number)  # the process died while it made this log: it has no record
                 del headers[number]
                 if write:
                     self.disk.remove(path)
@@ -258,13 +260,14 @@ class LogFolder:
         numbers = sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
         if write:
             for name in names:
-                if name.endswith(".new"):  # what was not finished
+                if name.endswith(".new"):  # left by an unfinished compaction
                     self.disk.remove(self.folder / name)
         return numbers
 
     def _find_vanished(self, numbers: set[int], replaced: set[int], write: bool) -> None:
-        """Find logs that are missing but were not removed by us: a removal takes the index first. An unfinished
-        compaction leaves an index, too, but then the logs that it was to replace are there.
+        """Find logs that are absent while their index is there. A removal takes the index first, so these
+        were not removed by a server. An unfinished compaction leaves an index too, but then the logs that
+        it replaces are there.
         """
         for path in sorted(self.folder.glob("*.index")):
             if not (found := INDEX_NAME.fullmatch(path.name)) or (number := int(found[1])) in numbers:
@@ -283,14 +286,14 @@ class LogFolder:
                 self.findings.damaged.append(str(one.path))
                 self.vanished.append(line)
                 self.explained.add(number)
-            if write:  # it must not be taken for another log's
+            if write:  # a later log may get this number
                 self.disk.remove(path)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08}.log"
 
     def _header_of(self, number: int) -> SegmentHeader | None:
-        """From either copy, or from the index beside it."""
+        """The log's header, from one of its copies or from the index."""
         path = self._path(number)
         with self._reading(path) as fd:
             data = b"" if fd is None else self.disk.read(fd, LOG_START, 0)
@@ -305,7 +308,7 @@ class LogFolder:
     def _choose(
         self, headers: dict[int, SegmentHeader | None], known: SegmentHeader | None, model: bytes
     ) -> None:
-        """The header that most logs have; where none has one, the one that is ``known``."""
+        """Take the header that most logs have, or ``known`` if none can be read."""
         found = [one for one in headers.values() if one is not None]
         if not found:
             if headers and known is not None and model in (b"", known.model):
@@ -328,7 +331,7 @@ class LogFolder:
     def _set_aside(self, numbers: Sequence[int], write: bool) -> None:
         for number in numbers:
             path = self._path(number)
-            self.findings.say(f"{path} cannot be read as a log at all: its sessions are lost")
+            self.findings.say(f"{path} cannot be read as a log: its sessions are lost")
             self.findings.damaged.append(str(path))
             self.findings.lost += 1
             if write:
@@ -424,7 +427,7 @@ class LogFolder:
             one.room = kept
 
     def _mend(self, one: Log, entries: Any, extras: dict[int, bytes]) -> bool:
-        """Whether an index that lacks something could be written anew."""
+        """Write the index again; whether that succeeded."""
         try:
             self._rewrite_index(one, entries, extras)
         except OSError:
@@ -439,7 +442,7 @@ class LogFolder:
         data: bytes,
         index: segment.Index | None,
     ) -> int:
-        """Records that are damaged and of which the index says nothing; it is said how many."""
+        """Count damaged records that the index does not list, and report them."""
         unknown, size = 0, len(data)
         starts = told["offset"].tolist()
         by_end = {record.offset: record for record in found.records}
@@ -467,7 +470,7 @@ class LogFolder:
             self.findings.lost += unknown
             self.findings.damaged.append(str(one.path))
             self.findings.say(
-                f"{one.path} is damaged, and so is its index: {unknown} records are lost, nobody knows whose"
+                f"{one.path} is damaged, and so is its index: {unknown} records of unknown sessions are lost"
             )
         return unknown
 
@@ -483,9 +486,10 @@ class LogFolder:
     # --- writing --------------------------------------------------------------------------------------------
 
     def append(self, records: Sequence[Fresh], moment: int | None = None) -> tuple[list[int], int, int]:
-        """Write a group and sync it; places, the first one's sequence number, its ``moment`` (microseconds).
+        """Write a group and sync it. Returns the records' places, the first one's sequence number, and the time
+        of the group (microseconds).
 
-        Raises ``StorageUnavailable``: nothing of it is there.
+        Raises ``StorageUnavailable``: then none of the group is there.
         """
         total = sum(segment.padded(len(one.payload)) for one in records)
         moment = time.time_ns() // 1000 if moment is None else moment
@@ -519,15 +523,15 @@ class LogFolder:
         active.entries += len(records)
         active.fresh.update(one.session for one in records)
         self.next_session = max(self.next_session, 1 + max(one.session for one in records))
-        self._tell_index(active, entries, b"".join(one.extra for one in records))
+        self._extend_index(active, entries, b"".join(one.extra for one in records))
         return places, first, moment
 
     def _put(self, one: Log, data: bytes, end: int) -> None:
         """Write at the log's end, up to ``end``. Raises ``OSError``.
 
-        To sync what is written over costs less than to sync a file that grows: that waits until the file system
-        has written what other files of it have grown by, such as KV. So zeros are written ahead, on a disk that
-        has plenty of room.
+        Syncing a file that grows is slow: it waits until the file system has written the growth of its other
+        files, such as KV. So on a disk with plenty of room zeros are written ahead, and later groups overwrite
+        them.
         """
         if end > one.room and self._is_roomy():
             with suppress(OSError):
@@ -541,7 +545,7 @@ class LogFolder:
         return found.f_bavail * found.f_frsize > PLENTY * self._ahead
 
     def roll(self) -> None:
-        """The active log takes no more; the next group begins another."""
+        """Seal the active log; the next group begins another."""
         if self.active is not None:
             self._seal(self.active)
             self.active = None
@@ -557,7 +561,10 @@ class LogFolder:
         return self.active
 
     def begin(self, replaces: Sequence[int] = (), name: Path | None = None) -> Log:
-        """A new log, its header on the disk. Raises ``StorageUnavailable``."""
+        """Begin a new log and sync its header. With ``name`` the file has that name until `adopt`.
+
+        Raises ``StorageUnavailable``.
+        """
         header = changed(
             self.header,
             number=self._next_number,
@@ -600,11 +607,11 @@ class LogFolder:
             return self._free_slots.pop()
         slot = next(self._slots, None)
         if slot is None:
-            raise StorageUnavailable(f"the journal {self.folder} has {MOST_SLOTS} logs, and may have no more")
+            raise StorageUnavailable(f"the journal {self.folder} has {MOST_SLOTS} logs, the most it may have")
         return slot
 
     def _cut(self, one: Log) -> bool:
-        """Whether what stands behind the last whole group could be taken away."""
+        """Cut off what is behind the last whole group; whether that succeeded."""
         try:
             assert one.fd is not None
             self.disk.truncate(one.fd, one.end)
@@ -614,15 +621,15 @@ class LogFolder:
         return True
 
     def _abandon(self, one: Log, records: Sequence[Fresh]) -> None:
-        """Write to it no more: its end may be what was written, or not."""
+        """Make the log inactive, as it is not known whether its last group is on the disk."""
         self.active = None
         one.fresh.update(record.session for record in records)
         if one.index_fd is not None:
             os.close(one.index_fd)
             one.index_fd = None
 
-    def _tell_index(self, one: Log, entries: list[Any], extras: bytes, flags: int = 0) -> None:
-        """Add to its index; an index that cannot be written is removed, and the log is read in its place."""
+    def _extend_index(self, one: Log, entries: list[Any], extras: bytes, flags: int = 0) -> None:
+        """Add a chunk to the log's index. If that fails the index is removed; the log can be read instead."""
         if one.index_fd is None:
             return
         sync, seed = self.header.sync, one.header.file_seed()
@@ -637,11 +644,11 @@ class LogFolder:
                 self.disk.remove(one.index_path)
 
     def _seal(self, one: Log) -> None:
-        """It has its length, and its index says that it is complete, on the disk."""
+        """Cut the zeros behind the log's end, and mark its index as complete, synced."""
         self._cut(one)
         if one.index_fd is None:
             return
-        self._tell_index(one, [], b"", segment.SEALED)
+        self._extend_index(one, [], b"", segment.SEALED)
         if one.index_fd is not None:
             with suppress(OSError):
                 self.disk.sync(one.index_fd)
@@ -649,13 +656,13 @@ class LogFolder:
             one.index_fd = None
 
     def _rewrite_index(self, one: Log, entries: Any, extras: dict[int, bytes]) -> None:
-        """An index made anew from its log, sealed."""
+        """Write a complete index for a log."""
         header = segment.encoded_header(one.header, segment.INDEX_MAGIC)
         ordered = np.sort(entries, order="offset")
-        told = b"".join(extras.get(offset, b"") for offset in ordered["offset"].tolist())
+        listed = b"".join(extras.get(offset, b"") for offset in ordered["offset"].tolist())
         sync, seed = self.header.sync, one.header.file_seed()
         chunk = segment.encoded_chunk(
-            sync, seed, len(header), [tuple(row) for row in ordered.tolist()], told, one.end, segment.SEALED
+            sync, seed, len(header), [tuple(row) for row in ordered.tolist()], listed, one.end, segment.SEALED
         )
         fresh = one.index_path.with_suffix(".index.new")
         fd = self.disk.create(fresh)
@@ -668,7 +675,7 @@ class LogFolder:
         one.index_end = len(header) + len(chunk)
 
     def adopt(self, one: Log, entries: Any, extras: dict[int, bytes], fresh: Path) -> None:
-        """A log that was written aside takes its place, with its index. Raises ``OSError``."""
+        """Put a log that was written under the name ``fresh`` in place, with its index. Raises ``OSError``."""
         assert one.fd is not None
         self.disk.sync(one.fd)
         one.sessions, one.entries = np.unique(entries["session"]), len(entries)
@@ -679,20 +686,20 @@ class LogFolder:
         self.unnoted = True
 
     def discard(self, one: Log, fresh: Path) -> None:
-        """A log that was written aside is not wanted."""
+        """Drop a log that was written under the name ``fresh``."""
         self._close_files(one)
         with suppress(OSError):
             self.disk.remove(fresh)
             self.disk.remove(one.index_path)
             self.disk.remove(one.path)
-        if one.path.exists():  # it has its name already: what it holds must be known
+        if one.path.exists():  # it was renamed already: keep it among the logs
             self.logs[one.slot] = one
         else:
             self._free_slots.append(one.slot)
 
     def remove(self, one: Log) -> None:
         """Remove a log that no session needs. Raises ``OSError``."""
-        with suppress(OSError):  # first: an index without its log says that the log is lost
+        with suppress(OSError):  # before the log: an index without its log means that the log is lost
             self.disk.remove(one.index_path)
         self.disk.remove(one.path)
         self._close_files(one)
@@ -703,7 +710,7 @@ class LogFolder:
     # --- reading --------------------------------------------------------------------------------------------
 
     def read(self, place: int) -> Found:
-        """The record there. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+        """Read the record at ``place``. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         one, offset, length = self.logs[slot_of(place)], offset_of(place), bytes_at(place)
         try:
             if one.fd is None:
@@ -721,7 +728,8 @@ class LogFolder:
         return found
 
     def entries_of(self, one: Log) -> tuple[Any, dict[int, bytes]]:
-        """What its index says, or else the log itself; damaged records too where the index knows them."""
+        """A log's entries and extras, from its index or else from the log; damaged records too if the index
+        lists them."""
         index = self._index_of(one)
         if one.fd is None:
             one.fd = self.disk.open(one.path)
@@ -734,26 +742,26 @@ class LogFolder:
             self.findings = kept
         return entries, extras
 
-    def soil(self, place: int) -> None:
-        """Damage was found there: from now on the log is read whole when the store is opened."""
+    def mark_dirty(self, place: int) -> None:
+        """Damage was found at ``place``: mark the log, so that opening the store reads it whole."""
         one = self.logs[slot_of(place)]
         if one.dirty:
             return
         one.dirty = True
         if one is self.active:
-            self._tell_index(one, [], b"", segment.DIRTY)
+            self._extend_index(one, [], b"", segment.DIRTY)
             return
         with suppress(OSError):
             one.index_fd = self.disk.open(one.index_path, write=True)
             one.index_end = self.disk.size(one.index_fd)
-            self._tell_index(one, [], b"", segment.DIRTY)
+            self._extend_index(one, [], b"", segment.DIRTY)
             if one.index_fd is not None:
                 self.disk.sync(one.index_fd)
                 os.close(one.index_fd)
                 one.index_fd = None
 
     def size(self, place: int) -> int:
-        """Bytes that the record there takes."""
+        """Bytes of the record at ``place``; 0 for a missing or damaged one."""
         length = bytes_at(place)
         if length >> 3 < GIANT or place in (MISSING, HIT):
             return length if slot_of(place) else 0
@@ -762,7 +770,7 @@ class LogFolder:
         return length
 
     def _giant(self, one: Log, offset: int) -> int:
-        """The length of a record that is too long to be told by its place."""
+        """The bytes of a record that is too long for its place to tell."""
         if one.fd is None:
             one.fd = self.disk.open(one.path)
         head = self.disk.read(one.fd, 16, offset)
@@ -771,7 +779,7 @@ class LogFolder:
 
     @property
     def bytes(self) -> int:
-        """On the disk, indexes among them."""
+        """Bytes of all logs and indexes."""
         return sum(one.end + one.index_end for one in self.logs.values())
 
     def _reading(self, path: Path) -> _Reading:
@@ -785,7 +793,7 @@ class LogFolder:
 
 
 class _Reading:
-    """A file that is open in the block; None if there is no such file, or it is a folder."""
+    """Opens a file for a block; None if there is none, or it is a folder."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk, self._path = disk, path
@@ -814,7 +822,7 @@ def _new_header(model: bytes) -> SegmentHeader:
 
 
 def _taken_over(header: SegmentHeader | None) -> bool:
-    """Whether it was made by a compaction: nothing is appended to such a log."""
+    """Whether a compaction made the log: nothing is appended to it."""
     return header is not None and bool(header.replaces)
 
 
@@ -852,6 +860,6 @@ def _committed(records: Sequence[Found], listed: set[int], cut: int) -> list[Fou
 
 
 def named(names: Sequence[str]) -> str:
-    """Some names for a line of the log, and how many more there are."""
+    """Up to `NAMED` names for a line of the log, and how many more there are."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,5 @@
-"""Where a model's store is: in its folder, or beside what another model or a later version left there."""
+"""Opening a model's store at start: finds its folder, ends a cut-off repair or migration, compares the
+identity."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ ASIDE = f"{FOLDER}.damaged"
 
 
 def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
-    """The store of ``model``: in ``folder``, or in one below it where another model's or a later version's
-    is. A server begins with it.
+    """Open the store of ``model`` in ``folder``, or in a folder below it if another model or a later version
+    has a store there. Records that a server starts with it.
 
-    That one is ignored with one line, and left as it is: its sessions come back under what wrote them. One of
-    an earlier format is moved to this one's. Hold the folder's lock. Raises ``StoreUnusable``.
+    The other store is left as it is, with a warning. A store of an earlier format is migrated. Hold the
+    folder's lock. Raises ``StoreUnusable``.
     """
     own = folder / f"model-{model.hex()[:16]}"
     places = [folder, own, own.with_name(f"{own.name}-format-{FORMAT}")]
@@ -47,7 +48,7 @@ def open_for(folder: Path, model: bytes, settings: JournalSettings) -> JournalSt
 
 
 def finish_repair(folder: Path, settings: JournalSettings) -> bool:
-    """Put a repaired journal in its place, where the repair died just before that; whether it did.
+    """Finish a repair that died before the repaired journal was in place; whether there was one.
 
     Hold the folder's lock. Raises ``StoreUnusable``.
     """
@@ -57,12 +58,12 @@ def finish_repair(folder: Path, settings: JournalSettings) -> bool:
         exchange(folder)
     except OSError as fault:
         raise StoreUnusable(f"{folder / REPAIRED} cannot take its place: {fault.strerror}") from None
-    log.warning("%s: a repair had not ended; the repaired journal is in its place now", folder)
+    log.warning("%s: a repair was cut off; the repaired journal is in place now", folder)
     return True
 
 
 def exchange(folder: Path) -> Path:
-    """Put the repaired journal in the place of the damaged one, and that one aside, where it is returned.
+    """Rename the damaged journal, and put the repaired one in its place. Returns the damaged one's new path.
 
     Raises ``OSError``.
     """
@@ -76,9 +77,10 @@ def exchange(folder: Path) -> Path:
 
 
 def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
-    """Whether a journal that was repaired waits to take its place. Raises ``StoreUnusable``.
+    """Whether a repaired journal is whole and not in place yet. Raises ``StoreUnusable``.
 
-    The second place tells of it since it was whole; once a server begins with another it tells of that.
+    `identity` is that of the repaired journal as soon as this is whole; a server that starts with another
+    journal replaces it.
     """
     if not (folder / REPAIRED).is_dir():
         return False
@@ -97,18 +99,18 @@ def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
 
 
 def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
-    """The store in ``folder``, compared with what the second place says of it, and begun."""
+    """Open the store in ``folder``, compare it with its identity, and record that a server starts."""
     unreadable = ""
     known: Identity | None = None
     try:
         known = read_identity(folder)
     except ValueError as fault:
         unreadable = (
-            f"{IDENTITY} cannot be read ({fault}): nobody can tell whether this is the journal of the "
+            f"{IDENTITY} cannot be read ({fault}): it cannot be checked that this is the journal of the "
             "last start"
         )
     if known is not None and known.model != model:
-        known = None  # of another model's journal, which was here once
+        known = None  # left by another model's journal
     store = JournalStore.open(folder, model, settings, known=None if known is None else known.header())
     with store.closed_on_failure():
         for line in [*store.logs.vanished, *_left(folder)]:
@@ -121,12 +123,13 @@ def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStor
 
 
 def _left(folder: Path) -> list[str]:
-    """A file of an earlier version that is not migrated, because the journal beside it has begun."""
+    """A line about a file of an earlier version that is not migrated, as a newer journal is in use beside
+    it."""
     old = folder / FILE
     if not old.exists() or not old.stat().st_size:
         return []
     line = (
-        f"{old} is a journal of an earlier version, beside one that servers have begun with: "
+        f"{old} is a journal of an earlier version, beside one that is in use: "
         "its sessions cannot be resumed here; give it a folder of its own"
     )
     log.warning("%s", line)

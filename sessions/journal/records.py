@@ -1,7 +1,7 @@
-"""What the journal holds: operations on a session, and records about it. The schema is the type.
+"""What the journal holds: operations on a session, records about it, and the changes that write them.
 
-Each is one MessagePack object of maps, so that fields added later with defaults read older records. Knows
-nothing of files.
+Each record is one MessagePack map, so that a version with more fields, which have defaults, reads older
+records. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ NOWHERE = -1
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op"):
-    """One step of a session's life; replayed in order they give its history back."""
+    """One operation on a session. Replayed in order, they give its history."""
 
 
 class EventReceived(Operation, frozen=True, tag="heard"):
-    """A client event with this id was received; stands before what it caused, in the same commit."""
+    """A client event with this id was received. It stands before the operations it caused, in one commit."""
 
     event: str
 
 
 class Inserted(Operation, frozen=True, tag="inserted"):
-    """An item was put after ``previous`` (None: at the end)."""
+    """An item was inserted behind ``previous`` (None: at the end)."""
 
     item: Item
     previous: str | None = None
 
 
 class Deleted(Operation, frozen=True, tag="deleted"):
-    """An item was taken out."""
+    """An item was removed."""
 
     item: str
 
 
 class Typed(Operation, frozen=True, tag="typed"):
-    """Text on its way that is no item yet: from character ``start`` on it is ``text`` now. It is what
-    ``role`` says, or what a tool answers to ``call``."""
+    """Streamed input that is not an item yet: from character ``start`` on it is ``text`` now. It is a
+    message of ``role``, or a tool's output for ``call``."""
 
     start: int
     text: str = ""
@@ -60,14 +60,14 @@ class Typed(Operation, frozen=True, tag="typed"):
 
 
 class Configured(Operation, frozen=True, tag="configured"):
-    """Instructions and tools from now on; ``config`` is the gateway's whole configuration, opaque here."""
+    """New instructions and tools. ``config`` is the gateway's whole configuration, opaque here."""
 
     preamble: Preamble
     config: bytes = b""
 
 
 class Begun(Operation, frozen=True, tag="begun"):
-    """A response was asked for. Its place in the history is here. ``note`` is the gateway's, opaque here."""
+    """A response was requested; its slot in the history is here. ``note`` is the gateway's, opaque here."""
 
     response: str
     request: dict[str, Any]
@@ -76,9 +76,9 @@ class Begun(Operation, frozen=True, tag="begun"):
 
 
 class Emitted(Operation, frozen=True, tag="said"):
-    """The next ids of the reply, little-endian int32; the last of these records is the durable cursor.
+    """The next token ids of a reply, little-endian int32. The last such record is the durable cursor.
 
-    ``logprobs``: where the reply tells them, one for each id.
+    ``logprobs``: one for each id, if the reply reports them.
     """
 
     response: str
@@ -87,7 +87,7 @@ class Emitted(Operation, frozen=True, tag="said"):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn node's own tokens: ``prompt`` (little-endian int32) on the first ``keep`` of its parent's
+    """A turn node's own tokens: ``prompt`` (little-endian int32) behind the first ``keep`` of its parent's
     path."""
 
     node: str
@@ -106,8 +106,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 class Ended(Operation, frozen=True, tag="ended"):
     """A response ended; its ids are in the ``said`` records.
 
-    ``kept``: it became a turn, whose new nodes are ``spans`` (those rendered anew first, the turn's own
-    last). ``ended``: the last id is an end token. ``began`` is false where it was refused before a word.
+    ``kept``: it became a turn with the new nodes ``spans``: first those that were rendered again, last its own.
+    ``ended``: the last id is an end token. ``began``: false if it was refused before its first token.
     """
 
     response: str
@@ -123,7 +123,7 @@ class Ended(Operation, frozen=True, tag="ended"):
 
 
 class KeptReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A `Reply`, its ids little-endian int32."""
+    """A `TurnReply`, its ids little-endian int32."""
 
     items: tuple[Item, ...]
     ids: bytes
@@ -131,7 +131,7 @@ class KeptReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KeptNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node on its parent; ``inputs`` and ``reply`` are places in the snapshot's tables."""
+    """A tree node; ``inputs`` and ``reply`` are positions in the snapshot's tables."""
 
     node: str
     keep: int
@@ -141,12 +141,12 @@ class KeptNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SessionSnapshot(Operation, frozen=True, tag="snapshot"):
-    """All that the operations before it come to; no response runs. The first of those that are kept.
+    """A session's state in the place of all operations before it, at a point where no response runs.
 
-    ``items`` and ``replies`` are tables, each thing in them once, as the history tells them apart by
-    identity. ``entries``: the history in order, ``n`` for item n and ``-1 - n`` for reply n. ``nodes``: the
-    tree's path from the root. ``last``, ``said``, ``logprobs``, ``ended``, ``after``: the last response, the
-    ``responses``th, and the items appended while it ran.
+    ``items`` and ``replies`` are tables with each object once, as the history compares them by identity.
+    ``entries``: the history in order, ``n`` for item n and ``-1 - n`` for reply n. ``nodes``: the tree's
+    path from the root. ``responses`` counts the responses so far; ``last``, ``said``, ``logprobs``,
+    ``ended`` and ``after`` are the last one and the items appended while it ran.
     """
 
     preamble: Preamble
@@ -167,7 +167,7 @@ class SessionSnapshot(Operation, frozen=True, tag="snapshot"):
 
 
 class Interrupted(Operation, frozen=True, tag="interrupted"):
-    """A reply that runs is to end where its message ``item`` has ``end`` characters, and be cut there."""
+    """A running reply is to be cut where its message ``item`` has ``end`` characters."""
 
     response: str
     item: str
@@ -175,8 +175,8 @@ class Interrupted(Operation, frozen=True, tag="interrupted"):
 
 
 class Truncated(Operation, frozen=True, tag="cut"):
-    """The reply that holds ``item`` is now its first ``keep`` ids and ``tail`` (little-endian int32), which
-    say ``items``. Where ``item`` stands for itself, or the cut is ``loose``, ``items`` stand in its place."""
+    """The reply that holds ``item`` is now its first ``keep`` ids and ``tail`` (little-endian int32), which say
+    ``items``. If ``item`` is not in a reply, or the cut is ``loose``, ``items`` replace it."""
 
     item: str
     items: tuple[Item, ...]
@@ -187,13 +187,13 @@ class Truncated(Operation, frozen=True, tag="cut"):
 
 
 class Rewound(Operation, frozen=True, tag="rewound"):
-    """All behind ``item`` was taken out (None: all)."""
+    """Everything behind ``item`` was removed (None: everything)."""
 
     item: str | None = None
 
 
 class Branched(Operation, frozen=True, tag="branched"):
-    """Here the session left the one it was forked from: what stands before is that one's."""
+    """The session was forked here: the operations before are those of the session it was forked from."""
 
 
 AnyOperation: TypeAlias = (
@@ -212,25 +212,26 @@ AnyOperation: TypeAlias = (
     | SessionSnapshot
 )
 Record: TypeAlias = Callable[[AnyOperation], None]
-"""Where a session's parts put what must be remembered."""
+"""A function that takes the operations to be journaled."""
 
 
 def forget(operation: AnyOperation) -> None:
-    """Remembers nothing: for sessions that need not outlive their process."""
+    """Drop the operation: for sessions without a journal."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's first ``operations`` are those of session number ``session``."""
+    """A fork's first ``operations`` operations are those of session number ``session``."""
 
     session: int
     operations: int
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session is from birth. ``owner`` is whose key made it; ``clock`` the template's today (ISO).
+    """What is known of a session beside its operations.
 
-    ``origin``: it was forked, and its own operations follow on those. ``name``: the client's, of the branch
-    that it is. ``parent``: the id of the session it was forked from; ``root``: of the first of these.
+    ``owner`` names the key that made it, ``salt`` its tenant; ``clock`` is the template's date (ISO).
+    ``origin``: for a fork, the operations that its own follow. ``name``: set by the client. ``parent``: the
+    id of the session it was forked from; ``root``: the id of the first session of its fork tree.
     """
 
     id: str
@@ -245,25 +246,25 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Which session a handle opens, and for whom. Only the handle's digest is kept; the handle is nowhere."""
+    """The session that a handle opens, and its owner. Only the handle's digest is kept."""
 
     session: int
     owner: bytes
 
 
 class Keyring(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests of the handles that are valid: those issued and not used yet, and the one used last."""
+    """Digests of the valid handles: those issued and not used yet, and the one used last."""
 
     fresh: tuple[bytes, ...]
     used: bytes | None = None
 
     def digests(self) -> tuple[bytes, ...]:
-        """All of them."""
+        """All digests."""
         return self.fresh if self.used is None else (*self.fresh, self.used)
 
 
 def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
-    """The same operations with neighbouring ids of one reply in one record."""
+    """The same operations, with consecutive ids of one reply in one record."""
     out: list[AnyOperation] = []
     for operation in operations:
         last = out[-1] if out else None
@@ -280,7 +281,7 @@ def merged(operations: Iterable[AnyOperation]) -> list[AnyOperation]:
 
 
 def extra_of(kind: int, payload: bytes) -> bytes:
-    """What the index says of a record besides: of a session its tenant and origin, of a keyring the
+    """What a log's index holds of a record beside its entry: a session's tenant and origin, a keyring's
     digests."""
     try:
         if kind == Kind.SESSION:
@@ -293,7 +294,7 @@ def extra_of(kind: int, payload: bytes) -> bytes:
 
 
 def session_extra(record: SessionRecord) -> bytes:
-    """Tenant and origin of a session."""
+    """A session's tenant and origin, encoded for the index."""
     origin = record.origin or Origin(session=NOWHERE, operations=0)
     return msgspec.msgpack.encode((record.salt, origin.session, origin.operations))
 
@@ -302,8 +303,7 @@ def session_extra(record: SessionRecord) -> bytes:
 
 
 class Table(StrEnum):
-    """What a `Put` may write: a session's record, its keyring, or a handle, which the keyring names
-    already."""
+    """What a `Put` writes: a session's record, its keyring, or a handle."""
 
     SESSIONS = "sessions"
     KEYRINGS = "keyrings"
@@ -311,13 +311,13 @@ class Table(StrEnum):
 
 
 def key_of(number: int) -> bytes:
-    """A session's, in a table."""
+    """The key of a session in a table."""
     return struct.pack(">Q", number)
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write one record. A handle's is in its session's keyring: to put or take out one writes nothing."""
+    """Write one record; None removes it. A handle is in its session's keyring and writes nothing more."""
 
     table: Table
     key: bytes
@@ -335,9 +335,9 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget a session: its operations, its handles, everything.
+    """Forget a session: its record, its handles, its operations.
 
-    Operations that forks of it follow on stay until the last of these is forgotten.
+    Operations that its forks need stay until the last of these is forgotten.
     """
 
     number: int
@@ -345,7 +345,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Condensed:
-    """A session's operations up to ``index`` are in ``snapshot``, which stands there."""
+    """Replace a session's operations up to ``index`` by ``snapshot``."""
 
     number: int
     index: int
@@ -356,55 +356,55 @@ Change: TypeAlias = Put | Append | Drop | Condensed
 
 
 class SessionLog(Protocol):
-    """Where a session's operations go. ``durable``: they outlive the process."""
+    """A session's log: it takes the session's operations. ``durable``: they outlive the process."""
 
     durable: bool
 
     def append(self, operation: AnyOperation) -> None:
-        """Remember this next."""
+        """Append an operation."""
 
     def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
-        """These handles are valid from now on, the last of the fresh ones is new, ``dropped`` are no more."""
+        """Replace the keyring. The last of its fresh handles is new; ``dropped`` are valid no more."""
 
     def rewrite(self, record: SessionRecord) -> None:
-        """The session's record is this one from now on."""
+        """Replace the session's record."""
 
     def sync(self) -> asyncio.Future[None] | None:
-        """Done when all so far is durable; None where it never waits."""
+        """A future that is done when everything appended so far is durable; None without a journal."""
 
     @property
     def fault(self) -> StorageUnavailable | None:
-        """Why nothing new may be begun."""
+        """Why no new turn may begin; None if one may."""
 
     def position(self) -> Origin | None:
-        """Here, for a session that is forked off; None where nothing is kept."""
+        """The origin of a session that is forked now; None without a journal."""
 
     def close(self) -> None:
-        """Take nothing more in; what was appended is still written."""
+        """Take no more; what was appended is still written."""
 
 
 class EphemeralLog:
-    """Remembers nothing, and nobody waits for it."""
+    """The log of a session without a journal: it keeps nothing."""
 
     durable = False
     fault: StorageUnavailable | None = None
 
     def append(self, operation: AnyOperation) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def keep_handles(self, keyring: Keyring, owner: bytes, dropped: Iterable[bytes] = ()) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def rewrite(self, record: SessionRecord) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def sync(self) -> asyncio.Future[None] | None:
-        """Nothing waits."""
+        """Nothing to wait for."""
         return None
 
     def position(self) -> Origin | None:
-        """Nowhere."""
+        """No origin."""
         return None
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,7 +1,8 @@
-"""A session's history made again from its operations, and what they say of its responses.
+"""Replay: a session's history and responses from its operations, and snapshots of many operations in one.
 
-Replaying an operation does what was done: so the same items, replies and nodes stand where they stood, and a
-response that was interrupted has its place again. Pure. Knows nothing of stores or of the engine.
+Replaying an operation makes the same edit again, so the same items, replies and nodes are in the same
+places, and an interrupted response has its slot. `snapshot_of` makes one record of a session in which no
+response runs, and `restore` is the way back. Pure. Knows nothing of stores or of the engine.
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ from .records import (
     Typed,
 )
 
+MANY_ITEMS = 1 << 30
+"""No limit of items: for operations that were checked when they were made."""
+
 
 @dataclass(slots=True)
 class Past:
-    """A response as the journal has it. Without ``ended`` it was interrupted."""
+    """A response as the journal has it. If ``ended`` is None it was interrupted."""
 
     id: str
     request: TurnRequest
@@ -63,17 +67,17 @@ class Past:
 
     @property
     def ids(self) -> Ids:
-        """What it has said."""
+        """The token ids of its reply so far."""
         return ids_from(bytes(self.said))
 
 
 @dataclass(slots=True)
 class Replayed:
-    """A session again. ``last``: its last response that wrote the history, the ``responses``th.
+    """A session after replay. ``last``: its last response that writes the history; ``responses`` counts them.
 
-    ``orphans``: responses out of band that were interrupted. ``heard``: ids of the latest client events, the
-    last one last. ``after_reply``: ids of the items that were appended while ``last`` ran. ``config``: the
-    gateway's latest, None where it was never changed. ``typed``: text on its way.
+    ``orphans``: interrupted responses out of band. ``heard``: ids of the latest client events, in order.
+    ``after_reply``: ids of the items appended while ``last`` ran. ``config``: the gateway's latest
+    configuration, None if it was never changed. ``typed``: streamed input that is not an item yet.
     """
 
     history: History
@@ -87,7 +91,7 @@ class Replayed:
 
 
 def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: int = 1024) -> Replayed:
-    """Do it all again. Raises ``RecordDamaged`` where one operation does not follow from those before."""
+    """Replay the operations. Raises ``RecordDamaged`` if one does not fit those before it."""
     replayed = Replayed(History(max_items=max_items), deque(maxlen=max_events))
     try:
         for operation in operations:
@@ -98,9 +102,10 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 
 
 def condensed(
-    operations: Sequence[AnyOperation], *, max_items: int, max_events: int = 1024
+    operations: Sequence[AnyOperation], *, max_items: int = MANY_ITEMS, max_events: int = 1024
 ) -> tuple[int, SessionSnapshot] | None:
-    """How many of the operations one record can stand for, and that record; None: fewer than two.
+    """A snapshot of the first operations, as many as possible: how many, and the snapshot; None for fewer than
+    two.
 
     Raises ``RecordDamaged``.
     """
@@ -173,7 +178,7 @@ def _begin_from(replayed: Replayed, snapshot: SessionSnapshot) -> None:
 
 
 def _branched(replayed: Replayed) -> None:
-    """What was only the other session's business is not this one's."""
+    """Begin a fork's own state: events and responses of the session it was forked from are not its own."""
     replayed.heard.clear()
     replayed.orphans.clear()
     replayed.after_reply.clear()
@@ -200,7 +205,7 @@ def _end(history: History, past: Past, ended: Ended) -> None:
 
 
 def _draft(script: Script, spans: tuple[Span, ...]) -> Draft:
-    """The draft whose nodes have these spans: one for each turn rendered anew, the last for the turn."""
+    """The turn's draft, from one span for each turn that was rendered again and one for the turn itself."""
     parent = script.base
     turns = list(turns_of(script.segments[script.shared :]))
     if len(turns) != len(spans):
@@ -214,7 +219,7 @@ def _draft(script: Script, spans: tuple[Span, ...]) -> Draft:
 
 
 def spans_of(script: Script, node: TurnNode) -> tuple[Span, ...]:
-    """The tokens of the nodes that a turn has added to the tree, the oldest first."""
+    """The spans of the nodes that a turn has added to the tree, the oldest first."""
     spans: list[Span] = []
     for added in node.ancestry():
         if added is script.base:
@@ -224,7 +229,7 @@ def spans_of(script: Script, node: TurnNode) -> tuple[Span, ...]:
 
 
 def ended(response: str, done: ReplyDone, spans: tuple[Span, ...], by_itself: bool) -> Ended:
-    """The operation for a response's end; it was kept if it has spans."""
+    """The operation for a response's end. It was kept if it has spans."""
     return Ended(
         response=response,
         status=done.status,
@@ -239,19 +244,19 @@ def ended(response: str, done: ReplyDone, spans: tuple[Span, ...], by_itself: bo
 
 
 def refused(response: str, fault: BaseException | None) -> Ended:
-    """The operation for a response that ended before it had begun."""
+    """The operation for a response that was refused before it began."""
     error = fault_of(fault) if isinstance(fault, SessionError) else None
     status = ReplyStatus.CANCELLED if fault is None else ReplyStatus.FAILED
     return Ended(response=response, status=status, reason=EndReason.ERROR, began=False, error=error)
 
 
 def fault_of(error: SessionError) -> Fault:
-    """The error as it is recorded."""
+    """The error as it is journaled."""
     return Fault(code=error.code, message=error.message, param=error.param)
 
 
 def error_of(fault: Fault | None) -> SessionError:
-    """The error again; ``TurnFailed`` for one this version does not know, or none."""
+    """The error of a journaled fault; ``TurnFailed`` for an unknown code, or none."""
     if fault is None:
         return errors.TurnFailed("The response was cut off")
     known = [kind for kind in vars(errors).values() if isinstance(kind, type)]
@@ -267,7 +272,8 @@ def reader_of(
     *,
     whole_calls: bool = False,
 ) -> ReplyReader:
-    """What reads a response's ids; its items get the same ids whenever it is read. ``whole_calls`` as there."""
+    """The reader of a response's tokens. The items' ids are the same each time. ``whole_calls`` as in the
+    reader."""
     begun = 0
 
     def next_id(prefix: str) -> str:
@@ -290,9 +296,9 @@ def reader_of(
 
 
 def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[ReplyEvent]:
-    """All that a response told which has ended, as it told it. None for one that never began."""
+    """The events of a response that has ended, as they were first sent; none if it never began."""
     ended = past.ended
-    assert ended is not None, "what is interrupted goes on; it is not told again"
+    assert ended is not None, "an interrupted response goes on; its events are not repeated"
     if not ended.began:
         return []
     reader = reader_of(past.id, past.request, language, end_ids)
@@ -307,7 +313,7 @@ def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[Repl
 
 
 def quiet(operations: Sequence[AnyOperation]) -> int:
-    """How many of the operations there are up to the last of them after which no response runs."""
+    """How many operations there are up to the last one after which no response runs."""
     running: set[str] = set()
     until = 0
     for at, operation in enumerate(operations, 1):
@@ -316,14 +322,14 @@ def quiet(operations: Sequence[AnyOperation]) -> int:
         elif isinstance(operation, Ended):
             running.discard(operation.response)
         elif isinstance(operation, Branched):
-            running.clear()  # they were the other session's
+            running.clear()  # they belong to the session it was forked from
         if not running:
             until = at
     return until
 
 
 class _Places:
-    """Tables of items and replies, each once; where in them something stands."""
+    """A snapshot's tables of items and replies, each once."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -331,7 +337,7 @@ class _Places:
         self._known: dict[int, int] = {}
 
     def of(self, segment: Segment) -> int:
-        """``n`` for item n, ``-1 - n`` for reply n."""
+        """The segment's position: ``n`` for item n, ``-1 - n`` for reply n."""
         if id(segment) not in self._known:
             if isinstance(segment, TurnReply):
                 self.replies.append(segment)
@@ -343,7 +349,7 @@ class _Places:
 
 
 def snapshot_of(replayed: Replayed) -> SessionSnapshot:
-    """The session as one record."""
+    """One record of the whole session."""
     state, places = replayed.history.state(), _Places()
     entries = tuple(places.of(segment) for segment in state.entries)
     path = () if state.head is None else tuple(state.head.ancestry())[::-1]
@@ -381,7 +387,7 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
 
 
 def restore(history: History, snapshot: SessionSnapshot) -> None:
-    """Make a new history what the snapshot says."""
+    """Fill a new history from a snapshot."""
     replies = [TurnReply(kept.items, ids_from(kept.ids), kept.ended) for kept in snapshot.replies]
     head: TurnNode | None = None
     for kept in snapshot.nodes:
@@ -405,7 +411,7 @@ def _begun(past: Past) -> Begun:
 
 
 def request_form(request: TurnRequest) -> dict[str, Any]:
-    """A turn's request as plain data, sampling by name: fields may be added to it later."""
+    """A turn's request as plain data, with sampling by name, so that fields can be added later."""
     form: dict[str, Any] = msgspec.to_builtins(request)
     sampling = request.sampling
     named = {name: msgspec.to_builtins(getattr(sampling, name)) for name in sampling.__struct_fields__}
@@ -418,7 +424,7 @@ def _sampling_types() -> dict[str, Any]:
 
 
 def request_from(form: dict[str, Any]) -> TurnRequest:
-    """The request again. Raises ``RecordDamaged``."""
+    """The request from plain data. Raises ``RecordDamaged``."""
     try:
         named = form.get("sampling", {})
         known = _sampling_types()

@@ -1,8 +1,8 @@
-"""How much of the journal is whose: sessions and bytes of the tenants that have a share of it, no more.
+"""Retention: which sessions are forgotten when the journal, or a tenant's share of it, has too many.
 
-Bytes are those of a session's operations and record; what forks need of one that was forgotten still counts.
-Whoever has more than its share loses its own sessions, the longest unused first, as long as one is not open.
-Follows what was committed; writes and reads nothing.
+A tenant beyond its share loses its own sessions, the longest unused first, but none that is open. Its bytes are
+those of its sessions' operations and records; what forks need of a forgotten session still counts. Writes and
+reads nothing: the store tells it what was committed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .state import SessionState
 
 
 @dataclass(slots=True)
-class _Held:
-    """One tenant's: bytes by session, those that are kept in the order of their last use."""
+class _TenantHolding:
+    """One tenant's share and what it holds: bytes by session; kept sessions, the longest unused first."""
 
     share: JournalShare
     sizes: dict[int, int] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class _Held:
     bytes: int = 0
 
     def surplus(self, live: Container[int]) -> Iterator[int]:
-        """What must go, if none of it is needed by a fork."""
+        """The sessions to forget, if no fork needs them."""
         sessions, size = len(self.kept), self.bytes
         for number in self.kept:
             if sessions <= self.share.sessions and size <= self.share.bytes:
@@ -39,7 +39,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    """A session of the tenant ``salt``, whose record takes ``size`` bytes."""
+    """A new session of the tenant ``salt``; its record takes ``size`` bytes."""
 
     number: int
     salt: bytes
@@ -47,10 +47,10 @@ class Born:
 
 
 class TenantShares:
-    """Of all tenants in ``shares``, by their salt; others are not counted."""
+    """The tenants that have a share of the journal, by salt; others are not counted."""
 
     def __init__(self, shares: Mapping[bytes, JournalShare]) -> None:
-        self._held = {salt: _Held(share) for salt, share in shares.items()}
+        self._held = {salt: _TenantHolding(share) for salt, share in shares.items()}
         self._salts: dict[int, bytes] = {}
         self._records: dict[int, int] = {}
         self._changed: set[bytes] = set()
@@ -60,13 +60,13 @@ class TenantShares:
         return bool(self._held)
 
     def enter(self, born: Iterable[Born]) -> None:
-        """These sessions' records were written."""
+        """Count new sessions: their records were written."""
         for one in born:
             if one.salt in self._held:
                 self._salts[one.number], self._records[one.number] = one.salt, one.size
 
     def used(self, sizes: Mapping[int, int]) -> None:
-        """These sessions were written to, and their operations take so many bytes now."""
+        """These sessions were written to: their operations take so many bytes now."""
         for number, size in sizes.items():
             held = self._of(number)
             if held is not None:
@@ -75,7 +75,7 @@ class TenantShares:
                 held.kept.move_to_end(number)
 
     def forgotten(self, number: int, erased: Iterable[int]) -> None:
-        """A session is kept no more; of ``erased`` nothing is left."""
+        """A session was forgotten; no record of the ``erased`` sessions is left."""
         held = self._of(number)
         if held is not None:
             held.kept.pop(number, None)
@@ -85,12 +85,12 @@ class TenantShares:
                 del of_gone.sizes[gone], self._salts[gone], self._records[gone]
 
     def look_again(self, salt: bytes) -> None:
-        """A session of this tenant is not open any more."""
+        """A session of this tenant was closed, and may be forgotten now."""
         if salt in self._held:
             self._changed.add(salt)
 
     def surplus(self, live: Container[int], most: int) -> list[int]:
-        """The next sessions that tenants with more than their share lose; ask again until there are none."""
+        """The next sessions, at most ``most``, that a tenant beyond its share loses; call again until empty."""
         while self._changed:
             salt = next(iter(self._changed))
             if gone := list(islice(self._held[salt].surplus(live), most)):
@@ -99,19 +99,19 @@ class TenantShares:
         return []
 
     def full(self) -> frozenset[bytes]:
-        """Tenants that have more bytes than their share."""
+        """The tenants with more bytes than their share."""
         return frozenset(self._over)
 
     def statistics(self, salt: bytes) -> dict[str, float]:
-        """What the tenant has; nothing of one without a share."""
+        """A tenant's kept sessions and bytes; empty if it has no share."""
         held = self._held.get(salt)
         return {} if held is None else {"kept": float(len(held.kept)), "journal": float(held.bytes)}
 
-    def _of(self, number: int) -> _Held | None:
+    def _of(self, number: int) -> _TenantHolding | None:
         salt = self._salts.get(number)
         return None if salt is None else self._held[salt]
 
-    def _resize(self, held: _Held, number: int, size: int) -> None:
+    def _resize(self, held: _TenantHolding, number: int, size: int) -> None:
         held.bytes += size - held.sizes.get(number, 0)
         held.sizes[number] = size
         salt = self._salts[number]

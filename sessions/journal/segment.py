@@ -1,18 +1,20 @@
-"""How a log and its index are laid out in bytes. Pure: knows no files and not what a record means.
+"""The bytes of a log and of its index, and the place of a record in 64 bits. Pure: knows no files.
 
-A log is a header, twice, and then records, each at a multiple of 8 bytes. A group of records that belong
-together lies in one log; the last of them says so. All numbers are little-endian.
+A log is a header, twice, and then records, each at a multiple of 8 bytes. Records that are committed together
+are a group: it lies in one log, and its last record has a flag. All numbers are little-endian.
 
     header    magic 8 | length 4 | 0 4 | checksum 8 | SegmentHeader (MessagePack)      4,096 bytes, two copies
     record    checksum 8 | sync 4 | length 4 | sequence 8 | session 8 | word 8 | time 8 | payload | padding
     word      index << 16 | kind << 8 | flags
 
-The checksum is xxh3-64 over all behind it, seeded with the store's secret, the log's number and the record's
-offset: a record counts at its own place only, and text that a client sends can never be taken for one. The
-sync word is random, too; a reader that has met damage looks for the next one with a right checksum behind it.
+The checksum is xxh3-64 over everything behind it. It is seeded with the store's secret, the log's number
+and the record's offset, so a record is valid at its own place only, and no text of a client passes for one.
+The sync word is random; behind damage a reader looks for the next sync word of a record with a right
+checksum.
 
-The index beside a log tells the same without the payloads, a chunk for each commit. It can be thrown away;
-it tells a reader which sessions a damaged log has lost records of, and lets it start without reading the log.
+The index beside a log has an entry for each record, without the payload, in a chunk for each commit. With
+it the store opens without reading the log, and it tells which sessions a damaged log has lost records of. A
+lost index is made again from the log.
 
     header    as above, one copy
     chunk     checksum 8 | sync 4 | entries 4 | extra bytes 4 | flags 4 | end of the log 8 | entries | extras
@@ -37,9 +39,9 @@ LOG_START = 2 * HEADER_BYTES
 RECORD_BYTES = 48
 CHUNK_BYTES = 32
 GROUP_END, LOST = 1, 2
-"""Flags of a record: it is the last of its group; its content was found damaged, and only this is known."""
+"""Flags of a record: the last of its group; its content was found damaged, and this is all that is left."""
 SEALED, DIRTY = 1, 2
-"""Flags of a chunk: the log is complete and whole; the log must be read, as damage was found in it."""
+"""Flags of a chunk: the log is complete; damage was found in the log, so it must be read whole."""
 WRAP = (1 << 64) - 1
 _HEADER = struct.Struct("<8sIIQ")
 _RECORD = struct.Struct("<4sIQQQQ")
@@ -56,11 +58,11 @@ ENTRY = np.dtype(
         ("extra", "<u4"),
     ]
 )
-"""A record in the index: ``length`` of its payload, ``extra`` bytes about it in the chunk's extras."""
+"""A record's entry in the index: ``length`` of its payload, and ``extra`` bytes in the chunk's extras."""
 
 
 class Kind(IntEnum):
-    """What a record is."""
+    """The kind of a record."""
 
     OPERATION = 1
     SNAPSHOT = 2
@@ -71,7 +73,11 @@ class Kind(IntEnum):
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a log belongs to. ``replaces``: numbers of the logs whose records it took over."""
+    """A log's header. ``store``, ``seed`` and ``sync`` are random and the same in all logs of a store.
+
+    ``number`` is the one in the file's name. ``replaces``: numbers of the logs that a compaction wrote into
+    this.
+    """
 
     format: int
     store: bytes
@@ -85,13 +91,13 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     next_sequence: int = 1
 
     def file_seed(self) -> int:
-        """Of this log's checksums."""
+        """The seed of this log's checksums."""
         return xxh3_64_intdigest(self.store + self.number.to_bytes(8, "little"), self.seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """A record to be written. ``extra`` is what the index says of it besides."""
+    """A record to be written. ``extra`` goes into the index with its entry."""
 
     session: int
     index: int
@@ -106,12 +112,12 @@ class Fresh:
 
 
 def padded(length: int) -> int:
-    """Bytes that a record with so long a payload takes."""
+    """Bytes that a record with a payload of ``length`` bytes takes."""
     return RECORD_BYTES + (length + 7 & ~7)
 
 
 def encoded_header(header: SegmentHeader, magic: bytes) -> bytes:
-    """One copy. Raises ``ValueError`` where it does not fit."""
+    """One copy of the header. Raises ``ValueError`` if it does not fit."""
     payload = msgspec.msgpack.encode(header)
     fixed = _HEADER.pack(magic, len(payload), 0, xxh3_64_intdigest(payload, len(payload)))
     if len(fixed) + len(payload) > HEADER_BYTES:
@@ -120,7 +126,7 @@ def encoded_header(header: SegmentHeader, magic: bytes) -> bytes:
 
 
 def decoded_header(data: bytes, magic: bytes) -> SegmentHeader | None:
-    """The header in one copy; None where it is damaged, or none."""
+    """The header in ``data``; None if it is damaged or absent."""
     if len(data) < _HEADER.size:
         return None
     found, length, _, check = _HEADER.unpack_from(data)
@@ -136,7 +142,7 @@ def decoded_header(data: bytes, magic: bytes) -> SegmentHeader | None:
 def encoded_record(
     sync: bytes, seed: int, offset: int, sequence: int, session: int, word: int, time: int, payload: bytes
 ) -> bytes:
-    """A record for ``offset`` of the log with that seed."""
+    """The bytes of a record at ``offset`` of the log with this seed."""
     fixed = _RECORD.pack(sync, len(payload), sequence, session, word, time)
     check = xxh3_64_intdigest(fixed + payload, seed + offset & WRAP)
     return b"".join((_CHECK.pack(check), fixed, payload, bytes(-len(payload) & 7)))
@@ -144,7 +150,7 @@ def encoded_record(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record that is whole."""
+    """A whole record, as read."""
 
     offset: int
     sequence: int
@@ -155,17 +161,17 @@ class Found:
 
     @property
     def kind(self) -> int:
-        """One of `Kind`, or of a later version."""
+        """A `Kind`, or a number that a later version uses."""
         return self.word >> 8 & 0xFF
 
     @property
     def index(self) -> int:
-        """Of an operation."""
+        """The index of an operation in its session."""
         return self.word >> 16
 
 
 def record_at(data: Any, offset: int, sync: bytes, seed: int, base: int = 0) -> Found | None:
-    """The record at ``offset`` of ``data``, which lies at ``base`` of its log; None where none is whole."""
+    """The record at ``offset`` of ``data``, which begins at ``base`` of its log; None if it is damaged."""
     if offset + RECORD_BYTES > len(data):
         return None
     (check,) = _CHECK.unpack_from(data, offset)
@@ -181,7 +187,7 @@ def record_at(data: Any, offset: int, sync: bytes, seed: int, base: int = 0) -> 
 
 @dataclass(slots=True)
 class Scan:
-    """What a log holds: its whole records, the places between them that hold none, where the last one ends."""
+    """What a log holds: its whole records, the ``gaps`` of damage between them, and where the last one ends."""
 
     records: list[Found] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
@@ -189,7 +195,7 @@ class Scan:
 
 
 def scan(data: bytes, sync: bytes, seed: int) -> Scan:
-    """Read a whole log; what is damaged is passed over."""
+    """Read a whole log; damage is skipped."""
     found, at, size = Scan(), LOG_START, len(data)
     while at + RECORD_BYTES <= size:
         record = record_at(data, at, sync, seed)
@@ -223,7 +229,7 @@ def encoded_chunk(
     end: int,
     flags: int = 0,
 ) -> bytes:
-    """A chunk for ``offset`` of the index of the log with that seed; the log reaches to ``end``."""
+    """The bytes of a chunk at ``offset`` of the index of the log with this seed; the log ends at ``end``."""
     packed = np.array(list(entries), dtype=ENTRY)
     body = packed.tobytes() + extras
     fixed = _CHUNK.pack(sync, len(packed), len(extras), flags, end)
@@ -233,7 +239,7 @@ def encoded_chunk(
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk that is whole."""
+    """A whole chunk, as read."""
 
     entries: Any
     extras: bytes
@@ -243,25 +249,25 @@ class Chunk:
 
 @dataclass(slots=True)
 class Index:
-    """What an index says of its log. ``whole``: nothing of it is damaged."""
+    """The index of a log, as read. ``whole``: no part of it is damaged."""
 
     chunks: list[Chunk] = field(default_factory=list)
     whole: bool = True
 
     @property
     def sealed(self) -> int | None:
-        """The log's length, where the index says all of it and no damage is known."""
+        """The log's length, if the index is complete and no damage is known; else None."""
         if not self.whole or not self.chunks or any(chunk.flags & DIRTY for chunk in self.chunks):
             return None
         last = self.chunks[-1]
         return last.end if last.flags & SEALED else None
 
     def entries(self) -> Any:
-        """All of them, in one array."""
+        """All entries, in one array."""
         return np.concatenate([np.empty(0, ENTRY), *(chunk.entries for chunk in self.chunks)])
 
     def extras(self) -> Iterator[tuple[int, bytes]]:
-        """Offsets in the log, and what is said of the records there."""
+        """Pairs of a record's offset in the log and its extra bytes."""
         for chunk in self.chunks:
             at = 0
             for place in np.flatnonzero(chunk.entries["extra"]).tolist():
@@ -271,7 +277,7 @@ class Index:
 
 
 def read_index(data: bytes, sync: bytes, seed: int) -> Index:
-    """The chunks of an index that are whole."""
+    """The whole chunks of an index."""
     found, at = Index(), HEADER_BYTES
     while at < len(data):
         chunk, length = _chunk_at(data, at, sync, seed)
@@ -306,7 +312,7 @@ def _chunk_at(data: bytes, at: int, sync: bytes, seed: int) -> tuple[Chunk | Non
 
 @dataclass(slots=True)
 class LoadedLog:
-    """The records of one log: entries, their places, and what the index says of some, by offset."""
+    """The records of one log: their entries, their places, and the extra bytes of some, by offset."""
 
     entries: Any
     places: Any
@@ -316,7 +322,12 @@ class LoadedLog:
 # --- places ---
 
 MISSING, HIT = 0, 1
-"""Places of records that were never found, and of those that damage has hit."""
+"""The places of a missing record and of a damaged one.
+
+Other places are a log's slot, and the record's offset and length there in units of 8 bytes. A slot is a
+small number that the process gives a log. A record too long for the length's bits is a giant: its place has
+the largest length, and the record itself tells its own.
+"""
 LENGTH_BITS, OFFSET_BITS = 21, 27
 SLOT_SHIFT = LENGTH_BITS + OFFSET_BITS
 GIANT = (1 << LENGTH_BITS) - 1
@@ -325,31 +336,31 @@ _PLAIN, _EIGHT = np.uint64(GIANT), np.uint64(3)
 
 
 def place_of(slot: int, offset: int, length: int) -> int:
-    """Of a record."""
+    """The place of a record."""
     return slot << SLOT_SHIFT | offset >> 3 << LENGTH_BITS | min(length >> 3, GIANT)
 
 
 def places_of(slot: int, offsets: Any, lengths: Any) -> Any:
-    """Of many in one log; in arrays of ``<u8``."""
+    """The places of many records of one log; arrays of ``<u8``."""
     places = (offsets >> _EIGHT) << np.uint64(LENGTH_BITS) | np.minimum(lengths >> _EIGHT, _PLAIN)
     return places | np.uint64(slot << SLOT_SHIFT)
 
 
 def bytes_at(place: int) -> int:
-    """How many bytes the record there takes; of giants, as many as can be told."""
+    """How many bytes the record at ``place`` takes; for a giant the largest length."""
     return (place & GIANT) << 3
 
 
 def all_bytes_at(places: Any) -> Any:
-    """The same of many, in an array."""
+    """`bytes_at` of many places, in an array."""
     return (places & _PLAIN) << _EIGHT
 
 
 def slot_of(place: int) -> int:
-    """The slot of the log that it lies in."""
+    """The slot of the record's log."""
     return place >> SLOT_SHIFT
 
 
 def offset_of(place: int) -> int:
-    """Where in the log it lies."""
+    """The record's offset in its log."""
     return (place >> LENGTH_BITS & (1 << OFFSET_BITS) - 1) << 3

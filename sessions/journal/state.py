@@ -1,8 +1,8 @@
-"""Which records of the logs say what each session is: the index in memory, made anew at each start.
+"""The index in memory, made again at each start: which records count for each session, and where they lie.
 
-A session has a place for its record, its keyring and each of its operations, 8 bytes each. Records that a
-later one supersedes are dead, and the logs are told of each. A fork's own operations follow on the
-first ones of the session it came from, which stay as long as any fork needs them. Knows no files.
+A session has a place of 8 bytes for its record, for its keyring and for each of its operations. A record
+that a later one replaces is dead. A fork's own operations follow the first ones of the session it was
+forked from; these stay as long as a fork needs them. Knows no files.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ DIGEST_BYTES = 32
 
 
 class SessionState:
-    """One session. ``operations``: places of those from index ``first`` on; before it all is in a snapshot.
+    """One session. ``operations``: the places of its operations from index ``first`` on.
 
-    ``kept``: false once it was forgotten, while forks need its operations. ``used``: when it was last written
-    (microseconds since the epoch), by the record with the sequence number ``last``.
+    ``snapshot``: the first of these is a snapshot of all before it, of ``base`` bytes; the others have
+    ``grown`` bytes. ``kept``: false once the session was forgotten, while its forks need its operations.
+    ``used``: when it was last written (microseconds since the epoch), by the record with the sequence
+    number ``last``.
     """
 
     __slots__ = (
@@ -60,29 +62,29 @@ class SessionState:
 
     @property
     def count(self) -> int:
-        """Operations that it has had."""
+        """How many operations it has had."""
         return self.first + len(self.operations)
 
     @property
     def is_unopened_fork(self) -> bool:
-        """Whether it was forked off and never opened: it has the handle of its birth alone."""
+        """Whether it is a fork that was never opened: it has only the handle that was issued with it."""
         return self.origin is not None and len(self.digests) == DIGEST_BYTES
 
     def places(self) -> Iterator[int]:
-        """Of all that it needs."""
+        """The places of all its records."""
         yield self.record
         yield self.ring
         yield from self.operations
 
     def handles(self) -> Iterator[bytes]:
-        """Digests of its handles."""
+        """The digests of its handles."""
         for at in range(0, len(self.digests), DIGEST_BYTES):
             yield self.digests[at : at + DIGEST_BYTES]
 
 
 class Sessions:
-    """All sessions. ``size`` tells how many bytes a record takes, ``died`` is told of records not needed
-    now."""
+    """All sessions. ``size`` returns the bytes of a record at a place; ``died`` is called with the place of a
+    record that no session needs any more."""
 
     def __init__(self, size: Callable[[int], int], died: Callable[[int], None]) -> None:
         self.states: dict[int, SessionState] = {}
@@ -95,7 +97,7 @@ class Sessions:
     # --- one record -----------------------------------------------------------------------------------------
 
     def apply(self, kind: int, number: int, index: int, place: int, extra: bytes) -> list[int]:
-        """A record was written; sessions of which nothing is needed any more."""
+        """Take in a record that was written. Returns the sessions of which no record is needed any more."""
         if kind == Kind.DROP:
             return self._forget(number)
         self._apply(kind, number, index, place, extra)
@@ -105,7 +107,7 @@ class Sessions:
         return []
 
     def touched(self, number: int, sequence: int, moment: int) -> None:
-        """Its last record so far."""
+        """Note the session's last record, and when it was written."""
         state = self.states.get(number)
         if state is not None:
             state.last, state.used = sequence, moment
@@ -188,9 +190,9 @@ class Sessions:
         return self._erase(number)
 
     def _erase(self, number: int) -> list[int]:
-        """A session that was forgotten, and its ancestors, if no fork needs them."""
+        """Erase a forgotten session if no fork needs it, then its forgotten ancestors. Returns those erased."""
         erased: list[int] = []
-        # No recursion: a line of forks may be longer than a stack is deep.
+        # No recursion: a chain of forks may be longer than the stack is deep.
         while not self.forked(number):
             state = self.states.get(number)
             if state is None or state.kept:
@@ -211,13 +213,13 @@ class Sessions:
     # --- all records ----------------------------------------------------------------------------------------
 
     def load(self, parts: list[LoadedLog]) -> int:
-        """Make everything from the records of all logs; the highest generation that one of them tells."""
+        """Build the index from the records of all logs. Returns the highest generation among them."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
         places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
-        told = [extra for part in parts for extra in _in_order(part)]
-        extras = dict(zip(np.flatnonzero(entries["extra"]).tolist(), told, strict=True))
-        del told
-        parts.clear()  # millions of entries: not twice in memory
+        listed = [extra for part in parts for extra in _in_order(part)]
+        extras = dict(zip(np.flatnonzero(entries["extra"]).tolist(), listed, strict=True))
+        del listed
+        parts.clear()  # there may be millions: do not keep them twice
         starts = entries["word"][_kinds(entries) == Kind.START] >> np.uint64(16)
         order = np.lexsort((entries["sequence"], entries["session"]))
         order = order[_kinds(entries)[order] != Kind.START]
@@ -236,7 +238,7 @@ class Sessions:
         kinds, indexes = words >> np.uint64(8) & np.uint64(0xFF), words >> np.uint64(16)
         sessions = entries["session"][order]
         placed, sequences, times = places[order], entries["sequence"][order], entries["time"][order]
-        # The same record may stand in two logs: a group that was written again after a failed sync, or moved.
+        # A record may be in two logs: its group was written again after a failed sync, or was compacted.
         again = np.zeros(len(order), bool)
         again[1:] = (sequences[1:] == sequences[:-1]) & (sessions[1:] == sessions[:-1])
         joined = np.zeros(len(order), bool)
@@ -289,7 +291,7 @@ class Sessions:
             self._operation(state, at, place)
 
     def live(self) -> Iterator[Any]:
-        """Places of all records that are needed, in arrays."""
+        """The places of all needed records, in arrays."""
         few = array("Q")
         for state in self.states.values():
             few.append(state.record)
@@ -301,11 +303,11 @@ class Sessions:
     # --- forks ----------------------------------------------------------------------------------------------
 
     def forked(self, number: int) -> bool:
-        """Whether operations of other sessions follow on this one's."""
+        """Whether the session has forks."""
         return bool(self.forks.get(number))
 
     def fork_tree(self, number: int) -> list[int]:
-        """All that were forked from one another with this session among them; forgotten ones not."""
+        """The numbers of all kept sessions of this one's fork tree."""
         while (state := self.states.get(number)) is not None and state.origin is not None:
             number = state.origin[0]
         found: list[int] = []
@@ -325,7 +327,7 @@ class Sessions:
         return state
 
     def needed(self, number: int) -> Iterator[tuple[int, int, int]]:
-        """What a session is made of: (session, index, place) of each operation, from its first ancestor on.
+        """The operations that a session needs, its ancestors' first: (session, index, place) of each.
 
         Raises ``RecordDamaged``.
         """
@@ -341,12 +343,12 @@ class Sessions:
     def _own(self, number: int, until: int | None) -> list[tuple[int, int, int]]:
         state = self.states[number]
         if until is not None and (until > state.count or (until <= state.first and (until or state.first))):
-            raise RecordDamaged(f"session {number} has not its first {until} operations")
+            raise RecordDamaged(f"session {number} lacks some of its first {until} operations")
         places = state.operations if until is None else state.operations[: until - state.first]
         return [(number, state.first + at, place) for at, place in enumerate(places)]
 
     def damaged(self) -> list[int]:
-        """Sessions that cannot be opened, as far as is known without reading them, and forks of such."""
+        """The sessions that are known to be damaged, and their forks that need the damaged operations."""
         hit = {
             number
             for number, state in self.states.items()
@@ -375,7 +377,7 @@ class Sessions:
             return False
 
     def strike(self, number: int, kind: int, index: int) -> None:
-        """The record was found damaged."""
+        """Mark a record as damaged."""
         state = self.states.get(number)
         if state is None:
             return
@@ -388,7 +390,7 @@ class Sessions:
                 state.operations[index - state.first] = HIT
 
     def place(self, number: int, kind: int, index: int) -> int:
-        """Where what is valid of this kind lies; a superseded record lies elsewhere."""
+        """The place of the valid record of this kind and index."""
         state = self.states.get(number)
         if state is None:
             return MISSING
@@ -406,7 +408,7 @@ class Sessions:
         return MISSING
 
     def move(self, number: int, kind: int, index: int, place: int) -> None:
-        """A record that is valid lies there now."""
+        """A valid record was copied: set its new place."""
         state = self.states[number]
         match kind:
             case Kind.SESSION:
@@ -422,6 +424,6 @@ def _kinds(entries: Any) -> Any:
 
 
 def _in_order(part: LoadedLog) -> Iterator[bytes]:
-    """What is said of the records, in the order of the entries."""
+    """The extra bytes of a log's records, in the order of their entries."""
     for place in np.flatnonzero(part.entries["extra"]).tolist():
         yield part.extras.get(int(part.entries["offset"][place]), b"")

@@ -1,7 +1,7 @@
-"""The store of one model's sessions: changes go to the logs, an index in memory says which records count.
+"""The store of one model's sessions: changes become records in the logs, and an index in memory finds them.
 
-Blocking, for one thread. A group of changes is one write and one sync. What is read is checked again each
-time: a damaged record affects only the sessions that need it. Knows keys and places, not what an
+Its calls block; one thread uses it. A group of changes is one write and one sync. Every record is checked
+each time it is read, and a damaged one affects only the sessions that need it. Does not know what an
 operation means.
 """
 
@@ -45,8 +45,8 @@ from .state import Sessions, SessionState
 
 log = logging.getLogger(__name__)
 
-SWEEP_SESSIONS = 64  # forgotten in one group
-AGAIN = 1.25  # times as many operations as a session had when it could not be made shorter
+SWEEP_SESSIONS = 64  # sessions forgotten in one group
+AGAIN = 1.25  # after a vain try a session is condensed again when it has so many times the operations
 SMALL_SHARE = 0.25  # of a full log: smaller ones are merged
 DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
 MOST_SMALL = 8
@@ -57,43 +57,44 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """A session as it stands in the store."""
+    """A session as the store has it."""
 
     number: int
     record: SessionRecord
     keyring: Keyring
     operations: tuple[AnyOperation, ...]
-    """Those that are kept, of the sessions it was forked from too: the first may be a snapshot of many."""
+    """All that its history needs, those of its ancestors too; the first may be a snapshot."""
     written: int = 0
-    """How many it has had of its own: the index of the next."""
+    """How many operations of its own it has had: the index of the next one."""
 
 
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
-"""How many of a session's operations one stands for, and that one; None where it is not worth it."""
+"""Makes a snapshot of a session's first operations: how many of them, and the snapshot; None if not worth
+it."""
 
 
 class JournalStore:
-    """The logs below ``folder``. ``open`` it on the thread that uses it."""
+    """The store in ``folder``. `open` it on the thread that uses it."""
 
     def __init__(self, folder: Path, settings: JournalSettings, logs: LogFolder) -> None:
         self.folder = folder
         self.logs = logs
         self.sessions = Sessions(logs.size, self._died)
         self.long: set[int] = set()
-        """Sessions that `condense` would make shorter."""
+        """Sessions that are long enough to `condense`."""
         self.full = False
-        """Whether the last write failed because the journal may grow no further."""
+        """Whether the last write failed because the journal has reached its size."""
         self.shares = TenantShares(settings.tenants)
         self.mismatches: list[str] = []
-        """What differs from the last start: the journal, or the second place that tells of it."""
+        """How the journal differs from that of the last start, one sentence each."""
         self.fresh = logs.made
-        """Whether there was no journal before."""
+        """Whether there was no journal before `open`."""
         self._settings = settings
         self._writes = True
-        self._declined: dict[int, int] = {}  # operations of those that it did not, as while a reply runs
+        self._declined: dict[int, int] = {}  # sessions that could not be condensed, and their operations then
         self._damaged: set[int] = set()
         self._compaction: Compaction | None = None
-        self._resting = 0.0  # no compaction before: the last one failed
+        self._resting = 0.0  # after a failed compaction: none before this time
 
     @classmethod
     def open(
@@ -107,10 +108,10 @@ class JournalStore:
         write: bool = True,
         whole: bool = False,
     ) -> JournalStore:
-        """Open or make the store of ``model``; b"" opens that of any. Hold its lock, unless only to look:
-        ``write`` is false. ``whole``: every log is read, also those whose indexes say all.
+        """Open or make the store of ``model`` (b"": of any model). Hold its lock, unless ``write`` is false.
 
-        Raises ``StoreUnusable`` or one of its kinds.
+        ``known``: the header as `identity` has it, in case no log's header can be read. ``whole``: read every
+        log, not only their indexes. Raises ``StoreUnusable`` or one of its kinds.
         """
         size = settings.log_bytes
         try:
@@ -151,7 +152,7 @@ class JournalStore:
     # --- writing --------------------------------------------------------------------------------------------
 
     def write(self, changes: Iterable[Change]) -> None:
-        """All changes in one group that is on the disk, or none. Raises ``StorageUnavailable``."""
+        """Write all changes in one group and sync it. Raises ``StorageUnavailable``: then none is written."""
         changes = list(changes)
         self.full = False
         records = self._encoded(changes)
@@ -170,14 +171,14 @@ class JournalStore:
             self.note()
 
     def begin(self, generation: int) -> None:
-        """A server begins with this generation of the store. Raises ``StorageUnavailable``."""
+        """Record that a server starts, as number ``generation``. Raises ``StorageUnavailable``."""
         self.logs.append([Fresh(0, generation, Kind.START, b"")])
         self.logs.generation = generation
         self.note()
 
     def note(self, without: Sequence[Log] = ()) -> None:
-        """Tell the second place how far the journal is, and which logs it has but for those ``without`` which
-        it goes on; where that cannot be written it is told later."""
+        """Write `identity`, as if the logs ``without`` were removed already. If that fails it is tried again
+        later."""
         found = self.identity()
         gone = {one.number for one in without}
         found = msgspec.structs.replace(found, logs=tuple(one for one in found.logs if one not in gone))
@@ -189,17 +190,17 @@ class JournalStore:
             self.logs.unnoted = False
 
     def identity(self) -> Identity:
-        """What this store is, and how far."""
+        """The identity of the store as it is now."""
         numbers = [one.number for one in self.logs.logs.values()]
         return Identity.of(self.logs.header, self.generation, self.logs.next_sequence, numbers)
 
     def mismatch(self, known: Identity | None) -> str:
-        """How the journal differs from what the second place says; "" where it does not."""
+        """How the journal differs from the identity ``known``; "" if it does not."""
         return mismatch(known, self.identity(), fresh=self.fresh, absent=self.logs.explained)
 
     @property
     def generation(self) -> int:
-        """How many servers have begun with this store."""
+        """How many servers have started with this store."""
         return self.logs.generation
 
     def erase(self, numbers: Sequence[int]) -> None:
@@ -208,7 +209,7 @@ class JournalStore:
             self.write([Drop(number) for number in numbers[at : at + SWEEP_SESSIONS]])
 
     def _encoded(self, changes: Sequence[Change]) -> list[Fresh]:
-        """The changes as records; raises what encoding raises."""
+        """The changes as records. Raises what encoding raises."""
         records: list[Fresh] = []
         for change in changes:
             match change:
@@ -219,7 +220,7 @@ class JournalStore:
                 case Drop(number=number):
                     records.append(Fresh(number, 0, Kind.DROP, b""))
                 case Put(table=Table.HANDLES):
-                    pass  # the keyring has it
+                    pass  # it is in the keyring
                 case Put(key=key, record=SessionRecord() as record):
                     payload, extra = msgspec.msgpack.encode(record), session_extra(record)
                     records.append(Fresh(_number(key), 0, Kind.SESSION, payload, extra))
@@ -231,7 +232,7 @@ class JournalStore:
         return records
 
     def _apply(self, records: Sequence[Fresh], places: Sequence[int], first: int, moment: int) -> None:
-        """The index follows what was written."""
+        """Update the index and the counts with what was written."""
         sessions, logs = self.sessions, self.logs.logs
         forgotten: dict[int, list[int]] = {}
         born: list[Born] = []
@@ -246,7 +247,7 @@ class JournalStore:
             logs[slot_of(place)].live += segment.padded(len(one.payload))
             sessions.apply(one.kind, number, one.index, place, one.extra)
             if one.kind == Kind.KEYRING:
-                continue  # to come back is no use yet
+                continue  # resuming a session alone does not count as use
             sessions.touched(number, first + at, moment)
             written[number] = None
             if one.kind == Kind.SESSION:
@@ -262,19 +263,19 @@ class JournalStore:
             self._declined.pop(number, None)
 
     def _died(self, place: int) -> None:
-        """A record that was needed is not."""
+        """No session needs the record there any more."""
         one = self.logs.logs.get(slot_of(place))
         if one is not None:
             one.live -= self.logs.size(place)
 
     def _is_long(self, state: SessionState) -> bool:
-        """A snapshot costs its bytes, and trying in vain the reading of it all: there must be more first."""
+        """Whether a session is worth condensing, which reads all of it and writes a snapshot."""
         behind = len(state.operations)
         least = max(self._settings.snapshot_operations, AGAIN * self._declined.get(state.number, 0))
         return behind >= least and state.grown >= state.base
 
     def condense(self, number: int, how: Condense) -> bool:
-        """Put one operation in the place of a session's first ones, unless forks follow on these; if it was.
+        """Replace a session's first operations by a snapshot, unless it has forks; whether that was done.
 
         Raises ``StorageUnavailable``, ``RecordDamaged``.
         """
@@ -295,7 +296,7 @@ class JournalStore:
         return True
 
     def free_bytes(self) -> int | None:
-        """What the disk has left for us; None where the folder is gone."""
+        """Free bytes on the disk; None if the folder is gone."""
         try:
             found = os.statvfs(self.logs.folder)
         except OSError:
@@ -303,13 +304,14 @@ class JournalStore:
         return found.f_bavail * found.f_frsize
 
     def sweep(self, keep: frozenset[int], *, aged: bool = True) -> int:
-        """Forget what retention lets go, but for those in ``keep``; how many. Not ``aged``: for no age."""
+        """Forget the sessions that retention gives up, none of those in ``keep``; returns how many. If not
+        ``aged``, none is forgotten for its age."""
         gone = self._past(keep, aged=aged)
         self.erase(gone)
         return len(gone)
 
     def make_room(self, keep: frozenset[int]) -> bool:
-        """Forget some sessions of the tenants that hold the most bytes; False where there is none to forget."""
+        """Forget some sessions of the tenants that hold the most bytes; False if there is none to forget."""
         states = self.sessions.states.values()
         closed = [state for state in states if state.kept and state.number not in keep]
         gone = surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
@@ -318,8 +320,8 @@ class JournalStore:
         return bool(gone)
 
     def keep_shares(self, live: Container[int]) -> frozenset[bytes]:
-        """Forget what tenants have beyond their shares, but for sessions that are open; whose shares are
-        full.
+        """Forget what tenants have beyond their shares, but no open session. Returns the tenants that still
+        fill their shares.
 
         Raises ``StorageUnavailable``.
         """
@@ -330,7 +332,7 @@ class JournalStore:
     # --- room -----------------------------------------------------------------------------------------------
 
     def _check_room(self, size: int) -> None:
-        """Raises ``StorageUnavailable`` where the journal would grow beyond what it may have."""
+        """Raises ``StorageUnavailable`` if ``size`` more bytes exceed the journal's size."""
         most = self._settings.max_bytes
         if self.logs.bytes + size <= most:
             return
@@ -340,7 +342,7 @@ class JournalStore:
             raise StorageUnavailable(f"the journal has {self.logs.bytes} bytes, and may have no more")
 
     def _reclaim(self, size: int) -> None:
-        """Make room for so many bytes among what is dead: whole logs first, which needs no room itself."""
+        """Make room for ``size`` bytes: remove dead logs, then compact."""
         self.remove_dead()
         most = self._settings.max_bytes
         while self.logs.bytes + size > most:
@@ -353,7 +355,7 @@ class JournalStore:
                 return
 
     def remove_dead(self) -> int:
-        """Remove the logs that hold nothing anybody needs; how many. No record is written for it."""
+        """Remove the logs without a needed record; returns how many. Writes no record."""
         if self._compaction is not None:
             self._compaction.abandon()
             self._compaction = None
@@ -365,8 +367,8 @@ class JournalStore:
         return removed
 
     def _remove(self, gone: Sequence[Log]) -> bool:
-        """Remove these logs; whether all could be. The second place is told first: a log that it tells of and
-        that is not there counts as lost."""
+        """Remove these logs; whether all could be removed. `identity` is written first: a log that it lists and
+        that is absent counts as lost."""
         if self.generation:
             self.note(without=gone)
         removed = True
@@ -391,7 +393,7 @@ class JournalStore:
         return time.monotonic() >= self._resting and bool(self._victims())
 
     def compact(self) -> bool:
-        """One slice of rewriting logs of which most is dead; whether there is more to do."""
+        """Do one slice of a compaction; whether there is more to do."""
         if self._compaction is None and not self._begin_compaction(self._victims()):
             return False
         assert self._compaction is not None
@@ -419,7 +421,7 @@ class JournalStore:
         return True
 
     def _victims(self, least: float = DEAD_SHARE) -> list[Log]:
-        """Logs to rewrite into one: those of which most is dead, or many that are small."""
+        """Logs to rewrite into one: those that are mostly dead, or many small ones."""
         full = self.logs.segment_bytes
         sealed = [one for one in self.logs.logs.values() if one is not self.logs.active]
         worn = [one for one in sealed if one.dead - one.marks > least * (one.end - LOG_START)]
@@ -437,7 +439,7 @@ class JournalStore:
         return chosen
 
     def rewrite(self) -> None:
-        """Write every log anew, with what is needed and no more. Raises ``StorageUnavailable``."""
+        """Rewrite every log with the needed records alone. Raises ``StorageUnavailable``."""
         self.logs.roll()
         self.remove_dead()
         waiting = list(self.logs.logs.values())
@@ -459,12 +461,14 @@ class JournalStore:
     # --- reading --------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
-        """A number no session has had."""
+        """The next number for a session."""
         return self.logs.next_session
 
     def handle(self, digest: bytes) -> HandleRecord | None:
-        """The session that a handle opens; None for an unknown handle. Raises ``RecordDamaged``,
-        ``StorageUnavailable``."""
+        """The session that a handle opens; None for an unknown handle.
+
+        Raises ``RecordDamaged``, ``StorageUnavailable``.
+        """
         number = self.sessions.handles.get(digest)
         if number is None:
             return None
@@ -480,8 +484,9 @@ class JournalStore:
         return StoredSession(number, record, ring, self._operations(state), state.count)
 
     def fork_tree(self, number: int) -> list[tuple[int, SessionRecord]]:
-        """The sessions that this one was forked from, and all that were forked from those, but for such as
-        were forgotten, and relatives whose record is damaged. Raises ``RecordDamaged``, ``StorageUnavailable``.
+        """Number and record of each session of this one's fork tree that is kept and not damaged.
+
+        Raises ``RecordDamaged`` if this session's own record is damaged, and ``StorageUnavailable``.
         """
         found = [(number, self._record(number))]
         for one in self.sessions.fork_tree(number):
@@ -491,12 +496,12 @@ class JournalStore:
         return sorted(found, key=lambda pair: pair[0])
 
     def damaged(self) -> list[int]:
-        """Numbers of the sessions that are known to be damaged."""
+        """The numbers of the sessions known to be damaged."""
         states = self.sessions.states
         return sorted(number for number in self._damaged if number in states and states[number].kept)
 
     def statistics(self) -> dict[str, float]:
-        """Sessions and bytes."""
+        """Counts of sessions, bytes, logs and damage."""
         return {
             "journal_sessions": float(len(self.sessions.states)),
             "journal_bytes": float(self.logs.bytes),
@@ -518,7 +523,7 @@ class JournalStore:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _load(self, parts: list[Any]) -> None:
-        """The index from the records, and what damage there is."""
+        """Build the index from the records, and log what is damaged."""
         generation = self.sessions.load(parts)
         self.logs.generation = max(self.logs.generation, generation)
         for one in self.logs.logs.values():
@@ -547,7 +552,7 @@ class JournalStore:
         return found
 
     def _operations(self, state: SessionState) -> tuple[AnyOperation, ...]:
-        """All that a session is made of. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+        """All operations that a session needs. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         found: list[AnyOperation] = []
         for number, index, place in self.sessions.needed(state.number):
             owner = self.sessions.states[number]
@@ -556,12 +561,13 @@ class JournalStore:
         return tuple(found)
 
     def _read(self, number: int, kind: Kind, index: int, place: int, form: Any, needed_by: int) -> Any:
-        """A record. If it is damaged, its session and the one that needed it are remembered as damaged."""
+        """Read a record. If it is damaged, its session and the one that needs it count as damaged from now
+        on."""
         try:
             return self._decoded(place, kind, number, index, form)
         except RecordDamaged as fault:
             if place not in (HIT, MISSING):
-                self.logs.soil(place)
+                self.logs.mark_dirty(place)
             self.sessions.strike(number, kind, index)
             states = self.sessions.states
             hit = {one for one in (number, needed_by) if one in states and states[one].kept}
@@ -587,7 +593,7 @@ class JournalStore:
             raise RecordDamaged(f"a record of session {number} cannot be read: {fault}") from None
 
     def _count(self) -> None:
-        """What tenants have that have a share: of sessions that were forgotten, too, where forks need it."""
+        """Count what the tenants with shares hold, also what forks need of forgotten sessions."""
         if not self.shares:
             return
         states = sorted(self.sessions.states.values(), key=lambda state: state.last if state.kept else 0)
@@ -600,7 +606,7 @@ class JournalStore:
                 self.shares.forgotten(state.number, [])
 
     def _past(self, keep: frozenset[int], *, aged: bool) -> list[int]:
-        """Sessions that are older than retention keeps, and those beyond the number that it keeps."""
+        """The sessions to forget: those unused for too long, and those beyond the number that is kept."""
         kept = [state for state in self.sessions.states.values() if state.kept]
         oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
         past = [state.number for state in kept if state.used < oldest]

@@ -1,4 +1,4 @@
-"""Who was forked from whom, under which name: listed, named, pruned, in memory and in the journal."""
+"""Fork trees: listed, named, pruned, in memory and in the journal."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_a_pruned_branch_leaves_its_children_where_they_were() -> None:
 
 
 @run
-async def test_who_is_being_pruned_is_in_the_tree_no_more() -> None:
+async def test_a_session_that_is_being_pruned_is_in_the_tree_no_more() -> None:
     with folder() as path:
         async with registry_in(path, reciting("one", "two")) as registry:
             first, left, right, leaf = await grown(registry)
@@ -149,7 +149,7 @@ async def test_who_is_being_pruned_is_in_the_tree_no_more() -> None:
 
 
 @run
-async def test_of_two_who_ask_at_once_one_prunes() -> None:
+async def test_of_two_requests_at_once_one_prunes() -> None:
     with folder() as path:
         async with registry_in(path, reciting("one", "two")) as registry:
             first, left, right, _ = await grown(registry)
@@ -209,7 +209,7 @@ async def test_a_name_does_not_disturb_what_the_journal_counts() -> None:
 
 
 @run
-async def test_who_is_pruned_while_it_closes_leaves_nothing_behind_its_end() -> None:
+async def test_a_session_pruned_while_it_closes_leaves_nothing_behind_its_end() -> None:
     with folder() as path:
         async with registry_in(path, reciting("one", "two")) as registry:
             first, left, _, _ = await grown(registry)

@@ -11,10 +11,12 @@ from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.link.messages import Grant
 from holdfast.sessions.errors import ConversationBusy, EngineUnavailable, SequencePoisoned
 from holdfast.sessions.poison import MAX_KILLS
+from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.turn.events import ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 
+from .scripted_link import ScriptedLink
 from .session_stage import ask, reciting, run, say, session_on
 
 
@@ -120,15 +122,25 @@ async def test_numbers_of_any_size_cross_the_link() -> None:
     assert verbs(link, "lease") == [("lease", 1, 10**9, 1e9, 0.0)]
 
 
-KEEPING = {
+PLACING = {
     "lease": lambda session: session.placement.lease(1, 60.0, None),
     "stage": lambda session: session.placement.stage(),
     "settle": lambda session: session.placement.settle(disk=True),
 }
 
 
+async def answered_by_the_next_engine(
+    link: ScriptedLink, session: Session, asked: asyncio.Task[object], verb: str
+) -> None:
+    link.log.clear()
+    link.restart()
+    await asked
+    assert len(verbs(link, verb)) == 1 and len(verbs(link, "open")) == 1
+    assert (await ask(session, "And?")).status is ReplyStatus.COMPLETED
+
+
 @pytest.mark.parametrize("during", [False, True])
-@pytest.mark.parametrize("verb", KEEPING)
+@pytest.mark.parametrize("verb", PLACING)
 @run
 async def test_each_waits_for_the_engine_that_is_started_again(verb: str, during: bool) -> None:
     link = reciting("Hello!", "Again!")
@@ -138,7 +150,7 @@ async def test_each_waits_for_the_engine_that_is_started_again(verb: str, during
         link.cut_off.add(verb)
     else:
         link.die(outside=True)
-    asked = asyncio.create_task(KEEPING[verb](session))
+    asked = asyncio.create_task(PLACING[verb](session))
     if during:
         await link.stuck.wait()
         link.die(outside=True)
@@ -146,14 +158,10 @@ async def test_each_waits_for_the_engine_that_is_started_again(verb: str, during
         link.freed.set()
     await link.waiting.wait()
     assert not asked.done()
-    link.log.clear()
-    link.restart()
-    await asked
-    assert len(verbs(link, verb)) == 1 and len(verbs(link, "open")) == 1
-    assert (await ask(session, "And?")).status is ReplyStatus.COMPLETED
+    await answered_by_the_next_engine(link, session, asked, verb)
 
 
-@pytest.mark.parametrize("verb", KEEPING)
+@pytest.mark.parametrize("verb", PLACING)
 @run
 async def test_each_is_refused_where_no_engine_comes_in_time(verb: str) -> None:
     link = reciting("Hello!")
@@ -161,7 +169,7 @@ async def test_each_is_refused_where_no_engine_comes_in_time(verb: str) -> None:
     await ask(session, "Hi")
     link.die(outside=True)
     with pytest.raises(EngineUnavailable):
-        await KEEPING[verb](session)
+        await PLACING[verb](session)
     assert not session.history.busy
 
 
@@ -172,7 +180,7 @@ async def test_a_turn_that_begins_while_a_move_waits_goes_first(verb: str) -> No
     session = session_on(link)
     await ask(session, "Hi")
     link.die(outside=True)
-    asked = asyncio.create_task(KEEPING[verb](session))
+    asked = asyncio.create_task(PLACING[verb](session))
     await link.waiting.wait()
     say(session, "And?")
     response = session.respond(TurnRequest.checked())
@@ -189,23 +197,19 @@ def dies_in_step(link, *, outside: bool) -> None:
     link.deaths[-1] = replace(link.deaths[-1], step=held)
 
 
-@pytest.mark.parametrize("verb", KEEPING)
+@pytest.mark.parametrize("verb", PLACING)
 @run
 async def test_an_engine_killed_from_outside_is_held_against_no_idle_session(verb: str) -> None:
     link = reciting("Hello!", "Again!")
     session = session_on(link)
     await ask(session, "Hi")
     dies_in_step(link, outside=True)
-    asked = asyncio.create_task(KEEPING[verb](session))
+    asked = asyncio.create_task(PLACING[verb](session))
     await link.waiting.wait()
-    link.log.clear()
-    link.restart()
-    await asked
-    assert len(verbs(link, verb)) == 1 and len(verbs(link, "open")) == 1
-    assert (await ask(session, "And?")).status is ReplyStatus.COMPLETED
+    await answered_by_the_next_engine(link, session, asked, verb)
 
 
-@pytest.mark.parametrize("verb", KEEPING)
+@pytest.mark.parametrize("verb", PLACING)
 @run
 async def test_an_engine_that_crashed_in_a_step_of_the_session_is_not_tried_again(verb: str) -> None:
     link = reciting("Hello!", "Again!")
@@ -215,15 +219,15 @@ async def test_an_engine_that_crashed_in_a_step_of_the_session_is_not_tried_agai
     link.restart()
     link.log.clear()
     with pytest.raises(EngineDied, match="died over this session"):
-        await KEEPING[verb](session)
+        await PLACING[verb](session)
     assert not link.log
     assert (await ask(session, "And?")).status is ReplyStatus.COMPLETED
-    await KEEPING[verb](session)
+    await PLACING[verb](session)
 
 
-@pytest.mark.parametrize("verb", KEEPING)
+@pytest.mark.parametrize("verb", PLACING)
 @run
-async def test_a_death_that_is_no_longer_remembered_is_held_against_nobody(verb: str) -> None:
+async def test_a_death_that_is_no_longer_remembered_counts_no_more(verb: str) -> None:
     link = reciting("Hello!")
     session = session_on(link)
     await ask(session, "Hi")
@@ -231,7 +235,7 @@ async def test_a_death_that_is_no_longer_remembered_is_held_against_nobody(verb:
     link.restart()
     link.deaths.clear()
     link.log.clear()
-    await KEEPING[verb](session)
+    await PLACING[verb](session)
     assert len(verbs(link, verb)) == 1
 
 

@@ -1,4 +1,5 @@
-"""What the engine is told of a pause unasked: where a reply waits for tools, and nobody knows better."""
+"""Return hints: the engine is told when a reply waits for tools and no lease says more; and pauses as they
+were."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ async def test_nothing_is_said_where_the_tool_has_answered() -> None:
 @pytest.mark.parametrize(("ttl", "returns_in"), [(0.0, 30.0), (60.0, None), (60.0, 5.0)])
 @pytest.mark.parametrize("late", [False, True])
 @run
-async def test_who_knows_better_is_heard(ttl: float, returns_in: float | None, late: bool) -> None:
+async def test_a_lease_replaces_the_hint(ttl: float, returns_in: float | None, late: bool) -> None:
     session = calling(CALL, "Done.", CALL)
     if not late:
         await session.placement.lease(None, ttl, returns_in)
@@ -69,7 +70,7 @@ async def test_who_knows_better_is_heard(ttl: float, returns_in: float | None, l
 
 
 @run
-async def test_nobody_is_expected_before_now() -> None:
+async def test_no_session_is_expected_before_now() -> None:
     session = calling(CALL, "Done.")
     await ask(session, "Hi")
     for returns_in in (float("nan"), float("-inf"), -1e9):
@@ -169,7 +170,7 @@ def test_a_pause_is_kept_with_what_was_expected_of_it() -> None:
     }
 
 
-def test_the_last_word_counts_and_who_ends_does_not_return() -> None:
+def test_the_last_expectation_counts_and_a_closed_session_does_not_return() -> None:
     now = [0.0]
     waits = Waits(clock=lambda: now[0])
     waits.leaves("a", 10, 60.0)
@@ -178,7 +179,7 @@ def test_the_last_word_counts_and_who_ends_does_not_return() -> None:
     now[0] = 7.0
     waits.returns("a")
     waits.returns("a")
-    waits.returns("nobody")
+    waits.returns("unknown")
     assert list(waits.records) == [Wait("a", 10, 1.0, 2.0)]
     waits.leaves("b", 10, 1.0)
     waits.ends("b")

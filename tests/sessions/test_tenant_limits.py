@@ -143,7 +143,7 @@ async def test_replies_at_once_are_counted_over_sessions_and_refused_before_anyt
 
 
 @run
-async def test_a_reply_that_nobody_began_to_read_goes_with_its_session() -> None:
+async def test_a_reply_that_was_never_read_goes_with_its_session() -> None:
     registry = registry_of(TenantLimits(turns=1), "one")
     lost, session = registry.create(salt=ACME), registry.create(salt=ACME)
     say(lost, "a")
@@ -223,7 +223,7 @@ async def test_open_sessions_that_fill_the_share_begin_nothing_new_until_one_has
             await registry.close(big.id)
             await registry.journal.read(lambda store: None)
             await registry.journal.read(lambda store: None)
-            assert small.log.fault is None, "what nobody had open made room"
+            assert small.log.fault is None, "closed sessions made room"
             assert not await opens(registry, handle)
             assert (await ask(small, "b")).status.value == "completed"
             other = await durable(small)
@@ -232,7 +232,7 @@ async def test_open_sessions_that_fill_the_share_begin_nothing_new_until_one_has
 
 
 @run
-async def test_who_is_told_of_a_prune_has_the_room_that_it_made() -> None:
+async def test_a_client_that_learns_of_a_prune_has_its_room() -> None:
     limits, share = TenantLimits(sessions=9), JournalShare(bytes=20_000)
     with folder() as path:
         async with kept_in(path, limits, share) as registry:
@@ -263,7 +263,7 @@ async def test_a_long_session_that_was_made_shorter_goes_on_in_its_share() -> No
     with folder() as path:
         async with kept_in(path, limits, share) as registry:
             journal, session = registry.journal, registry.create(salt=ACME)
-            assert journal is not None and journal.condense is not None
+            assert journal is not None
             loop, shorter = asyncio.get_running_loop(), journal.condense
             begun: asyncio.Future[tuple[StorageUnavailable | None, Question]] = loop.create_future()
 

@@ -113,7 +113,7 @@ async def test_a_fork_in_mid_reply_outlives_the_server_without_the_rest() -> Non
 
 
 @run
-async def test_who_was_forked_from_can_be_forgotten_first() -> None:
+async def test_the_parent_of_a_fork_can_be_forgotten_first() -> None:
     """Its operations stay as long as a fork, or a fork of a fork, follows on them; then nothing is left."""
     with folder() as path:
         async with registry_in(path, reciting("one", "two", "three")) as registry:
@@ -161,7 +161,7 @@ async def test_long_sessions_are_condensed_and_forks_of_them_come_back() -> None
             handles = [one.handles.current for one in every]
         with store_in(path) as store:
             kinds = [[type(op) for op in store.session(number).operations] for number in (1, 2, 3)]
-        assert kinds[2][0] is SessionSnapshot and len(kinds[2]) < len(kinds[1]), "nobody follows on the last"
+        assert kinds[2][0] is SessionSnapshot and len(kinds[2]) < len(kinds[1]), "the last has no forks"
         async with registry_in(path, reciting()) as registry:
             for handle, want in zip(handles, wanted, strict=True):
                 again = (await back(registry, handle)).session
@@ -206,18 +206,18 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     asked, reply = session.history.items()
     before = texts(session)
     for wrong, error in (
-        (lambda: session.cut("nobody", 1), ItemUnknown),
+        (lambda: session.cut("unknown", 1), ItemUnknown),
         (lambda: session.cut(reply.id, 99), CutInvalid),
         (lambda: session.cut(asked.id, 1), CutInvalid),
         (lambda: other.cut(reply.id, 1), ItemUnknown),
-        (lambda: session.rewind("nobody"), ItemUnknown),
+        (lambda: session.rewind("unknown"), ItemUnknown),
         (lambda: session.rewind(10_000), CutInvalid),
         (lambda: session.rewind(1), CutInvalid),
     ):
         with pytest.raises(error):
             wrong()
     with pytest.raises(ItemUnknown):
-        await registry.fork(session.id, [b""], "nobody")
+        await registry.fork(session.id, [b""], "unknown")
     with pytest.raises(SessionUnknown):
         await registry.fork("sess_nobody", [b""])
     with pytest.raises(SessionLimit):

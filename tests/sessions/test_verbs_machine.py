@@ -247,7 +247,7 @@ class VerbsMachine(RuleBasedStateMachine):
             with pytest.raises(CutInvalid):
                 session.cut(one.item, wrong)
         with pytest.raises(ItemUnknown):
-            session.cut("nobody", 0)
+            session.cut("unknown", 0)
         assert session.cut(one.item, end) is None
         if end < len(text):
             one.reply = cut_ids(one.reply, end)

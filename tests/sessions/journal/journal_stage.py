@@ -35,7 +35,7 @@ MODEL = b"model"
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A fresh one, on a file system whose sync costs nothing."""
+    """A fresh folder, on a file system where a sync costs nothing."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as name:
         yield Path(name)

@@ -301,7 +301,7 @@ async def test_a_repaired_session_goes_on_where_no_reply_ran() -> None:
             assert texts[:4] == ["a", "One.", "b", "Two."] and "Three." not in texts
             assert (await ask(found.session, "d")).items[0].text == "Now."
             with pytest.raises(HandleUnknown):
-                await registry.resume("nobody's", b"")
+                await registry.resume("unknown", b"")
 
 
 @pytest.mark.parametrize("then", ["start", "repair"])

@@ -1,4 +1,5 @@
-"""Damage to the journal's files costs the sessions whose records it hit, and nobody else, now and later."""
+"""Damage to the journal's files costs the sessions that have records in the damaged place, and no others,
+now and later."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def hit(before: bytes, after: bytes, log: Path, places: dict[tuple[Path, int], t
 @pytest.mark.parametrize("down", [True, False], ids=["closed", "open"])
 @pytest.mark.parametrize("damage", [zeroed, flipped, swapped, cut])
 @pytest.mark.parametrize("seed", range(8))
-def test_damage_costs_the_sessions_whose_records_it_hit(down: bool, damage: Damage, seed: int) -> None:
+def test_damage_costs_the_sessions_that_have_records_there(down: bool, damage: Damage, seed: int) -> None:
     rng = Random(f"{seed} {down} {damage.__name__}")
     with folder() as path:
         filled(path)
@@ -123,13 +124,13 @@ def test_damage_costs_the_sessions_whose_records_it_hit(down: bool, damage: Dama
                         assert words == wanted(number)[: len(words)] if short else words == wanted(number)
                     except RecordDamaged:
                         named.add(number)
-                assert named <= struck, "nobody else"
+                assert named <= struck, "no others"
                 if damage is not cut:  # the end that was lost may have said that they are forgotten
                     for number in (5, 13):
                         with pytest.raises(RecordDamaged):
                             store.session(number)
                 assert set(store.damaged()) <= struck
-                assert named <= set(store.damaged()), "it is known whose"
+                assert named <= set(store.damaged()), "their sessions are known"
                 if damage is not cut:
                     assert named == struck
                 store.write([*birth(100), Append(100, 0, EventReceived(event="new"))])
@@ -162,7 +163,7 @@ def test_the_last_record_of_a_session_does_not_vanish_in_silence(caplog: pytest.
                 assert "sess_2" in caplog.text
 
 
-def test_records_that_nobody_can_attribute_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_records_of_unknown_sessions_are_counted_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     """The log and the index beside it, both damaged."""
     with folder() as path:
         filled(path)
@@ -178,12 +179,12 @@ def test_records_that_nobody_can_attribute_are_counted_and_said(caplog: pytest.L
             assert right
             for number in right:
                 assert said(store, number) == wanted(number)[: len(said(store, number))]
-        assert f"{lost} records are lost" in caplog.text and str(log) in caplog.text
+        assert f"{lost} records of unknown sessions are lost" in caplog.text and str(log) in caplog.text
 
 
 @pytest.mark.parametrize("damage", [zeroed, flipped, swapped, cut])
 @pytest.mark.parametrize("seed", range(4))
-def test_damage_to_an_index_costs_nobody_anything(damage: Damage, seed: int) -> None:
+def test_damage_to_an_index_costs_nothing(damage: Damage, seed: int) -> None:
     rng = Random(f"{seed} {damage.__name__}")
     with folder() as path:
         filled(path)

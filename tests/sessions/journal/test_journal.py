@@ -1,4 +1,4 @@
-"""The journal's thread: groups, tickets, faults that heal; and a registry whose sessions come back from it."""
+"""The journal's thread: groups, tickets, faults that heal; and sessions that a registry opens again from it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_a_commit_that_fails_is_told_once_tried_again_and_holds_every_ackn
 
 @run
 async def test_a_mistake_of_ours_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
-    """Else all who wait for an acknowledgement would wait for ever, and nobody would be told."""
+    """Otherwise everything that waits for an acknowledgement would wait for ever, in silence."""
     with folder() as path, pytest.MonkeyPatch.context() as patch:
         async with registry_in(path, reciting()) as registry:
             session = registry.create()
@@ -190,7 +190,7 @@ async def test_a_journal_that_cannot_write_still_closes() -> None:
 
 
 @run
-async def test_what_cannot_be_encoded_fails_who_said_it_and_nobody_else() -> None:
+async def test_what_cannot_be_encoded_fails_at_the_caller_alone() -> None:
     endless = Preamble(tools=(Tool(name="f", parameters={"maximum": 2**70}),))
     with folder() as path:
         async with registry_in(path, reciting("ok")) as registry:
@@ -567,7 +567,7 @@ async def test_a_session_that_cannot_be_made_shorter_goes_on_as_it_was(
             await ask(session, "Begin.")
             await ask(session, "And?")
             handle = await left(session)
-        assert "cannot be made shorter" in caplog.text
+        assert "cannot be condensed" in caplog.text
         async with registry_in(path, reciting()) as registry:
             assert [item.text for item in (await resumed(registry, handle)).session.history.items()] == [
                 "Begin.",
@@ -707,7 +707,7 @@ def prompts_of(link: ScriptedLink) -> list[list[int]]:
 
 
 @run
-async def test_whose_output_is_on_its_way_outlives_a_snapshot() -> None:
+async def test_an_output_that_is_streamed_in_outlives_a_snapshot() -> None:
     with folder() as path:
         async with registry_in(path, reciting(*["Well."] * 3), snapshot_operations=20) as registry:
             session = registry.create()

@@ -1,4 +1,4 @@
-"""The store file: what is written is there again, what is damaged is noticed, and who may open it."""
+"""The store file: what is written is there again, damage is noticed, and one server at a time opens it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_every_flipped_bit_of_a_record_is_noticed(kind: Kind, index: bool) -> No
                     assert store.damaged() == [1] and store.logs.findings.lost == 0
                     with pytest.raises(RecordDamaged):
                         store.session(1)
-                else:  # nobody can tell whose it was
+                else:  # its session is not known
                     assert store.logs.findings.lost == 1
                 assert store.session(2).operations == (HELLO,)
         log.write_bytes(whole)
@@ -418,7 +418,7 @@ def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
         log.write_bytes(whole)
 
 
-def test_the_second_server_waits_and_is_told_who_holds_the_store() -> None:
+def test_the_second_server_waits_and_learns_which_process_holds_the_store() -> None:
     program = (
         "import sys; from pathlib import Path; from holdfast.sessions.journal.folder import StoreLock\n"
         "held = StoreLock(Path(sys.argv[1])).acquire(1.0); print('held', flush=True); sys.stdin.read()"
@@ -442,7 +442,7 @@ def test_the_second_server_waits_and_is_told_who_holds_the_store() -> None:
             assert (path / "lock").read_text() == str(os.getpid())
 
 
-def test_on_a_full_disk_a_store_is_locked_by_whoever_can_name_himself_or_not() -> None:
+def test_on_a_full_disk_a_store_is_locked_whether_the_holder_can_be_written_or_not() -> None:
     """A server that is started again on a full disk must come up: it says what is the matter."""
     with folder() as path, pytest.MonkeyPatch.context() as patch:
         (path / "lock").write_text("1234567890")
