@@ -86,13 +86,10 @@ class BlockManager:
         return self._count_in(sequence, own, keys, blocks, tokens)
 
     def read_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier) -> int:
-        """Read records to the device now, as many of ``keys`` as are sound and find blocks; no step is in
-        flight.
+        """Read records to the device now, as many of ``keys`` as are sound and find blocks. No step is in
+        flight. Returns the tokens restored.
 
-        Returns the tokens restored.
-
-        ``keys``: see `Located.readable`. Blocks whose bytes a move that waits still reads or writes are passed
-        over.
+        ``keys``: see `Located.readable`. Blocks that a waiting move reads or writes are left out.
         """
         own = sequence.computed // self.block_tokens
         allocated = self._allocate(min(len(keys), self.pool.available), sequence)

@@ -105,7 +105,7 @@ class Leases:
             self._rank(sequence)
 
     def tick(self, now: float) -> None:
-        """End leases whose time is over, and restore sequences that are expected back."""
+        """End leases that are over, and restore sequences that are expected back."""
         if now >= self._ends:
             for sequence in list(self._held.values()):
                 if sequence.lease is not None and sequence.lease.until <= now:

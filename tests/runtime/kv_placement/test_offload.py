@@ -120,7 +120,7 @@ def test_what_comes_up_gives_way_on_the_device_to_a_turn_that_runs() -> None:
     assert 0 in here.ended
 
 
-def test_nothing_more_is_asked_of_the_disk_for_who_waits_no_longer() -> None:
+def test_nothing_more_is_asked_of_the_disk_for_a_turn_that_waits_no_longer() -> None:
     here = shelved()
     here.open(0, PROMPT)
     said = here.reply(0, 25)
