@@ -3,7 +3,7 @@
 Places for open sessions are shared in three steps. A tenant's limit is also its promise: so many places are
 set aside for it, whoever floods the rest. Of the rest half of an equal part is set aside for each known tenant
 that has no limit. What is left goes to the first to ask, and when all is taken, room comes from the tenant that
-holds most (max-min fairness, as `kvstore.shares` has it for records of KV).
+holds most (max-min fairness, as `kvstore.quotas` has it for records of KV).
 
 Counts; opens and ends nothing itself. Knows tenants by their salt alone.
 """
