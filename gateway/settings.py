@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 
-from ..sessions.journal.settings import JournalSettings
+from ..sessions.settings import JournalSettings
 from ..sessions.tools.formats import CallForm, ReasoningForm
 from .errors import NetworkInvalid
 

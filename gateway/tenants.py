@@ -28,8 +28,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from ..runtime.settings import TenantBudget
-from ..sessions.journal.settings import UNLIMITED, JournalShare
-from ..sessions.settings import TenantLimits
+from ..sessions.settings import UNLIMITED, JournalShare, TenantLimits
 from .auth import NAME, Keys, add_key, read_text, salt_of
 from .cli.sizes import bytes_of
 from .errors import KeysUnusable

@@ -54,7 +54,7 @@ class _Done:
     def tokens(self) -> list[Outcome]:
         """A token for each row that wants one, other ones in other sequences and places."""
         return [
-            None if row.sampling is None else hash((row.seq, row.first + row.count)) % VOCABULARY
+            [] if row.sampling is None else [hash((row.seq, row.first + row.count)) % VOCABULARY]
             for row in self.plan.rows
         ]
 

@@ -175,8 +175,8 @@ class Registry:
         return fork.at_rest and fork.session.log.durable
 
     async def tree(self, session_id: str, limit: int, after: str | None) -> Page:
-        """A page of this session's fork tree. Raises what ``SessionRegistry.family_page`` does."""
-        return await self._book.family_page(session_id, limit, after)
+        """A page of this session's fork tree. Raises what ``SessionRegistry.fork_tree_page`` does."""
+        return await self._book.fork_tree_page(session_id, limit, after)
 
     async def name(self, session_id: str, name: str) -> str:
         """Name a session. Raises what ``SessionRegistry.name`` does."""
@@ -189,7 +189,7 @@ class Registry:
         await self._whole(self._pruned(target, number, owner))
 
     async def _pruned(self, target: str, number: int | None, owner: bytes) -> None:
-        await self._book.settled(
+        await self._book.wait_for_reopening(
             owner
         )  # one that is coming back just now is among those below, or not at all
         live, holder = self._live.pop(target, None), self._holders.pop(target, None)
@@ -198,7 +198,7 @@ class Registry:
             holder.moved()
         try:
             if live is not None:
-                await self._book.close(target, settle=live.aclose)
+                await self._book.close(target, leave_readers=live.aclose)
         finally:
             await self._book.forget(target, number)
 
@@ -283,7 +283,9 @@ class Registry:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
-        leaving = asyncio.ensure_future(self._book.close(live.id, settle=live.aclose, interrupt=interrupt))
+        leaving = asyncio.ensure_future(
+            self._book.close(live.id, leave_readers=live.aclose, interrupt=interrupt)
+        )
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
         return leaving

@@ -50,11 +50,11 @@ class Moves:
         self._event_log.post([answer], NEWS)
 
     async def _asked(self, event: KeepingEvent) -> ServerEvent:
-        keeping = self._session.keeping
+        placement = self._session.placement
         match event:
             case client.SessionLease(priority=priority, ttl=ttl, returns_in=returns_in):
-                return self._conversation.kept(event, await keeping.lease(priority, ttl, returns_in))
+                return self._conversation.kept(event, await placement.lease(priority, ttl, returns_in))
             case client.SessionStage():
-                return self._conversation.kept(event, await keeping.stage())
+                return self._conversation.kept(event, await placement.stage())
             case client.SessionSettle(tier=tier):
-                return self._conversation.kept(event, await keeping.settle(disk=tier == "disk"))
+                return self._conversation.kept(event, await placement.settle(disk=tier == "disk"))

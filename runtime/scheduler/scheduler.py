@@ -40,7 +40,7 @@ from ..errors import (
     SequenceExists,
     SettingsInvalid,
 )
-from ..grammar.matcher import Compiler
+from ..grammar.matcher import Compiler, Matchers
 from ..grammar.queue import GrammarQueue
 from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.costs import CostBook
@@ -72,6 +72,7 @@ from ..tokens import TokenList, checked_tokens
 from .commit import Committer
 from .pending_moves import PendingMoves
 from .planner import Planner
+from .policy import policy_named
 from .preemption import Preemption
 from .prefill_budget import PrefillBudget
 from .queues import Queues
@@ -92,9 +93,10 @@ class Scheduler:
         disk: keeps records of ``tier`` below it.
         costs: of restoring and computing, as measured; without any all is restored.
         compiler: of grammars; without one they are refused.
+        matchers: where matchers go, and the runner finds them.
 
     Raises:
-        SettingsInvalid: pool or hasher are made for other numbers.
+        SettingsInvalid: pool or hasher are made for other numbers, or there is no such policy.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Scheduler:
         disk: DiskTier | None = None,
         costs: CostBook | None = None,
         compiler: Compiler | None = None,
+        matchers: Matchers | None = None,
     ) -> None:
         if pool.blocks != settings.blocks or hasher.block_tokens != settings.block_tokens:
             raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
@@ -114,18 +117,20 @@ class Scheduler:
         self.pool = pool
         self.tier = tier
         self.counters = Counters()
-        self._queues = queues = Queues()
+        policy = policy_named(settings.policy, settings.patience)
+        self._queues = queues = Queues(policy, self.counters)
+        self._matchers = Matchers() if matchers is None else matchers
         beside = costs is not None and costs.beside
         self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside=beside)
         self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers)
-        preemption = Preemption(settings, queues, blocks, self.counters)
+        preemption = Preemption(settings, policy, queues, blocks, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)
         self._planner = Planner(settings, queues, blocks, preemption, self._prefill_budget, self.counters)
         self._restore = Restore(queues, blocks, preemption, self.counters, disk, costs)
         self.offload = Offload(blocks, disk, self._restore)
         self._leases = Leases(settings, queues, blocks, self.offload)
         self._pending_moves = PendingMoves(queues, blocks, self.offload)
-        self._committer = Committer(queues, blocks, self.counters)
+        self._committer = Committer(policy, queues, blocks, self._matchers, self.counters)
         self._grammar_queue = GrammarQueue(compiler, queues)
         self._rows: list[Row] = []  # of turns that went on or ended without a step
 
@@ -252,6 +257,8 @@ class Scheduler:
         self._block_manager.surrender(sequence, keep=verb.keep_kv)
         if verb.keep_kv:
             self.offload.retire(sequence)
+        if sequence.turn is not None:
+            self._matchers.drop(sequence.turn.grammar)
         self._queues.close(sequence, now)
         return VerbReply(verb.request)
 

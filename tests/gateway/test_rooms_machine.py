@@ -26,9 +26,8 @@ from holdfast.sdk.frames.codec import decode_client
 from holdfast.sdk.frames.verbs import SessionFork
 from holdfast.sessions.errors import HandleUnknown, SessionLimit
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.registry import SessionRegistry
-from holdfast.sessions.settings import SessionSettings, TenantLimits
+from holdfast.sessions.settings import JournalSettings, SessionSettings, TenantLimits
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours

@@ -17,8 +17,7 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.gateway.tenants import ALLOWED, Allowance, Tenants
 from holdfast.runtime.link.messages import Hello
 from holdfast.runtime.settings import EngineSettings, TenantBudget
-from holdfast.sessions.journal.settings import UNLIMITED, JournalShare
-from holdfast.sessions.settings import TenantLimits
+from holdfast.sessions.settings import UNLIMITED, JournalShare, TenantLimits
 
 MIB = 1 << 20
 ENGINE = EngineSettings(model="pocket", device="cpu", kv_bytes=64 * MIB, max_sequences=16)

@@ -29,7 +29,7 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import GrammarStuck
-from holdfast.runtime.grammar.matcher import Compiler, Matcher
+from holdfast.runtime.grammar.matcher import Compiler, Matchers
 from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Outcome, Plan, RowFault
 from holdfast.runtime.scheduler.scheduler import Scheduler
@@ -119,7 +119,6 @@ class _Launched:
     outcomes: list[Outcome]
     ends_at: float
     previous: _Launched | None
-    tables: list[np.ndarray] = field(default_factory=list)
     masks: list[np.ndarray | None] = field(default_factory=list)
     tasks: list[_Task] = field(default_factory=list)
     row_tasks: list[_Task] = field(default_factory=list)
@@ -150,7 +149,9 @@ class FakeRunner:
         token_time: float = 1e-5,
         memory: SlotMemory | None = None,
         ledger: dict[bytes, int] | None = None,
+        grammars: Matchers | None = None,
     ) -> None:
+        self._grammars = grammars or Matchers()
         self.block_tokens = block_tokens
         self.vocab_size = vocab_size
         self.chance = chance
@@ -183,7 +184,7 @@ class FakeRunner:
         self._detonate(plan, self.launch_bombs, "at launch")
         self._ready_at = max(self._ready_at, self.clock) + self.step_time + self.token_time * plan.tokens
         previous = self._in_flight[-1] if self._in_flight else None
-        step = _Launched(plan, [None] * len(plan.rows), self._ready_at, previous)
+        step = _Launched(plan, [[] for _ in plan.rows], self._ready_at, previous)
         self._add_tasks(step)
         self._in_flight.append(step)
         if self.late:
@@ -233,8 +234,7 @@ class FakeRunner:
             after = moved + own + self._pending(self._saves, [copy.target])
             own.append(_Task(lambda copy=copy: self._copy(copy), after, moves=True))
         for number, row in enumerate(plan.rows):
-            step.tables.append(row.table.copy())  # the plan's is valid until launch returns
-            step.masks.append(self._mask(row.matcher))
+            step.masks.append(self._mask(row.grammar))
             after = own + [task for task in earlier if task.seq == row.seq]
             after += self._pending(self._loads, row.table.tolist())
             after += self._pending(self._saves, row.table[row.first // self.block_tokens :].tolist())
@@ -325,15 +325,16 @@ class FakeRunner:
         return int(folded.sum(dtype=np.uint64))
 
     def _compute(self, step: _Launched, number: int) -> None:
-        row, table = step.plan.rows[number], step.tables[number]
+        row = step.plan.rows[number]
+        table = row.table
         tokens = row.tokens.tolist()
         if row.fed_by is not None:
             assert step.previous is not None and not tokens
             fed = step.previous.outcomes[row.fed_by]
-            if not isinstance(fed, int):
+            if not isinstance(fed, list):
                 step.outcomes[number] = RowFault("fed by a row that failed")
                 return
-            tokens = [fed]
+            tokens = fed
         assert len(tokens) == row.count
         if not self.poison.isdisjoint(tokens):
             step.outcomes[number] = RowFault("poison")
@@ -349,22 +350,22 @@ class FakeRunner:
             drawn = draw(context, position, row.sampling, self.vocab_size)
             step.outcomes[number] = followed(drawn, step.masks[number])
 
-    def _mask(self, matcher: Matcher | None) -> np.ndarray | None:
-        if matcher is None:
+    def _mask(self, grammar: int | None) -> np.ndarray | None:
+        if grammar is None:
             return None
         words = np.zeros(-(-self.vocab_size // 64), dtype=np.int64)
-        matcher.fill(words)
+        self._grammars.fill(grammar, words)
         return np.unpackbits(words.view(np.uint8), bitorder="little")[: self.vocab_size]
 
 
 def followed(drawn: int, mask: np.ndarray | None) -> Outcome:
     """The first allowed token from ``drawn`` on, in a ring; `RowFault` where there is none."""
     if mask is None:
-        return drawn
+        return [drawn]
     allowed = np.flatnonzero(np.roll(mask, -drawn))
     if not len(allowed):
         return RowFault("no token is left", GrammarStuck.code)
-    return int((drawn + allowed[0]) % len(mask))
+    return [int((drawn + allowed[0]) % len(mask))]
 
 
 @dataclass(frozen=True)
@@ -402,10 +403,18 @@ def fake_engine(
     pool = BlockPool(settings.blocks, settings.block_tokens, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
     runner.setdefault("vocab_size", settings.vocab_size)
-    device = FakeRunner(settings.blocks, settings.block_tokens, chance=chance, memory=memory, **runner)  # type: ignore[arg-type]
+    matchers = Matchers()
+    device = FakeRunner(
+        settings.blocks,
+        settings.block_tokens,
+        chance=chance,
+        memory=memory,
+        grammars=matchers,
+        **runner,  # type: ignore[arg-type]
+    )
     tier = HostTier(memory) if memory is not None else None
     if disk is None or tier is None:
-        scheduler = Scheduler(settings, pool, hasher, SPACE, tier, compiler=compiler)
+        scheduler = Scheduler(settings, pool, hasher, SPACE, tier, compiler=compiler, matchers=matchers)
         return Engine(scheduler, device, debug=True, clock=clock), device
     disk.begin(tier, device if disk.near and settings.depth == 1 else None)
     scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk)  # type: ignore[arg-type]

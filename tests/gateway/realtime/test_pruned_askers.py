@@ -17,8 +17,8 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Client, ConnectionLost, ServerError, SessionLost
 from holdfast.sdk.frames.verbs import SessionFork, SessionPrune
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.registry import SessionRegistry
+from holdfast.sessions.settings import JournalSettings
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours

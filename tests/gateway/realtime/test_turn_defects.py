@@ -18,9 +18,9 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Client, SDKError, ServerError
 from holdfast.sessions.journal.journal import Journal
-from holdfast.sessions.journal.settings import JournalSettings
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.session import Session
+from holdfast.sessions.settings import JournalSettings
 from holdfast.sessions.text.eager_prefill import EagerPrefill
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted

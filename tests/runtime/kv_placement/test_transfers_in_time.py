@@ -116,5 +116,5 @@ def test_a_token_of_the_step_behind_a_prompt_waits_for_few_of_its_blocks(*, besi
         plan = scheduler.plan(0.0)
         assert plan is not None
         saves.append(len(plan.saves))
-        scheduler.commit(plan, [2 for _ in plan.rows], 0.0)
+        scheduler.commit(plan, [[2] for _ in plan.rows], 0.0)
     assert saves[:6] == ([0, 10, 0, 0, 0, 0] if beside else [0, *[FEW] * 5])
