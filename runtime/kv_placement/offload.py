@@ -15,7 +15,7 @@ from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ..sequence import Sequence
 from .block_manager import BlockManager
-from .restore import FETCH_POLL_SECONDS, Restore
+from .costs import CostBook
 
 IDLE_SECONDS = 2.0
 POLL_SECONDS = 0.002
@@ -26,11 +26,11 @@ MOST_LEAVING = 1024
 
 
 class Offload:
-    """Sends records from the host tier to ``disk``; ``restore`` brings them up again."""
+    """Sends records from the host tier to ``disk``; keeps ``costs`` when the engine ends."""
 
-    def __init__(self, block_manager: BlockManager, disk: DiskTier | None, fetching: Restore) -> None:
+    def __init__(self, block_manager: BlockManager, disk: DiskTier | None, costs: CostBook | None) -> None:
         self.disk = disk
-        self.restore = fetching
+        self._costs = costs
         self._block_manager = block_manager
         self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
         self._queue: OrderedDict[bytes, None] = OrderedDict()
@@ -69,18 +69,22 @@ class Offload:
 
     def close(self) -> None:
         """Save the measured costs, and close the disk."""
-        self.restore.costs.save()
+        if self._costs is not None:
+            self._costs.save()
         if self.disk is not None:
             self.disk.close()
 
     # --- time -------------------------------------------------------------------------------------------
 
+    def poll(self, now: float) -> None:
+        """Take the disk's answers."""
+        if self.disk is not None:
+            self.disk.poll(now)
+
     def tick(self, now: float) -> None:
-        """Take the disk's answers, go on with restores, and send down what is due."""
+        """Send down what is due."""
         if self.disk is None:
             return
-        self.disk.poll(now)
-        self.restore.tick(now)
         while self._idle:
             sequence, since = next(iter(self._idle.values()))
             if now < since + IDLE_SECONDS:
@@ -96,8 +100,6 @@ class Offload:
             return None
         if not self.disk.ready:
             return ABSENT_SECONDS
-        if self.restore:
-            return FETCH_POLL_SECONDS
         if self.disk.waiting or self._queue:
             return POLL_SECONDS
         if self._idle:
@@ -115,7 +117,7 @@ class Offload:
         if self.disk is None:
             return {}
         disk = {f"disk_{name}": value for name, value in asdict(self.disk.statistics()).items()}
-        return {**disk, "disk_queue": len(self._queue), "fetching": len(self.restore)}
+        return {**disk, "disk_queue": len(self._queue)}
 
     # --- inside -----------------------------------------------------------------------------------------
 

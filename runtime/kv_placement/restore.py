@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ..counters import Counters
-from ..scheduler.preemption import Preemption
 from ..scheduler.queues import Queues
 from ..sequence import Sequence
 from .block_manager import BlockManager
@@ -72,15 +71,17 @@ class _PendingRestore:
 
 
 class Restore:
-    """Restores records of ``disk`` for the sequences of ``queues``; ``costs`` decide what is computed
-    instead.
+    """Restores records of ``disk`` for the sequences of ``queues``.
+
+    ``relieve``: has so many blocks available for a sequence, at the cost of idle KV. ``costs``: decide what is
+    computed instead; without any, all is restored.
     """
 
     def __init__(
         self,
         queues: Queues,
         block_manager: BlockManager,
-        preemption: Preemption,
+        relieve: Callable[[int, Sequence, float], None],
         counters: Counters,
         disk: DiskTier | None,
         costs: CostBook | None = None,
@@ -89,7 +90,7 @@ class Restore:
         self.costs = costs or CostBook(None)
         self._queues = queues
         self._block_manager = block_manager
-        self._preemption = preemption
+        self._relieve = relieve
         self._counters = counters
         self._pending: dict[int, _PendingRestore] = {}
 
@@ -174,6 +175,15 @@ class Restore:
             self._queues.prefill.pop(sequence.id, None)
             self._queues.staged[sequence.id] = sequence
 
+    def due(self) -> float | None:
+        """Seconds until `tick` has something to do; None: never."""
+        waits = self._pending and self._disk is not None and self._disk.ready
+        return FETCH_POLL_SECONDS if waits else None
+
+    def statistics(self) -> dict[str, float]:
+        """Sequences that are being restored; empty without a disk."""
+        return {} if self._disk is None else {"fetching": len(self)}
+
     def tick(self, now: float) -> None:
         """Count the records that have come, and queue the turns that need not wait any longer."""
         if self._disk is not None:
@@ -208,7 +218,7 @@ class Restore:
             return []
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
-            self._preemption.relieve(len(keys), sequence, now)
+            self._relieve(len(keys), sequence, now)
         sequence.from_disk.update(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
         restored = self._block_manager.read_up(sequence, keys, disk)

@@ -30,10 +30,10 @@ def engine_of(settings: EngineSettings, memory: int) -> Iterator[Engine]:
     assert isinstance(engine, Engine)
     offload = engine.scheduler.offload
     assert offload.disk is not None
-    costs = offload.restore.costs
+    costs = engine.scheduler._restore.costs
     costs.measured = type(costs.measured)()  # so that nothing is computed instead
     while not offload.disk.ready:
-        offload.tick(time.monotonic())
+        engine.scheduler.tick(time.monotonic())
     yield engine
     engine.leave()
     disk_process.stop()
