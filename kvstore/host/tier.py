@@ -17,7 +17,7 @@ from math import ceil
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from ..errors import LeakFound, RecordDamaged, RecordMissing
+from ..errors import LeakFound, RecordCorrupt, RecordMissing
 from ..quotas import FairOrder
 from .slots import SlotMemory, SlotState
 
@@ -318,13 +318,13 @@ class HostTier:
         return True
 
     def get(self, key: bytes) -> Record:
-        """The record, whole and checked. Raises `RecordMissing`, `RecordDamaged`."""
+        """The record, whole and checked. Raises `RecordMissing`, `RecordCorrupt`."""
         damaged = self._damaged
         slot = self.find(key)
         if slot is not None:
             return Record(key, self._tokens[slot], self.memory.payload(slot))
         if self._damaged > damaged:
-            raise RecordDamaged(key, "its bytes are not those that were stored")
+            raise RecordCorrupt(key, "its bytes are not those that were stored")
         raise RecordMissing(key, "not held")
 
     def drop(self, key: bytes) -> None:

@@ -41,7 +41,7 @@ class Located:
         return [key for key, place in zip(self.keys, self.places, strict=True) if place == DISK]
 
     def readable(self, there: Callable[[bytes], bool]) -> list[bytes]:
-        """Keys of the longest beginning in the host tier or on disk and ``there``, none of it on the device."""
+        """Keys of the longest beginning with each record off the device, and in the host tier or ``there``."""
         found = []
         for key, place in zip(self.keys, self.places, strict=True):
             if place & DEVICE or not (place & HOST or there(key)):

@@ -146,8 +146,8 @@ class Transfers:
     def foresee_evictions(self, most: int) -> list[bytes]:
         """Keys of up to ``most`` records that the host tier evicts next and that are nowhere else.
 
-        On disk they count as used now, and not again when the host tier evicts them. Those that were foreseen
-        before and are no longer go first on disk, if they are above.
+        On disk they count as used now, and not again when the host tier evicts them. Records that were foreseen
+        by the last call, but are not any more, are evicted first on disk if a tier above has them.
         """
         tier, disk = self.tier, self.disk
         assert tier is not None and disk is not None
@@ -162,7 +162,7 @@ class Transfers:
         return list(leaving)
 
     def _note_evicted(self) -> None:
-        """On disk what the host tier evicted counts as used when that was foreseen, else now."""
+        """Count records that the host tier has evicted as used now on disk, unless that was foreseen."""
         for key in () if self.tier is None else self.tier.take_evicted():
             if self.disk is not None and key not in self._leaving:
                 self.disk.touch(key)

@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.disk.process import CRASHES
 from holdfast.kvstore.disk.record import RecordHeader, read_header
 from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed, StoreLocked, clear
-from holdfast.kvstore.errors import RecordDamaged, RecordMissing
+from holdfast.kvstore.errors import RecordCorrupt, RecordMissing
 
 SPACE = bytes(range(16))
 SIZE = 60_000
@@ -224,7 +224,7 @@ def test_every_bit_flip_in_a_value_is_found(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for number in range(40):
         if number in hit:
-            with pytest.raises(RecordDamaged):
+            with pytest.raises(RecordCorrupt):
                 read(store, number)
             assert key(number) not in store
         else:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.errors import LeakFound, RecordDamaged, RecordMissing
+from holdfast.kvstore.errors import LeakFound, RecordCorrupt, RecordMissing
 from holdfast.kvstore.host import tier as host
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
 from holdfast.kvstore.host.tier import HostTier, Record
@@ -170,7 +170,7 @@ def test_it_keeps_and_finds_a_record() -> None:
     record = tier.get(key)
     assert (record.tokens, bytes(record.payload)) == (3, content(key, 0))
     record.payload[9] ^= 1
-    with pytest.raises(RecordDamaged):
+    with pytest.raises(RecordCorrupt):
         tier.get(key)
     assert key not in tier
     statistics = tier.statistics()
