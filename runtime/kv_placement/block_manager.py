@@ -22,7 +22,10 @@ from .transfers import Transfers
 
 
 class BlockManager:
-    """Moves blocks between sequences and ``pool``; keys are made by ``hasher`` under ``namespace``."""
+    """Allocates, shares and releases ``pool``'s blocks for sequences.
+
+    Keys are made by ``hasher`` under ``namespace``; ``transfers`` saves and loads blocks.
+    """
 
     def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, transfers: Transfers) -> None:
         self.pool = pool

@@ -231,7 +231,9 @@ class Restore:
         sequence.found(adopted)
 
     def _ask(self, pending: _PendingRestore, disk: DiskTier, tier: HostTier, now: float) -> None:
-        """Ask the disk for the next records: as many as there may be slots for, or as one copy may take."""
+        """Ask the disk for the next records: as many as its share of slots holds; read directly, as many as are
+        copied at once.
+        """
         window = pending.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
         most = pending.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
         if pending.direct:
