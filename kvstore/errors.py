@@ -12,7 +12,7 @@
     │   └── LeakFound         an audit found blocks or slots that do not add up
     └── RecordUnavailable     a tier has no usable record under this key
         ├── RecordMissing     it holds none
-        └── RecordDamaged     it held one that failed its checks, and has dropped it
+        └── RecordCorrupt     it held one that failed its checks, and has dropped it
 """
 
 from __future__ import annotations
@@ -79,5 +79,5 @@ class RecordMissing(RecordUnavailable):
     """The tier holds no record under this key."""
 
 
-class RecordDamaged(RecordUnavailable):
+class RecordCorrupt(RecordUnavailable):
     """The tier held a record that failed its checks; it has dropped it."""

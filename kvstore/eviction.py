@@ -89,9 +89,7 @@ class EvictionOrder:
                 self._overflow(rank)
 
     def put_first(self, block: int) -> None:
-        """Add a block to be evicted before all others, since it is kept elsewhere too; a leased one is added
-        as ever.
-        """
+        """Add a block to be evicted before all others, as it is kept elsewhere too; a leased one: as `add`."""
         if block in self._returns:
             return self.add([block])
         self._ranks[0][block] = None

@@ -139,7 +139,9 @@ class Engine:
         offload.flush()
         end = self._clock() + LEAVE_SECONDS
         while offload.busy and self._clock() < end:
-            offload.tick(self._clock())
+            now = self._clock()
+            offload.poll(now)
+            offload.tick(now)
             time.sleep(POLL_SECONDS)
         offload.close()
 

@@ -74,7 +74,7 @@ class Tiered(Ours):
         engine = load_engine(settings, lambda done, what: None, Liveness(), memory, control).engine
         assert isinstance(engine, Engine)
         # Restoring is measured: never recompute instead.
-        engine.scheduler.offload.restore.costs = CostBook(None)
+        engine.scheduler._restore.costs = CostBook(None)
         self._engine = engine
         bind()  # as the engine's own process does
         self._until_ready()
@@ -192,10 +192,10 @@ class Tiered(Ours):
 
     def _flush(self) -> None:
         """Wait until everything in the host tier is on disk."""
-        shelving = self._engine.scheduler.offload
-        shelving.flush()
-        while shelving.busy:
-            shelving.tick(time.monotonic())
+        scheduler = self._engine.scheduler
+        scheduler.offload.flush()
+        while scheduler.offload.busy:
+            scheduler.tick(time.monotonic())
             time.sleep(0.001)
 
     def _have_above_disk(self) -> None:
@@ -210,8 +210,8 @@ class Tiered(Ours):
         end = time.monotonic() + READY_SECONDS
         while not self._disk.ready:
             if time.monotonic() > end:
-                raise RuntimeError("no shelf")
-            self._engine.scheduler.offload.tick(time.monotonic())
+                raise RuntimeError("no disk process")
+            self._engine.scheduler.tick(time.monotonic())
             time.sleep(0.01)
 
     def _forget_pages(self) -> None:

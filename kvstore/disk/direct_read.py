@@ -145,7 +145,7 @@ class DirectRead:
             yield at, run
 
     def _share_of(self, left: int) -> int:
-        """Most records of one run, where so many are left."""
+        """Most records in the next run, if ``left`` records are left."""
         return max(1, min(self._most_in_run, left // 4))
 
     def _read_run(self, run: list[RecordAt], blocks: Sequence[Parts]) -> int:

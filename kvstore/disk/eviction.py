@@ -60,8 +60,9 @@ class RecordEviction:
         (self._leased.update if on else self._leased.difference_update)(keys)
 
     def evicted(self, count: int, coming: Iterable[int], besides: Container[bytes]) -> list[bytes]:
-        """The ``count`` records to evict for new ones of the tenants ``coming``, none of ``besides``; they
-        stay in.
+        """The ``count`` records to evict for new ones of the tenants ``coming``, none of ``besides``.
+
+        They stay in until `remove`.
         """
         held = Counter(self.held()) + Counter(coming)
         first = by_largest(held, {t: self._keys(t, besides, leased=False) for t in self._queues})

@@ -37,7 +37,7 @@ _syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PayloadAt:
     """``offset``: of the payload in the file. ``header``: of the record."""
 
     offset: int
@@ -51,16 +51,16 @@ class PayloadOffsets:
         self._path = path
         self._fd: int | None = None
         self._begin = self._end = 0
-        self._places: dict[bytes, Place] = {}
+        self._known: dict[bytes, PayloadAt] = {}
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._places
+        return key in self._known
 
     def mapped(self, *, anew: bool = True) -> None:
         """The file was mapped, perhaps at another address; ``anew``: it may be another file."""
         if anew:
             self.close()
-            self._places.clear()
+            self._known.clear()
             with contextlib.suppress(OSError):
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._begin, self._end = _range_of(self._path)
@@ -72,7 +72,7 @@ class PayloadOffsets:
         Raises:
             OSError: the medium refused.
         """
-        place = self._places.get(key)
+        place = self._known.get(key)
         if place is None or self._fd is None:
             return None
         got = os.preadv(self._fd, [into], place.offset)
@@ -80,20 +80,20 @@ class PayloadOffsets:
 
     def load_pages(self, key: bytes, length: int) -> RecordHeader | None:
         """As `read`, but only brings the payload into the page cache, for another process to read."""
-        place = self._places.get(key)
+        place = self._known.get(key)
         if place is None or self._fd is None:
             return None
         return place.header if load_pages(self._fd, place.offset, length) else None
 
     def offset_of(self, key: bytes) -> int:
         """The payload's offset in the file; 0: unknown."""
-        place = self._places.get(key)
+        place = self._known.get(key)
         return 0 if place is None else place.offset
 
     @contextlib.contextmanager
     def searching(self, key: bytes) -> Iterator[None]:
         """For the time of a look-up: the kernel reads ahead, if the payload's offset is unknown."""
-        if key in self._places:
+        if key in self._known:
             yield
             return
         self._advise(MADV_NORMAL)
@@ -106,11 +106,11 @@ class PayloadOffsets:
         """Remember where ``payload`` lies, which is inside the map."""
         address = np.frombuffer(payload, dtype=np.uint8).ctypes.data
         if self._begin <= address < self._end:
-            self._places[key] = Place(address - self._begin, header)
+            self._known[key] = PayloadAt(address - self._begin, header)
 
     def forget(self, key: bytes) -> None:
         """Forget the key's offset."""
-        self._places.pop(key, None)
+        self._known.pop(key, None)
 
     def close(self) -> None:
         """Close the file."""

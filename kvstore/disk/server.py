@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import RecordDamaged, RecordUnavailable
+from ..errors import RecordCorrupt, RecordUnavailable
 from ..host.slots import SlotMemory
 from . import messages
 from .admin import clear_others, others, write_about
@@ -144,7 +144,7 @@ class DiskServer:
                 else:
                     continue
             except RecordUnavailable as error:
-                if isinstance(error, RecordDamaged):
+                if isinstance(error, RecordCorrupt):
                     log.warning("%s", error)
                 gone.append(at)
             except StoreFailed as error:

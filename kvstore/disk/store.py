@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import lmdb
 from xxhash import xxh3_64_intdigest
 
-from ..errors import KVStoreError, RecordDamaged, RecordMissing
+from ..errors import KVStoreError, RecordCorrupt, RecordMissing
 from ..system_limits import OUT_OF_DESCRIPTORS, errno_of, explained
 from .eviction import RecordEviction
 from .free_pages import ListUnreadable, punch_free_pages
@@ -119,7 +119,7 @@ class RecordStore:
         self._most = {tenant: cap // self._record_size for tenant, cap in (caps or {}).items()}
         self._order = RecordEviction()
         self._used: set[bytes] = set()  # read since the last batch
-        self._places = PayloadOffsets(folder / FILE)
+        self._offsets = PayloadOffsets(folder / FILE)
         self._stamp = 0
         self.ignored = 0
         try:
@@ -227,7 +227,7 @@ class RecordStore:
         self._used.clear()
         for key in (*gone, *evicted):
             self._order.remove(key)
-            self._places.forget(key)
+            self._offsets.forget(key)
         for record in fresh:
             self._order.add(record.key, record.tenant)
         return [*evicted, *refused]
@@ -247,28 +247,28 @@ class RecordStore:
 
     def offset_of(self, key: bytes) -> int:
         """The payload's offset in the file, 0 where it is unknown; a reader must check the bytes."""
-        return self._places.offset_of(key)
+        return self._offsets.offset_of(key)
 
     def get(self, key: bytes, into: memoryview) -> RecordHeader:
         """Copy the payload into ``into`` and check it there; from now on the record is the first to be evicted.
 
         Raises:
             RecordMissing: it is not here.
-            RecordDamaged: header or bytes are not what was stored; it is dropped.
+            RecordCorrupt: header or bytes are not what was stored; it is dropped.
             StoreFailed: the medium refused.
         """
-        header = self._get_by_place(key, into)
+        header = self._get_by_offset(key, into)
         if header is not None:
             self._order.move(key, last=False)
             return header
         try:
             with self._env.begin(buffers=True) as txn:
                 head = txn.get(key, db=self._headers)
-                with self._places.searching(key):
+                with self._offsets.searching(key):
                     body = txn.get(key, db=self._payloads)
                 header = None if head is None else read_header(head, key, self._space, self._length)
                 if header is not None and body is not None and len(body) == self._length:
-                    self._places.learn(key, body, header)
+                    self._offsets.learn(key, body, header)
                     into[:] = body
                 else:
                     header = None
@@ -279,7 +279,7 @@ class RecordStore:
             raise RecordMissing(key, "not on disk")
         if header is None or xxh3_64_intdigest(into) != header.digest:
             self.drop([key])
-            raise RecordDamaged(key, "its bytes on disk are not those that were stored")
+            raise RecordCorrupt(key, "its bytes on disk are not those that were stored")
         self._order.move(key, last=False)
         return header
 
@@ -292,9 +292,9 @@ class RecordStore:
             StoreFailed: the medium refused.
         """
         try:
-            if key not in self._places:
+            if key not in self._offsets:
                 self._look_for(key)
-            header = self._places.load_pages(key, self._length)
+            header = self._offsets.load_pages(key, self._length)
         except (OSError, lmdb.Error) as error:
             raise self._failed(error) from error
         if header is not None:
@@ -350,12 +350,12 @@ class RecordStore:
         for key in self.keys():
             try:
                 self.get(key, buffer)
-            except RecordDamaged:
+            except RecordCorrupt:
                 yield key
 
     def close(self) -> None:
         """Close the file and release the lock."""
-        self._places.close()
+        self._offsets.close()
         self._env.close()
         os.close(self._lock)
 
@@ -400,7 +400,7 @@ class RecordStore:
     def _forget(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             self._order.remove(key)
-            self._places.forget(key)
+            self._offsets.forget(key)
             self._used.discard(key)
 
     def _punch(self) -> int:
@@ -446,7 +446,7 @@ class RecordStore:
                 if not path.exists() or path.stat().st_size >= (info["last_pgno"] + 1) * page:
                     self._headers, self._payloads = env.open_db(b"headers"), env.open_db(b"payloads")
                     strange = self._read_order()
-                    self._places.mapped()
+                    self._offsets.mapped()
                     return strange
                 env.close()
             except (*TORN, lmdb.PanicError):
@@ -506,7 +506,7 @@ class RecordStore:
             self._env.set_mapsize(min(most, 2 * size))
         except (lmdb.Error, MemoryError) as error:  # of a limit on memory; what is mapped stays
             raise self._failed(error) from error
-        self._places.mapped(anew=False)
+        self._offsets.mapped(anew=False)
 
     def _failed(self, error: Exception) -> KVStoreError:
         """The error to raise. After it the environment is opened again, or the damaged file removed."""
@@ -527,10 +527,10 @@ class RecordStore:
             self._env.close()
             self._begin()
 
-    def _get_by_place(self, key: bytes, into: memoryview) -> RecordHeader | None:
+    def _get_by_offset(self, key: bytes, into: memoryview) -> RecordHeader | None:
         """Read the payload at its offset; None if that is unknown, or other bytes are there."""
         try:
-            header = self._places.read(key, into)
+            header = self._offsets.read(key, into)
         except OSError as error:
             raise StoreFailed(explained(error, f"the KV file {self.folder / FILE}")) from error
         return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
@@ -542,10 +542,10 @@ class RecordStore:
             header = None if head is None else read_header(head, key, self._space, self._length)
             if header is None:
                 return
-            with self._places.searching(key):
+            with self._offsets.searching(key):
                 body = txn.get(key, db=self._payloads)
             if body is not None and len(body) == self._length:
-                self._places.learn(key, body, header)
+                self._offsets.learn(key, body, header)
 
     def _find(self, headers: Iterable[RecordHeader]) -> None:
         """Look up the offsets of records just stored, while their pages are in memory."""
@@ -553,7 +553,7 @@ class RecordStore:
             for header in headers:
                 body = txn.get(header.key)
                 if body is not None:
-                    self._places.learn(header.key, body, header)
+                    self._offsets.learn(header.key, body, header)
 
     def _delete(self, txn: Any, key: bytes) -> None:
         txn.delete(key, db=self._headers)

@@ -119,6 +119,6 @@ class Registration:
 
 
 def _unregister(device: Device, memory: SlotMemory, registered: dict[int, int]) -> None:
-    """``memory`` is mapped until this is done."""
+    """Unregister all pieces. Takes ``memory`` so that it stays mapped until then."""
     device.unregister(registered.values())
     registered.clear()

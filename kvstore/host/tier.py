@@ -17,13 +17,13 @@ from math import ceil
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from ..errors import LeakFound, RecordDamaged, RecordMissing
+from ..errors import LeakFound, RecordCorrupt, RecordMissing
 from ..quotas import FairOrder
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
-"""Share of the memory, and most bytes, of free slots whose pages are taken ahead. Taking a page may cost ten
-times what filling it costs: a virtual machine returns freed pages to its host.
+"""Share of the memory, and most bytes, of free slots that have their pages. Taking a page may cost ten times
+what filling it costs: a virtual machine returns freed pages to its host.
 """
 
 
@@ -318,13 +318,13 @@ class HostTier:
         return True
 
     def get(self, key: bytes) -> Record:
-        """The record, whole and checked. Raises `RecordMissing`, `RecordDamaged`."""
+        """The record, whole and checked. Raises `RecordMissing`, `RecordCorrupt`."""
         damaged = self._damaged
         slot = self.find(key)
         if slot is not None:
             return Record(key, self._tokens[slot], self.memory.payload(slot))
         if self._damaged > damaged:
-            raise RecordDamaged(key, "its bytes are not those that were stored")
+            raise RecordCorrupt(key, "its bytes are not those that were stored")
         raise RecordMissing(key, "not held")
 
     def drop(self, key: bytes) -> None:

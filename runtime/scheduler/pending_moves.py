@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.offload import Offload
+from ..kv_placement.restore import Restore
 from ..link.messages import Moved, VerbReply
 from ..sequence import Sequence
 from .queues import Queues
@@ -39,10 +40,13 @@ class PendingMove:
 class PendingMoves:
     """All stages and settlings that somebody waits for. ``answers`` are for who asks next."""
 
-    def __init__(self, queues: Queues, block_manager: BlockManager, offload: Offload) -> None:
+    def __init__(
+        self, queues: Queues, block_manager: BlockManager, offload: Offload, restore: Restore
+    ) -> None:
         self._queues = queues
         self._block_manager = block_manager
         self._offload = offload
+        self._restore = restore
         self._running: list[PendingMove] = []
         self._answers: list[VerbReply] = []
 
@@ -87,7 +91,7 @@ class PendingMoves:
         sequence = move.sequence
         if self._used(sequence):
             return True
-        if self._offload.restore.awaits(sequence) or sequence.planned > sequence.computed:
+        if self._restore.awaits(sequence) or sequence.planned > sequence.computed:
             return False
         return idle or sequence.id not in self._queues.prefill
 

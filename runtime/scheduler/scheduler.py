@@ -126,10 +126,10 @@ class Scheduler:
         preemption = Preemption(settings, policy, queues, blocks, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)
         self._planner = Planner(settings, queues, blocks, preemption, self._prefill_budget, self.counters)
-        self._restore = Restore(queues, blocks, preemption, self.counters, disk, costs)
-        self.offload = Offload(blocks, disk, self._restore)
-        self._leases = Leases(settings, queues, blocks, self.offload)
-        self._pending_moves = PendingMoves(queues, blocks, self.offload)
+        self._restore = Restore(queues, blocks, preemption.relieve, self.counters, disk, costs)
+        self.offload = Offload(blocks, disk, costs)
+        self._leases = Leases(settings, queues, blocks, self._restore)
+        self._pending_moves = PendingMoves(queues, blocks, self.offload, self._restore)
         self._committer = Committer(policy, queues, blocks, self._matchers, self.counters)
         self._grammar_queue = GrammarQueue(compiler, queues)
         self._rows: list[Row] = []  # of turns that went on or ended without a step
@@ -300,6 +300,8 @@ class Scheduler:
     def tick(self, now: float) -> None:
         """Do what is due: answers of the disk, leases that end, KV that is expected back, grammars."""
         self._leases.tick(now)
+        self.offload.poll(now)
+        self._restore.tick(now)
         self.offload.tick(now)
         self._take_matchers(now)
 
@@ -354,7 +356,7 @@ class Scheduler:
         """Seconds until `tick` has something to do if nothing else happens; None: never."""
         pending_moves = POLL_SECONDS if self._pending_moves.busy else None
         grammars = self._grammar_queue.due() if not self._rows else 0.0
-        dues = (self.offload.due(now), self._leases.due(now), pending_moves, grammars)
+        dues = (self._restore.due(), self.offload.due(now), self._leases.due(now), pending_moves, grammars)
         return min((due for due in dues if due is not None), default=None)
 
     # --- what is here -----------------------------------------------------------------------------------
@@ -380,6 +382,7 @@ class Scheduler:
             **pool,
             **self._transfers.statistics(),
             **self.offload.statistics(),
+            **self._restore.statistics(),
             **self._leases.statistics(),
             **self._grammar_queue.statistics(),
             **asdict(self.counters),

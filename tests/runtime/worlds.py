@@ -491,7 +491,7 @@ class World:
             (held, returns), sequence = before[1][seq], self._queues[seq]
             if not held or sequence.turn or sequence.lease is None:  # over just now
                 continue
-            if self.scheduler.offload.restore.awaits(sequence):
+            if self.scheduler._restore.awaits(sequence):
                 continue
             stayed = [other for other, size in free.items() if size and other not in self.gave]
             assert not [other for other in stayed if free[other] == before[0].get(other)]

@@ -53,7 +53,7 @@ def holds(into: memoryview, number: int) -> bool:
 
 def lies_there(store: RecordStore, folder: Path, number: int) -> bool:
     data = (folder / "kv" / "data.mdb").read_bytes()
-    at = store._places._places[key(number)].offset
+    at = store._offsets._known[key(number)].offset
     return data[at : at + SIZE] == payload(number)
 
 
@@ -68,7 +68,7 @@ def test_each_payload_lies_where_it_was_put_while_the_file_grows_and_others_go(
     kept = [number for number in range(400) if key(number) in store]
     assert len(kept) == 400 - 70
     assert all(lies_there(store, tmp_path, number) for number in kept[::7])
-    assert store._places._places.keys() == {key(number) for number in kept}, "nothing of what is gone"
+    assert store._offsets._known.keys() == {key(number) for number in kept}, "nothing of what is gone"
 
 
 def test_what_another_process_left_is_found_when_it_is_read(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_what_another_process_left_is_found_when_it_is_read(tmp_path: Path) -> N
     put(first, *range(8))
     first.close()
     again = RecordStore(tmp_path / "kv", SPACE, SIZE, 1000 * ROOM)
-    assert key(3) not in again._places
+    assert key(3) not in again._offsets
     into = memoryview(bytearray(SIZE))
     again.get(key(3), into)
     assert holds(into, 3) and lies_there(again, tmp_path, 3)
@@ -85,7 +85,7 @@ def test_what_another_process_left_is_found_when_it_is_read(tmp_path: Path) -> N
 
 def test_a_wrong_place_costs_time_and_no_byte(store: RecordStore, tmp_path: Path) -> None:
     put(store, *range(4))
-    known = store._places._places
+    known = store._offsets._known
     known[key(1)] = replace(known[key(1)], offset=1 << 40)
     known[key(2)] = replace(known[key(2)], offset=known[key(3)].offset)
     into = memoryview(bytearray(SIZE))
@@ -136,7 +136,7 @@ def test_what_cannot_be_brought_is_for_get_to_judge(
     store: RecordStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store, *range(3))
-    known = store._places._places
+    known = store._offsets._known
     known[key(1)] = replace(known[key(1)], offset=1 << 40)
     assert store.load_pages(key(1)) is None, "the file ends before"
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.errors import LeakFound, RecordDamaged, RecordMissing
+from holdfast.kvstore.errors import LeakFound, RecordCorrupt, RecordMissing
 from holdfast.kvstore.host import tier as host
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
 from holdfast.kvstore.host.tier import HostTier, Record
@@ -170,7 +170,7 @@ def test_it_keeps_and_finds_a_record() -> None:
     record = tier.get(key)
     assert (record.tokens, bytes(record.payload)) == (3, content(key, 0))
     record.payload[9] ^= 1
-    with pytest.raises(RecordDamaged):
+    with pytest.raises(RecordCorrupt):
         tier.get(key)
     assert key not in tier
     statistics = tier.statistics()
@@ -324,7 +324,7 @@ def test_what_is_above_gives_way_first_and_says_when_it_leaves() -> None:
     tier.audit()
 
 
-def test_a_spare_record_takes_a_free_slot_or_that_of_another_and_nobody_elses() -> None:
+def test_a_spare_record_takes_a_free_slot_or_that_of_another_spare_one() -> None:
     tier = HostTier(memory_of(2))
     keys = [bytes([number + 1]) * 16 for number in range(4)]
     spare = tier.reserve(keys[0], 4, spare=True)

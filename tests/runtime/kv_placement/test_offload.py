@@ -120,7 +120,7 @@ def test_what_comes_up_gives_way_on_the_device_to_a_turn_that_runs() -> None:
     assert 0 in here.ended
 
 
-def test_nothing_more_is_asked_of_the_disk_for_who_waits_no_longer() -> None:
+def test_nothing_more_is_asked_of_the_disk_for_a_turn_that_waits_no_longer() -> None:
     here = shelved()
     here.open(0, PROMPT)
     said = here.reply(0, 25)
@@ -129,12 +129,12 @@ def test_nothing_more_is_asked_of_the_disk_for_who_waits_no_longer() -> None:
     here.restart()
     here.open(0, [*PROMPT, *said, 7])
     here.generate(0, 2)
-    (awaited,) = here.scheduler.offload.restore._awaited.values()
+    (awaited,) = here.scheduler._restore._pending.values()
     assert awaited.asked < len(awaited.keys)
     here.stop(0)
     here.step()
     assert len(awaited.keys) == awaited.asked
-    while here.scheduler.offload.restore._awaited:
+    while here.scheduler._restore._pending:
         here.step()
     here.reply(0, 3)
 
@@ -239,7 +239,7 @@ def test_a_staged_sequence_is_computed_when_its_turn_begins() -> None:
     here.run()
     here.evict(0)
     assert isinstance(here.engine.apply(Stage(here._next(), 0)), VerbReply)
-    while here.scheduler.offload.restore._awaited:
+    while here.scheduler._restore._pending:
         here.step()
     here.run()
     assert here.state(0).computed == len(PROMPT) - 1
@@ -258,7 +258,7 @@ def test_a_slow_disk_and_the_device_meet_in_the_middle() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    here.scheduler.offload.restore.costs.measured = SLOW_DISK
+    here.scheduler._restore.costs.measured = SLOW_DISK
     records, here.disk.records = here.disk.records, {}  # nothing is fetched before the turn
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
@@ -283,18 +283,18 @@ def test_nothing_more_is_asked_for_a_turn_that_is_closed_before_it_meets_what_co
     here.restart()
     assert here.disk is not None
     here.disk._chance = Willing()
-    here.scheduler.offload.restore.costs.measured = SLOW_DISK
+    here.scheduler._restore.costs.measured = SLOW_DISK
     records, here.disk.records = here.disk.records, {}
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
     here.generate(0, 2)
     assert here._queues[0].compute_until
-    (awaited,) = here.scheduler.offload.restore._awaited.values()
+    (awaited,) = here.scheduler._restore._pending.values()
     assert awaited.asked < len(awaited.keys)
     here.close(0)
     for _ in range(4):
         here.step()
-    assert not here.scheduler.offload.restore._awaited
+    assert not here.scheduler._restore._pending
     assert here.disk.fetched <= awaited.asked < len(records)
 
 
@@ -305,7 +305,7 @@ def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    here.scheduler.offload.restore.costs.measured = Measured(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
+    here.scheduler._restore.costs.measured = Measured(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
     records, here.disk.records = here.disk.records, {}
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
