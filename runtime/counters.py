@@ -34,3 +34,13 @@ class Counters:
     stalls: int = 0
     copies: int = 0
     isolations: int = 0
+
+    def landed(self, computed: int, prefilled: int, recomputed: int) -> None:
+        """A row computed so many tokens, of these so many for the first time and so many again."""
+        self.computed += computed
+        self.prefilled += prefilled
+        self.recomputed += recomputed
+
+    def drawn(self, tokens: int) -> None:
+        """A row sampled so many tokens."""
+        self.sampled += tokens

@@ -71,7 +71,7 @@ class Leases:
                 return Receipt(Grant.DENIED, 0, 0.0, 0.0 if wish.returns_in is None else returns_in, 0, 0)
             grant = Grant.GRANTED if (asked, back) == (0.0, returns_in) else Grant.CLIPPED
             return Receipt(grant, 0, 0.0, returns_in, 0, 0)
-        sequence.lease = GrantedLease(priority, now + ttl, now + returns_in, 0, 0)
+        sequence.grant(GrantedLease(priority, now + ttl, now + returns_in, 0, 0))
         self._held[sequence.id] = sequence
         self._ends = min(self._ends, now + ttl)
         self._expect(sequence, now + returns_in, now)
@@ -91,16 +91,16 @@ class Leases:
         blocks = min(self._block_manager.blocks_for(len(sequence.tokens)), self._room(sequence))
         records = min(len(names), self._slots(sequence))
         self._count(sequence, blocks, records)
-        sequence.lease = replace(promise, blocks=blocks, records=records)
+        sequence.grant(replace(promise, blocks=blocks, records=records))
         self._block_manager.transfers.lease(sequence.id, names[:records], promise.returns)
 
     def end(self, sequence: Sequence) -> None:
         """The lease, if there is one, is over."""
-        sequence.returns = None
+        sequence.expect_return(None)
         if sequence.lease is not None:
             del self._held[sequence.id]
             self._count(sequence, -sequence.lease.blocks, -sequence.lease.records)
-            sequence.lease = None
+            sequence.grant(None)
             self._block_manager.transfers.lease(sequence.id, [], 0.0)
             self._rank(sequence)
 
@@ -129,7 +129,7 @@ class Leases:
     def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
         """It comes back then; None: nobody knows. Who may be back any moment is not brought up for that: what
         it holds it keeps, and what it was made to give, or gave by itself, it asks for when it is here."""
-        sequence.returns = returns
+        sequence.expect_return(returns)
         if returns is not None and (sequence.lease is not None or returns > now + LEAD_SECONDS):
             heappush(self._expected, (returns, next(self._said), sequence))
             if len(self._expected) > 2 * len(self._queues.sequences) + SPARE:
@@ -151,7 +151,7 @@ class Leases:
         only said when it comes may be late, and lose that again."""
         fetching = self._offload.restore
         if sequence.turn is None and (sequence.lease is not None or fetching.finds(sequence)):
-            sequence.needs_lookup = True
+            sequence.look_up()
             self._queues.touch(sequence, now)
             fetching.stage(sequence, now)
 

@@ -109,7 +109,7 @@ class Restore:
         if disk.reads_directly and (began is None or began.sequence is not sequence):
             before = disk.reading_seconds
             self._read(sequence, disk, tier, disk.offset_known, now)
-            sequence.restore_seconds += disk.reading_seconds - before
+            sequence.from_tiers.wait(disk.reading_seconds - before)
         meets, skipped = self._meeting(sequence, disk)
         direct &= disk.reads_directly and not meets
         if (
@@ -129,10 +129,10 @@ class Restore:
         self._ask(awaited, disk, tier, now)
         if not awaited.asked:
             return False
-        sequence.from_disk.update(keys)
+        sequence.from_tiers.expect(keys)
         self._awaited[sequence.id] = awaited
         if meets:
-            sequence.compute_until = meets
+            sequence.from_tiers.stop_at(meets)
         return not meets
 
     def line_up(self, sequence: Sequence, now: float) -> None:
@@ -152,7 +152,7 @@ class Restore:
         size = self._block_manager.block_tokens
         held = Restorable(first * size, tuple(on_disk), size, tier.memory.block_bytes)
         count = blocks_to_compute(held, costs)
-        sequence.chosen = count * size
+        sequence.from_tiers.choose(count * size)
         if any(on_disk[:count]) and not (costs.beside and any(on_disk[count:])):
             self.costs.passed_over()
         if count == len(
@@ -202,7 +202,7 @@ class Restore:
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
             self._preemption.relieve(len(keys), sequence, now)
-        sequence.from_disk.update(key for key in keys if key not in tier)
+        sequence.from_tiers.expect(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
         restored = self._block_manager.read_up(sequence, keys, disk)
         self._counters.restored += restored
@@ -211,7 +211,7 @@ class Restore:
     def _adopt(self, sequence: Sequence) -> None:
         adopted = self._block_manager.adopt(sequence)
         self._counters.adopted += adopted
-        sequence.found(adopted)
+        sequence.count_found(adopted)
 
     def _ask(self, awaited: _Awaited, disk: DiskTier, tier: HostTier, now: float) -> None:
         """Ask for the next records: as many as may give up their slots for these, or for a while to copy."""
@@ -238,14 +238,14 @@ class Restore:
             awaited.stirred = now
         if not self._wanted(awaited.sequence):
             awaited.cut()
-            awaited.sequence.compute_until = None
+            awaited.sequence.from_tiers.stop_at(None)
         elif awaited.direct and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier, now):
             return self._turn_to_slots(awaited, now)
         if not awaited.broken and now <= awaited.stirred + FETCH_SECONDS:
             self._ask(awaited, disk, tier, now)
         met = self._met(awaited)
         if met and awaited.arrived > awaited.moved:
-            awaited.sequence.needs_lookup = True
+            awaited.sequence.look_up()
         over = awaited.arrived == len(awaited.keys) and met
         if over or now > awaited.stirred + FETCH_SECONDS:
             self._arrived(awaited, tier, now)
@@ -271,7 +271,7 @@ class Restore:
     def _turn_to_slots(self, began: _Awaited, now: float) -> None:
         """What is not on the device yet comes by way of the host tier, if it is to come at all."""
         sequence = began.sequence
-        sequence.restore_seconds += now - began.since
+        sequence.from_tiers.wait(now - began.since)
         if not self.fetch(sequence, now, direct=False):
             if self._awaited[sequence.id] is began:
                 del self._awaited[sequence.id]
@@ -302,28 +302,33 @@ class Restore:
         """Whether it still waits: it was not stopped, closed, or taken for another."""
         queues = self._queues
         waits = queues.restoring.get(sequence.id) is sequence or queues.staged.get(sequence.id) is sequence
-        meets = sequence.compute_until is not None and queues.sequences.get(sequence.id) is sequence
+        meets = (
+            sequence.from_tiers.compute_until is not None and queues.sequences.get(sequence.id) is sequence
+        )
         return waits or meets
 
     def _met(self, awaited: _Awaited) -> bool:
         """Whether the turn has been computed up to what was fetched, or never will be."""
         sequence = awaited.sequence
-        return sequence.compute_until is None or sequence.computed >= sequence.compute_until
+        return (
+            sequence.from_tiers.compute_until is None
+            or sequence.computed >= sequence.from_tiers.compute_until
+        )
 
     def _arrived(self, awaited: _Awaited, tier: HostTier, now: float) -> None:
         sequence = awaited.sequence
         del self._awaited[sequence.id]
-        sequence.compute_until = None
+        sequence.from_tiers.stop_at(None)
         whole = awaited.arrived == len(awaited.keys) and not awaited.broken
         if whole and (self.costs.beside or not awaited.compute_until):
             self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, awaited.stirred - awaited.since)
         if self._queues.sequences.get(sequence.id) is sequence:
-            sequence.restore_seconds += now - awaited.since
+            sequence.from_tiers.wait(now - awaited.since)
             self._let_go(sequence, now)
 
     def _let_go(self, sequence: Sequence, now: float) -> None:
         """It waits for the disk no longer."""
-        sequence.needs_lookup = True
+        sequence.look_up()
         if self._queues.restoring.pop(sequence.id, None) is not None:
             self._queues.enqueue(sequence)
         elif sequence.turn is None:

@@ -54,8 +54,8 @@ class PendingMoves:
     def of_stage(self, request: int, sequence: Sequence, now: float) -> PendingMove:
         """The move of a sequence that is about to be staged: some of it may come at once."""
         move = PendingMove(request, sequence, now, settling=False)
-        move.computed = sequence.prefilled + sequence.recomputed
-        move.host, move.disk = sequence.host, sequence.disk
+        move.computed = sequence.work.total
+        move.host, move.disk = sequence.from_tiers.host, sequence.from_tiers.disk
         return move
 
     def of_settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> PendingMove:
@@ -94,9 +94,9 @@ class PendingMoves:
     def _whence(self, move: PendingMove, now: float) -> Moved:
         sequence = move.sequence
         left = sequence.computed  # what came twice, since it was taken in between, counts once
-        disk = min(left, max(0, sequence.disk - move.disk))
-        host = min(left - disk, max(0, sequence.host - move.host - disk))
-        computed = min(left - disk - host, max(0, sequence.prefilled + sequence.recomputed - move.computed))
+        disk = min(left, max(0, sequence.from_tiers.disk - move.disk))
+        host = min(left - disk, max(0, sequence.from_tiers.host - move.host - disk))
+        computed = min(left - disk - host, max(0, sequence.work.total - move.computed))
         return Moved(left - disk - host - computed, host, disk, computed, now - move.since)
 
     # --- down -------------------------------------------------------------------------------------------

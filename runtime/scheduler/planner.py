@@ -115,10 +115,10 @@ class Planner:
         """
         if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
-        sequence.needs_lookup = False
+        sequence.look_up(False)
         adopted = self._block_manager.adopt(sequence)
         self._counters.adopted += adopted
-        sequence.found(adopted)
+        sequence.count_found(adopted)
         keys = self._block_manager.residency.locate(sequence).in_host()
         if not keys:
             return True
@@ -126,13 +126,14 @@ class Planner:
             self._preemption.relieve(len(keys), sequence, now)
         room, coming = self._pool.available, self._pool.statistics().fenced
         if room < len(keys):
-            sequence.needs_lookup = True  # the rest another time
+            sequence.look_up()  # the rest another time
             if coming and room + coming >= len(keys):
                 self._counters.stalls += 1
                 return False
         most = self._at_once(len(keys))
         self._counters.restored += self._block_manager.restore(sequence, keys[: min(room, most)])
-        sequence.needs_lookup |= most < len(keys)
+        if most < len(keys):
+            sequence.look_up()
         # The rest comes in the next step, if this one carries anything: of damaged records it does not.
         return most >= min(room, len(keys)) or not self._block_manager.transfers.waiting
 

@@ -185,8 +185,7 @@ class Scheduler:
         sequence = self._idle(verb.seq, verb.expect_length)
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(sequence.total + len(tokens))
-        sequence.extend(tokens)
-        sequence.turn_expected = verb.turn_expected
+        sequence.extend(tokens, turn_expected=verb.turn_expected)
         self._queues.touch(sequence, now)
         self._restore.stage(sequence, now)
         return sequence.state
@@ -272,7 +271,7 @@ class Scheduler:
         """Bring up what lower tiers hold of an idle sequence, and compute the rest."""
         sequence = self._idle(verb.seq)
         move = self._pending_moves.of_stage(verb.request, sequence, now)  # before any of it comes at once
-        sequence.needs_lookup = True
+        sequence.look_up()
         self._queues.touch(sequence, now)
         self._restore.stage(sequence, now)
         if not verb.wait:
@@ -429,7 +428,7 @@ class Scheduler:
         if sequence.turn is not None:
             self._committer.end(sequence, now)
             self._rest(now)
-        sequence.epoch += 1
+        sequence.halt()
 
     def _rest(self, now: float) -> None:
         """Turns have ended: leases cover what the sequences are now, and in a while their KV goes to disk."""
