@@ -38,7 +38,7 @@ from .kv_placement.tier_setup import costs_file, disk_tier, host_bytes, host_mem
 from .link.engine_end import LoadedEngine, Progress
 from .link.heartbeat import LOAD_STALL, Liveness
 from .link.messages import Hello, Phase
-from .model.defaults import read_defaults
+from .model.config import read_defaults
 from .model.load import LoadedModel, device_named, load_model
 from .scheduler.scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings

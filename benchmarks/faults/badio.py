@@ -116,7 +116,7 @@ async def _journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: 
     from ...sessions.journal.journal import Journal
     from ...sessions.journal.records import EventReceived, SessionSnapshot
     from ...sessions.journal.replay import condensed
-    from ...sessions.journal.settings import JournalSettings
+    from ...sessions.settings import JournalSettings
 
     settings = JournalSettings(
         segment_bytes=32 << 10,
@@ -165,9 +165,8 @@ async def _round(
     acknowledged: dict[int, list[str]],
     found: dict[str, Any],
 ) -> None:
-    from ...sessions.journal.changes import Drop
-    from ...sessions.journal.log import JournaledLog
-    from ...sessions.journal.records import EventReceived, Keyring, SessionRecord
+    from ...sessions.journal.journal import JournaledLog
+    from ...sessions.journal.records import Drop, EventReceived, Keyring, SessionRecord
 
     record = SessionRecord(id=f"s{round_}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     log = JournaledLog.begin(book, record)

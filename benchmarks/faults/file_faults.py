@@ -24,12 +24,22 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed
 from holdfast.kvstore.errors import RecordUnavailable
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
-from holdfast.sessions.journal.changes import Append, Change, Drop, Put
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import EventReceived, HandleRecord, Keyring, SessionRecord
-from holdfast.sessions.journal.settings import JournalSettings
-from holdfast.sessions.journal.store import JournalStore, Table, key_of
+from holdfast.sessions.journal.records import (
+    Append,
+    Change,
+    Drop,
+    EventReceived,
+    HandleRecord,
+    Keyring,
+    Put,
+    SessionRecord,
+    Table,
+    key_of,
+)
+from holdfast.sessions.journal.segment import offset_of, slot_of
+from holdfast.sessions.journal.store import JournalStore
+from holdfast.sessions.settings import JournalSettings
 
 from .crowd import Tally
 

@@ -15,18 +15,16 @@ from pathlib import Path
 import msgspec
 
 from ..errors import RecordDamaged, SessionError, StorageUnavailable, StoreUnusable
-from . import identity, legacy
-from .disk import Disk
-from .lock import StoreLock
+from ..settings import JournalSettings
+from . import legacy
+from .folder import FOLDER, IDENTITY, Disk, Identity, StoreLock, read_identity, write_identity
 from .logs import NAME, Findings, LogFolder
 from .opening import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
-from .records import AnyOperation, Keyring, SessionSnapshot
-from .replay import replay
+from .records import AnyOperation, Keyring, SessionSnapshot, session_extra
+from .replay import quiet, replay
 from .segment import Fresh, Kind
-from .settings import JournalSettings
-from .snapshot import quiet
-from .state import DIGEST_BYTES, SessionState, session_extra
-from .store import FOLDER, JournalStore, segment_bytes
+from .state import DIGEST_BYTES, SessionState
+from .store import JournalStore
 
 SETTINGS = JournalSettings(max_bytes=1 << 62)
 LOCK_SECONDS = 1.0
@@ -71,20 +69,20 @@ def verify(root: Path, damage: list[str]) -> Iterator[str]:
     for place in places(root):
         known = _known(place)
         with closing(opened(place)) as store:
-            found = [*_damage(store), *_differs(identity.lasting(known, _known(place)), store)]
+            found = [*_damage(store), *_differs(known and known.without_removed(_known(place)), store)]
             yield f"{_account(place, store)}, {len(found)} damaged"
             yield from (f"  damaged: {line}" for line in found)
             damage += found
 
 
-def _known(place: Path) -> identity.Identity | None:
+def _known(place: Path) -> Identity | None:
     """What the second place says, if it can be read."""
     with suppress(ValueError):
-        return identity.read(place)
+        return read_identity(place)
     return None
 
 
-def _differs(known: identity.Identity | None, store: JournalStore) -> list[str]:
+def _differs(known: Identity | None, store: JournalStore) -> list[str]:
     """What the second place says is not there."""
     line = "" if known is None else store.mismatch(known)
     return [line] if line else []
@@ -134,7 +132,7 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     fresh = place / REPAIRED
     shutil.rmtree(fresh, ignore_errors=True)
     model = store.logs.header.model
-    logs, _ = LogFolder.open(fresh, model, segment_bytes(SETTINGS), Disk())
+    logs, _ = LogFolder.open(fresh, model, SETTINGS.log_bytes, Disk())
     logs.generation = store.generation
     told: list[str] = []
     damaged = set(store.damaged())
@@ -154,8 +152,8 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
                 _copy(store, logs, state)
         logs.append([Fresh(0, store.generation, Kind.START, b"")])
         numbers = [one.number for one in logs.logs.values()]
-        known = identity.identity_of(logs.header, store.generation, logs.next_sequence, numbers)
-        identity.write(place, known, Disk())
+        known = Identity.of(logs.header, store.generation, logs.next_sequence, numbers)
+        write_identity(place, known, Disk())
     except StorageUnavailable as fault:
         raise StoreUnusable(f"{place / FOLDER} cannot be repaired: {fault.message}") from None
     finally:
@@ -307,11 +305,11 @@ def backup(root: Path, target: Path) -> Iterator[str]:
         copy = target / place.relative_to(root)
         try:
             (copy / FOLDER).mkdir(parents=True, mode=0o700)
-            if (place / identity.FILE).is_file():
-                shutil.copy(place / identity.FILE, copy)  # before the logs: these may be ahead, never behind
+            if (place / IDENTITY).is_file():
+                shutil.copy(place / IDENTITY, copy)  # before the logs: these may be ahead, never behind
             _copy_logs(place / FOLDER, copy / FOLDER)
-            if (known := identity.lasting(_known(copy), _known(place))) is not None:
-                identity.write(copy, known, Disk())
+            if (known := _known(copy)) is not None:
+                write_identity(copy, known.without_removed(_known(place)), Disk())
         except OSError as fault:
             raise StoreUnusable(f"{place / FOLDER} cannot be copied: {fault}") from None
         with closing(opened(copy)) as store:

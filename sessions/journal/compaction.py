@@ -17,8 +17,7 @@ import numpy as np
 from ..errors import RecordDamaged
 from . import segment
 from .logs import Log, LogFolder
-from .places import HIT, place_of
-from .segment import ENTRY, GROUP_END, LOG_START, LOST, Kind
+from .segment import ENTRY, GROUP_END, HIT, LOG_START, LOST, Kind, place_of
 from .state import Sessions
 
 SLICE_BYTES = 256 << 10  # read and written in one go: some milliseconds

@@ -35,14 +35,11 @@ import numpy as np
 import xxhash
 
 from ..errors import RecordDamaged, StoreForeign, StoreNewer, StoreUnusable
-from . import identity
-from .disk import Disk
+from ..settings import JournalSettings
+from .folder import FOLDER, IDENTITY, Disk, read_identity
 from .logs import LogFolder, named
-from .records import AnyOperation, HandleRecord, Keyring, SessionRecord, SessionSnapshot
+from .records import AnyOperation, HandleRecord, Keyring, SessionRecord, SessionSnapshot, session_extra
 from .segment import LOST, Fresh, Kind
-from .settings import JournalSettings
-from .state import session_extra
-from .store import FOLDER, segment_bytes
 
 log = logging.getLogger(__name__)
 
@@ -148,15 +145,15 @@ def _has_begun(folder: Path, settings: JournalSettings) -> bool:
 
     `identity` alone does not tell: it may be that of a journal which was here before the old file.
     """
-    if not (folder / identity.FILE).exists():
+    if not (folder / IDENTITY).exists():
         return False
-    logs, parts = LogFolder.open(folder / FOLDER, b"", segment_bytes(settings), Disk(), write=False)
+    logs, parts = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
     logs.close()
     kinds = [part.entries["word"] >> np.uint64(8) & np.uint64(0xFF) for part in parts]
     if logs.generation or any((one == Kind.START).any() for one in kinds):
         return True
     with suppress(ValueError):
-        known = identity.read(folder)
+        known = read_identity(folder)
         return known is not None and known.store == logs.header.store
     return False
 
@@ -170,7 +167,7 @@ def _put_away(folder: Path) -> None:
 def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSettings) -> Migration:
     """A new journal in ``folder``, with all that can be read."""
     shutil.rmtree(folder, ignore_errors=True)
-    logs, _ = LogFolder.open(folder, model, segment_bytes(settings), _Later())
+    logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
     moved = Migration()
     try:
         sessions = {_number(key): value for key, value in reader.records("sessions", SessionRecord)}

@@ -6,14 +6,13 @@ import logging
 import os
 from pathlib import Path
 
-from ..errors import StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
-from . import identity
-from .disk import Disk
+from ..errors import StoreForeign, StoreNewer, StoreUnusable
+from ..settings import JournalSettings
+from .folder import FOLDER, IDENTITY, Disk, Identity, read_identity
 from .legacy import FILE, migrate
 from .logs import LogFolder
 from .segment import FORMAT
-from .settings import JournalSettings
-from .store import FOLDER, JournalStore, segment_bytes
+from .store import JournalStore
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +83,14 @@ def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
     if not (folder / REPAIRED).is_dir():
         return False
     try:
-        known = identity.read(folder)
+        known = read_identity(folder)
     except ValueError:
         return False
     if known is None:
         return False
     stores: list[bytes] = []
     for name in (FOLDER, REPAIRED):
-        logs, _ = LogFolder.open(folder / name, b"", segment_bytes(settings), Disk(), write=False)
+        logs, _ = LogFolder.open(folder / name, b"", settings.log_bytes, Disk(), write=False)
         logs.close()
         stores.append(logs.header.store)
     return stores[0] != known.store == stores[1]
@@ -100,30 +99,24 @@ def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
 def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStore:
     """The store in ``folder``, compared with what the second place says of it, and begun."""
     unreadable = ""
-    known: identity.Identity | None = None
+    known: Identity | None = None
     try:
-        known = identity.read(folder)
+        known = read_identity(folder)
     except ValueError as fault:
         unreadable = (
-            f"{identity.FILE} cannot be read ({fault}): nobody can tell whether this is the journal of the "
+            f"{IDENTITY} cannot be read ({fault}): nobody can tell whether this is the journal of the "
             "last start"
         )
     if known is not None and known.model != model:
         known = None  # of another model's journal, which was here once
     store = JournalStore.open(folder, model, settings, known=None if known is None else known.header())
-    try:
+    with store.closed_on_failure():
         for line in [*store.logs.vanished, *_left(folder)]:
             store.mismatches.append(line)
         if line := unreadable or store.mismatch(known):
             store.mismatches.append(f"{folder}: {line}")
             log.warning("%s", store.mismatches[-1])
         store.begin(max(store.generation, 0 if known is None else known.generation) + 1)
-    except StorageUnavailable as fault:
-        store.close()
-        raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
-    except BaseException:
-        store.close()
-        raise
     return store
 
 

@@ -11,11 +11,9 @@ import logging
 import os
 import struct
 import time
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from heapq import heapify, heappop, heapreplace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,24 +21,30 @@ import msgspec
 import numpy as np
 
 from ..errors import RecordDamaged, StorageUnavailable, StoreUnusable
-from . import identity as second_place
+from ..settings import JournalSettings
 from . import segment
-from .changes import Append, Change, Condensed, Drop, Put
-from .changes import Table as Table
-from .changes import key_of as key_of
 from .compaction import Compaction, dispensable
-from .disk import Disk
+from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, write_identity
 from .logs import Log, LogFolder, named
-from .places import HIT, MISSING, SLOT_SHIFT, all_bytes_at, slot_of
-from .records import AnyOperation, HandleRecord, Keyring, SessionRecord
-from .segment import LOG_START, Fresh, Kind
-from .settings import JournalSettings
-from .shares import Born, TenantShares
-from .state import Sessions, SessionState, session_extra
+from .records import (
+    AnyOperation,
+    Append,
+    Change,
+    Condensed,
+    Drop,
+    HandleRecord,
+    Keyring,
+    Put,
+    SessionRecord,
+    Table,
+    session_extra,
+)
+from .retention import Born, TenantShares, surplus
+from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, all_bytes_at, slot_of
+from .state import Sessions, SessionState
 
 log = logging.getLogger(__name__)
 
-FOLDER = "journal"
 SWEEP_SESSIONS = 64  # forgotten in one group
 AGAIN = 1.25  # times as many operations as a session had when it could not be made shorter
 SMALL_SHARE = 0.25  # of a full log: smaller ones are merged
@@ -108,7 +112,7 @@ class JournalStore:
 
         Raises ``StoreUnusable`` or one of its kinds.
         """
-        size = segment_bytes(settings)
+        size = settings.log_bytes
         try:
             logs, parts = LogFolder.open(
                 folder / FOLDER, model, size, disk or Disk(), known, write=write, whole=whole
@@ -117,17 +121,23 @@ class JournalStore:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
         store = cls(folder, settings, logs)
         store._writes = write
-        try:
+        with store.closed_on_failure():
             store._load(parts)
             if write and logs.made:
                 logs.active = logs.begin()
-        except StorageUnavailable as fault:
-            store.close()
-            raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
-        except BaseException:
-            store.close()
-            raise
         return store
+
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Close the store if the block raises. Turns ``StorageUnavailable`` into ``StoreUnusable``."""
+        try:
+            yield
+        except StorageUnavailable as fault:
+            self.close()
+            raise StoreUnusable(f"the store {self.folder} cannot be opened: {fault.message}") from None
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the files."""
@@ -172,20 +182,20 @@ class JournalStore:
         gone = {one.number for one in without}
         found = msgspec.structs.replace(found, logs=tuple(one for one in found.logs if one not in gone))
         try:
-            second_place.write(self.folder, found, self.logs.disk)
+            write_identity(self.folder, found, self.logs.disk)
         except OSError as fault:
-            log.warning("%s cannot be written: %s", self.folder / second_place.FILE, fault.strerror)
+            log.warning("%s cannot be written: %s", self.folder / IDENTITY, fault.strerror)
         else:
             self.logs.unnoted = False
 
-    def identity(self) -> second_place.Identity:
+    def identity(self) -> Identity:
         """What this store is, and how far."""
         numbers = [one.number for one in self.logs.logs.values()]
-        return second_place.identity_of(self.logs.header, self.generation, self.logs.next_sequence, numbers)
+        return Identity.of(self.logs.header, self.generation, self.logs.next_sequence, numbers)
 
-    def mismatch(self, known: second_place.Identity | None) -> str:
+    def mismatch(self, known: Identity | None) -> str:
         """How the journal differs from what the second place says; "" where it does not."""
-        return second_place.mismatch(known, self.identity(), fresh=self.fresh, explained=self.logs.explained)
+        return mismatch(known, self.identity(), fresh=self.fresh, absent=self.logs.explained)
 
     @property
     def generation(self) -> int:
@@ -302,7 +312,7 @@ class JournalStore:
         """Forget some sessions of the tenants that hold the most bytes; False where there is none to forget."""
         states = self.sessions.states.values()
         closed = [state for state in states if state.kept and state.number not in keep]
-        gone = _surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
+        gone = surplus(closed, SWEEP_SESSIONS, lambda state: max(1, state.base + state.grown))
         if gone:
             self.write([Drop(number) for number in gone])
         return bool(gone)
@@ -469,12 +479,12 @@ class JournalStore:
         ring: Keyring = self._read(number, Kind.KEYRING, 0, state.ring, Keyring, number)
         return StoredSession(number, record, ring, self._operations(state), state.count)
 
-    def family(self, number: int) -> list[tuple[int, SessionRecord]]:
+    def fork_tree(self, number: int) -> list[tuple[int, SessionRecord]]:
         """The sessions that this one was forked from, and all that were forked from those, but for such as
         were forgotten, and relatives whose record is damaged. Raises ``RecordDamaged``, ``StorageUnavailable``.
         """
         found = [(number, self._record(number))]
-        for one in self.sessions.family(number):
+        for one in self.sessions.fork_tree(number):
             if one != number:
                 with suppress(RecordDamaged):
                     found.append((one, self._record(one)))
@@ -595,42 +605,8 @@ class JournalStore:
         oldest = (time.time() - self._settings.max_age_seconds) * MICROSECONDS if aged else 0.0
         past = [state.number for state in kept if state.used < oldest]
         left = [state for state in kept if state.used >= oldest]
-        past += _surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)
+        past += surplus(left, len(left) - self._settings.max_sessions, lambda state: 1)
         return [number for number in past if number not in keep]
-
-
-def _surplus(states: Iterable[SessionState], count: int, weigh: Callable[[SessionState], int]) -> list[int]:
-    """Up to ``count`` of these sessions to forget.
-
-    Each is taken from the tenant that holds most, by the sum of what ``weigh`` gives: first its forks that were
-    never opened, then the session that it used longest ago.
-    """
-    holds: dict[bytes, int] = defaultdict(int)
-    queues: dict[bytes, list[SessionState]] = defaultdict(list)
-    if count <= 0:
-        return []
-    for state in states:
-        holds[state.salt] += weigh(state)
-        queues[state.salt].append(state)
-    for queue in queues.values():
-        queue.sort(key=lambda state: (not state.is_unopened_fork, state.used, state.last), reverse=True)
-    tenants = [(-holds[salt], salt) for salt in queues]
-    heapify(tenants)
-    gone: list[int] = []
-    while tenants and len(gone) < count:
-        held, salt = tenants[0]
-        state = queues[salt].pop()
-        gone.append(state.number)
-        if queues[salt]:
-            heapreplace(tenants, (held + weigh(state), salt))
-        else:
-            heappop(tenants)
-    return gone
-
-
-def segment_bytes(settings: JournalSettings) -> int:
-    """How large one log may be: at most a sixteenth of what the journal may have."""
-    return max(1 << 14, min(settings.segment_bytes, settings.max_bytes // 16))
 
 
 def _number(key: bytes) -> int:

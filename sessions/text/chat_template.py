@@ -17,9 +17,8 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from ..errors import TemplateFailed
-from ..history import Segment
 from ..items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
-from ..tree import TurnReply
+from ..tree import Segment, TurnReply
 from .template_sandbox import compiled
 from .tokenizer import ChatTokenizer
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from ...runtime.errors import EngineGone, VerbRefused
 from ..errors import PromptTooLong, TemplateFailed
-from ..history import Script
 from ..items import FunctionCallOutput, Growing
 from ..token_ids import Ids, common_prefix
-from ..turn.response import Branch
+from ..tree import Script
+from ..turn.branch import Branch
 
 BURST_SECONDS = 0.005
 """What comes in one go, its commit with it, is mostly a turn's in its own step."""

@@ -14,10 +14,9 @@ from itertools import takewhile
 import msgspec
 
 from ..errors import PromptTooLong
-from ..history import Draft, Script, Segment, turns_of
 from ..items import FunctionCallOutput, Growing, Item
 from ..token_ids import NONE, Ids
-from ..tree import Paths, TurnNode, TurnReply
+from ..tree import Draft, Paths, Script, Segment, TurnNode, TurnReply, turns_of
 from ..workers import Stopped
 from .chat_template import ChatTemplate, RoleRules
 from .stable_prefix import Grown, StablePrefix

@@ -6,6 +6,7 @@ again. Pure. Knows a reply and the tokenizer; nothing of histories or engines.
 
 from __future__ import annotations
 
+import unicodedata
 from bisect import bisect_left
 
 import msgspec
@@ -13,13 +14,17 @@ import msgspec
 from ..errors import CutInvalid
 from ..items import Item, Message
 from ..journal.records import Truncated
-from ..text.characters import inside_character
 from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import ChatTokenizer
 from ..token_ids import Ids, bytes_of, ids_of
-from ..tools.hermes import CLOSE, OPEN
+from ..tools.formats import CLOSE, OPEN
 from ..tools.reasoning import END
 from ..tree import TurnReply
+
+_JOINER = "\u200d"
+_EXTENDING = frozenset(
+    {"\u200c", _JOINER, *map(chr, range(0x1F3FB, 0x1F400)), *map(chr, range(0xE0020, 0xE0080))}
+)
 
 
 def checked_end(item: Item, end: int, param: str = "text_end") -> None:
@@ -132,3 +137,33 @@ class _Told:
         """Whether these ids say precisely the first ``end`` characters."""
         said: str = self._tokenizer.backend.decode(ids.tolist(), skip_special_tokens=True)
         return said == self.text[:end]
+
+
+# --- characters ---------------------------------------------------------------------------------------------
+
+
+def inside_character(text: str, at: int) -> bool:
+    """Whether a cut before code point ``at`` would take a character apart."""
+    if not 0 < at < len(text):
+        return False
+    before, after = text[at - 1], text[at]
+    if _extends(after) or before == _JOINER:
+        return True
+    if before == "\r" and after == "\n":
+        return True
+    return _is_flag(after) and _flags_before(text, at) % 2 == 1
+
+
+def _extends(character: str) -> bool:
+    return character in _EXTENDING or unicodedata.category(character).startswith("M")
+
+
+def _is_flag(character: str) -> bool:
+    return "\U0001f1e6" <= character <= "\U0001f1ff"
+
+
+def _flags_before(text: str, at: int) -> int:
+    count = 0
+    while count < at and _is_flag(text[at - 1 - count]):
+        count += 1
+    return count

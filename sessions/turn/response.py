@@ -10,59 +10,25 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 from ...runtime.errors import EngineGone
-from ...runtime.link.client import EngineLink
 from ...runtime.link.messages import TokenLogprob
 from ..edits import end_with
-from ..engine_copy import EngineCopy
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
-from ..history import Draft, History, Placed, Script
-from ..items import FunctionCallOutput, Growing, new_id
+from ..history import History, Placed
+from ..items import new_id
 from ..journal.records import Emitted, Ended, Interrupted, Span
 from ..journal.replay import ended, reader_of, refused, spans_of
-from ..settings import SessionSettings
-from ..text.language import Language
-from ..text.renderer import Renderer
 from ..token_ids import NONE, Ids, bytes_of, ids_of
-from ..tree import TurnReply
-from ..workers import Stopped, WorkerSlot
+from ..tree import Draft, TurnReply
+from .branch import Branch
 from .cuts import check_place
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
 from .generation import Ending, Run
 from .request import TurnRequest
-from .turn_grammar import TurnGrammar
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """What a turn works on: a history, how to write it, what binds replies, and the engine's copy of it."""
-
-    history: History
-    renderer: Renderer
-    language: Language
-    link: EngineLink
-    sequence: EngineCopy
-    settings: SessionSettings
-    binding: TurnGrammar
-    slot: WorkerSlot
-
-    def least(self, item: Growing) -> int:
-        """So many tokens an item has at least."""
-        text = item.output if isinstance(item, FunctionCallOutput) else item.text
-        return self.language.tokenizer.least(text)
-
-    async def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
-        """The script in tokens; a long one on a thread. As `Renderer.draft`."""
-        if script.characters() < self.settings.aside_characters:
-            return self.renderer.draft(script, most, stopped)
-        return await self.slot.run(
-            lambda gone: self.renderer.draft(script, most, lambda: gone() or stopped())
-        )
 
 
 GATHERED = 64

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.sessions.errors import ConversationBusy, ItemExists, ItemInvalid, ItemUnknown
-from holdfast.sessions.history import ROOT, Draft, History, RunningTurn
+from holdfast.sessions.history import ROOT, History, RunningTurn
 from holdfast.sessions.items import FunctionCall, Message, Preamble, new_id
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import TurnReply
+from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import MissReason
 
 

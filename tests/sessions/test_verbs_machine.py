@@ -27,8 +27,7 @@ from hypothesis.stateful import (
 
 from holdfast.sessions.errors import ConversationBusy, CutInvalid, ItemUnknown
 from holdfast.sessions.items import Message
-from holdfast.sessions.journal.log import EphemeralLog
-from holdfast.sessions.journal.records import AnyOperation
+from holdfast.sessions.journal.records import AnyOperation, EphemeralLog
 from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.session import Session
 from holdfast.sessions.turn.events import EndReason, ReplyDone, TextDelta

@@ -9,12 +9,18 @@ from typer.testing import CliRunner
 
 from holdfast.gateway.auth import salt_of
 from holdfast.gateway.cli.main import app
-from holdfast.sessions.journal.changes import Append, Put, Table, key_of
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.places import offset_of, slot_of
-from holdfast.sessions.journal.records import EventReceived, Keyring, SessionRecord
-from holdfast.sessions.journal.segment import Kind
-from holdfast.sessions.journal.settings import JournalSettings
+from holdfast.sessions.journal.records import (
+    Append,
+    EventReceived,
+    Keyring,
+    Put,
+    SessionRecord,
+    Table,
+    key_of,
+)
+from holdfast.sessions.journal.segment import Kind, offset_of, slot_of
+from holdfast.sessions.settings import JournalSettings
 
 NUMBERS = JournalSettings(reserve_bytes=0)
 

@@ -16,10 +16,10 @@ from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.sampling import SamplingFields
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import EngineUnavailable, PromptTooLong
-from holdfast.sessions.history import Draft, History
+from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import TurnReply
+from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import (
     ArgumentsDelta,
     CallDone,

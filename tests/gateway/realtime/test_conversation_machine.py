@@ -20,10 +20,10 @@ from holdfast.sdk.errors import FrameError
 from holdfast.sdk.frames import codec
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.errors import EngineUnavailable
-from holdfast.sessions.history import Draft, History, RunningTurn
+from holdfast.sessions.history import History, RunningTurn
 from holdfast.sessions.items import FunctionCall, Item, Message
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import TurnReply
+from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import (
     ArgumentsDelta,
     CallDone,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.sessions.journal import admin, identity
-from holdfast.sessions.journal.changes import Append, Drop
+from holdfast.sessions.journal import admin
+from holdfast.sessions.journal.folder import IDENTITY
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.logs import Log, LogFolder
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.records import EventReceived
+from holdfast.sessions.journal.records import Append, Drop, EventReceived
 from holdfast.sessions.journal.store import JournalStore
 
 from ..session_stage import run
@@ -120,7 +120,7 @@ def lived_on(path: Path) -> None:
 def test_a_second_place_that_is_gone_or_damaged_is_said(how: str) -> None:
     with folder() as path:
         lived(path)
-        place = path / identity.FILE
+        place = path / IDENTITY
         whole = place.read_bytes()
         match how:
             case "gone":
@@ -141,7 +141,7 @@ def test_a_second_place_that_is_gone_or_damaged_is_said(how: str) -> None:
                 "older": "rolled back",
                 "long": "cannot be",
             }
-            assert identity.FILE in line and told[how] in line
+            assert IDENTITY in line and told[how] in line
             assert store.session(1) and store.session(2)
         with started(path) as store:
             assert not store.mismatches
@@ -150,9 +150,9 @@ def test_a_second_place_that_is_gone_or_damaged_is_said(how: str) -> None:
 def test_a_server_that_died_between_the_two_places_says_nothing() -> None:
     with folder() as path:
         lived(path)
-        before = (path / identity.FILE).read_bytes()
+        before = (path / IDENTITY).read_bytes()
         lived_on(path)
-        (path / identity.FILE).write_bytes(before)
+        (path / IDENTITY).write_bytes(before)
         with started(path) as store:
             assert not store.mismatches
 

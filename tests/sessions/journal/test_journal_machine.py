@@ -14,16 +14,22 @@ from msgspec.structs import replace as replaced
 
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
 from holdfast.sessions.items import Message, Preamble
-from holdfast.sessions.journal.changes import Append, Change, Condensed, Drop, Put, Table, key_of
 from holdfast.sessions.journal.records import (
     AnyOperation,
+    Append,
+    Change,
+    Condensed,
+    Drop,
     Emitted,
     EventReceived,
     HandleRecord,
     Inserted,
     Keyring,
     Origin,
+    Put,
     SessionSnapshot,
+    Table,
+    key_of,
 )
 from holdfast.sessions.journal.store import JournalStore
 

@@ -24,18 +24,21 @@ from holdfast.sessions.errors import (
     StoreUnusable,
 )
 from holdfast.sessions.items import Message
-from holdfast.sessions.journal.changes import Append, Drop, Put
+from holdfast.sessions.journal.folder import StoreLock
 from holdfast.sessions.journal.legacy import migrate
-from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.opening import open_for
-from holdfast.sessions.journal.places import bytes_at, offset_of
 from holdfast.sessions.journal.records import (
     AnyOperation,
+    Append,
+    Drop,
     EventReceived,
     Inserted,
     Keyring,
     Origin,
+    Put,
     SessionSnapshot,
+    Table,
+    key_of,
 )
 from holdfast.sessions.journal.replay import condensed, replay
 from holdfast.sessions.journal.segment import (
@@ -45,10 +48,12 @@ from holdfast.sessions.journal.segment import (
     LOG_START,
     RECORD_BYTES,
     Kind,
+    bytes_at,
     decoded_header,
     encoded_header,
+    offset_of,
 )
-from holdfast.sessions.journal.store import JournalStore, Table, key_of
+from holdfast.sessions.journal.store import JournalStore
 
 from .journal_stage import MODEL, SMALL, birth, folder, record_of, store_in
 
@@ -356,8 +361,8 @@ def test_the_first_formats_store_opens(tmp_path: Path) -> None:
     migrate(tmp_path / "store", MODEL, SMALL)
     with store_in(tmp_path / "store") as store:
         stored = store.session(1)
-        kinds = [type(operation).__name__ for operation in stored.operations]
-        assert kinds == ["Heard", "Inserted", "Heard", "Begun", "Said", "Ended", "Configured", "Deleted"]
+        kinds = [operation.__struct_config__.tag for operation in stored.operations]
+        assert kinds == ["heard", "inserted", "heard", "begun", "said", "ended", "configured", "deleted"]
         assert stored.record.id == "sess_1" and store.handle(stored.keyring.fresh[0]) is not None
         store.write([Append(1, len(stored.operations), HELLO)])
         assert store.session(1).operations[-1] == HELLO
@@ -415,7 +420,7 @@ def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
 
 def test_the_second_server_waits_and_is_told_who_holds_the_store() -> None:
     program = (
-        "import sys; from pathlib import Path; from holdfast.sessions.journal.lock import StoreLock\n"
+        "import sys; from pathlib import Path; from holdfast.sessions.journal.folder import StoreLock\n"
         "held = StoreLock(Path(sys.argv[1])).acquire(1.0); print('held', flush=True); sys.stdin.read()"
     )
     with folder() as path:

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.errors import TemplateFailed
-from holdfast.sessions.history import History, Segment
+from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool, new_id
 from holdfast.sessions.text.chat_template import ChatTemplate
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.stable_prefix import StablePrefix
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import TurnReply
+from holdfast.sessions.tree import Segment, TurnReply
 
 from .chat_languages import FAMILIES, end_id, ids, ours, reference
 

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.edits import end_with, rewind
-from holdfast.sessions.history import History, Script, Segment
+from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, new_id
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.tokenizer import CLOSE_MARK, OPEN_MARK
 from holdfast.sessions.token_ids import ids_of
-from holdfast.sessions.tree import TurnReply
+from holdfast.sessions.tree import Script, Segment, TurnReply
 from holdfast.sessions.turn.events import ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 
@@ -42,7 +42,8 @@ def language(name: str) -> Language:
 
 
 def renderer_of(name: str) -> Renderer:
-    return language(name).renderer(NOON)
+    found = language(name)
+    return Renderer(found.tokenizer, NOON, found.settled, found.report.rules)
 
 
 def message(role: str, text: str) -> Message:

@@ -7,12 +7,14 @@ Follows what was committed; writes and reads nothing.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 from itertools import islice
 
-from .settings import JournalShare
+from ..settings import JournalShare
+from .state import SessionState
 
 
 @dataclass(slots=True)
@@ -115,3 +117,32 @@ class TenantShares:
         salt = self._salts[number]
         self._changed.add(salt)
         (self._over.add if held.bytes > held.share.bytes else self._over.discard)(salt)
+
+
+def surplus(states: Iterable[SessionState], count: int, weigh: Callable[[SessionState], int]) -> list[int]:
+    """Up to ``count`` of these sessions to forget.
+
+    Each is taken from the tenant that holds most, by the sum of what ``weigh`` gives: first its forks that were
+    never opened, then the session that it used longest ago.
+    """
+    holds: dict[bytes, int] = defaultdict(int)
+    queues: dict[bytes, list[SessionState]] = defaultdict(list)
+    if count <= 0:
+        return []
+    for state in states:
+        holds[state.salt] += weigh(state)
+        queues[state.salt].append(state)
+    for queue in queues.values():
+        queue.sort(key=lambda state: (not state.is_unopened_fork, state.used, state.last), reverse=True)
+    tenants = [(-holds[salt], salt) for salt in queues]
+    heapify(tenants)
+    gone: list[int] = []
+    while tenants and len(gone) < count:
+        held, salt = tenants[0]
+        state = queues[salt].pop()
+        gone.append(state.number)
+        if queues[salt]:
+            heapreplace(tenants, (held + weigh(state), salt))
+        else:
+            heappop(tenants)
+    return gone
