@@ -343,7 +343,7 @@ class BlockPool:
                 self._unwanted.add(block)
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Forget the keys of these, whose content is unknown: they are found no longer, and free when released.
+        """Forget the keys of these: their content is unknown. They are found no longer, and free when released.
 
         Cached ones are free at once.
         """
@@ -353,7 +353,7 @@ class BlockPool:
                 self._free.append(block)
 
     def discard(self, block: int) -> bool:
-        """Free a cached block, whose content is kept elsewhere; returns whether it was cached."""
+        """Free a cached block that is kept elsewhere too; returns whether it was cached."""
         if not self._cached.remove(block):
             return False
         self._unseal([block])

@@ -52,7 +52,7 @@ def bind() -> int:
 
     They are where an operator has said so (`OPERATORS`), where there are not `POOL` of them, and where cores
     are more or fewer: nobody knows then which ones others leave free. A thread that this one makes later begins
-    on its core (`kvstore.processors.roam`).
+    on its core (`kvstore.system_limits.roam`).
     """
     if not hasattr(os, "sched_setaffinity") or any(name in os.environ for name in OPERATORS):
         return 0

@@ -1,9 +1,9 @@
-"""The engine's end of the disk tier: records between host slots and a shelf that may be slow, stopped or dead.
+"""The engine's end of the disk tier: records go between host slots and a disk process that may be slow or dead.
 
-Never waits: requests go into a socket that may be full, answers are taken when `poll` is called. A request
-has a deadline; past it, or when the socket ends, the shelf counts as lost: another is asked for, and the slots
-it had are taken back only when that one is there, which means that the first is dead. Which keys are on disk
-is known here. The clock is the caller's, but for what a `read` takes; one thread uses it.
+Never waits: requests go into a socket that may be full, and `poll` takes the answers. A request has a
+deadline. Past it, or when the socket ends, the disk process counts as lost, and another is asked for. The
+slots that the lost one had are taken back when the new one is there, which means that the first is dead.
+Knows which keys are on disk. The time is the caller's, except for measuring `read`. One thread uses it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from .messages import (
 from .messages import up_decoder as decoder
 
 DEADLINE = 5.0  # seconds a request may take
-STORES_IN_FLIGHT = 64  # slots that cannot be evicted meanwhile
-STORING_SHARE = 8  # and at most one part in so many of all
+STORES_IN_FLIGHT = 64  # stores at once: their slots cannot be evicted meanwhile
+STORING_SHARE = 8  # and at most one slot in so many
 MOST_SUPERSEDED = 1024
-PIECES_AT_ONCE = 4  # taken up by one `poll`, so that they go on to the device while others come,
-PIECES_A_SECOND = 10_000  # and as many more as may have come while a step kept the engine from looking
-OPENING = 60.0  # seconds in which a new shelf says something, until it has said what it holds
-AWAY = 1.0  # after so many seconds without a look as many are given before the next
-PIECE_BYTES = 1 << 20  # of records that are asked for at once: while one comes the one before is taken up
+PIECES_AT_ONCE = 4  # pieces that one `poll` takes, so that they go on to the device while others come,
+PIECES_A_SECOND = 10_000  # and as many more as may have come during a long step
+OPENING = 60.0  # seconds between two messages of a new process, until it has sent all its keys
+AWAY = 1.0  # after so many seconds without a look, as many are allowed before the next
+PIECE_BYTES = 1 << 20  # of records that are asked for at once
 MOST_IN_PIECE = 64
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,11 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class DiskStatistics:
-    """``records`` and ``waiting`` requests now; counts: requests done by kind, refused, ``lost`` shelves.
+    """``records`` and ``waiting`` requests now; the others count.
 
-    ``read``: records that came past the shelf. ``budget``: bytes that records may take now; less than was asked
-    for where the disk is short of space.
+    ``stored``, ``fetched``, ``failed``: requests by outcome. ``lost``: disk processes. ``read``: records read
+    directly. ``budget``: bytes that records may take now; less than was asked for where the disk is short of
+    space.
     """
 
     records: int
@@ -96,13 +97,13 @@ class AnswerDeadline:
         self._heard = -math.inf
 
     def heard(self, now: float) -> None:
-        """It was started, or said something."""
+        """The process was started, or sent a message."""
         self._heard, self._again = now, None
 
     def over(self, now: float, deadlines: Iterable[float], *, opening: bool) -> bool:
-        """Whether it is lost, all it has said being read. ``deadlines``: of what it was asked.
+        """Whether the process is lost, once all it has sent is read. ``deadlines``: of the waiting requests.
 
-        ``opening``: it has not said yet what it holds.
+        ``opening``: it has not sent all its keys yet.
         """
         away, self._looked = now > self._looked + AWAY, now
         late = now > self._heard + OPENING if opening else any(now > deadline for deadline in deadlines)
@@ -112,29 +113,32 @@ class AnswerDeadline:
 
 
 class PendingReads:
-    """What is on its way into ``host``'s slots, or into memory."""
+    """Records on their way up, asked for a piece at a time.
+
+    Each goes into a slot of ``host``, or *directly*: into the page cache alone, where the engine reads it.
+    """
 
     def __init__(self, host: HostTier) -> None:
         self._host = host
         self._slots: dict[bytes, int] = {}
         self._direct: set[bytes] = set()
-        self._unasked: tuple[list[bytes], list[bytes]] = [], []  # for slots, and direct
+        self._unasked: tuple[list[bytes], list[bytes]] = [], []  # into slots, and direct
         self._most = max(1, min(MOST_IN_PIECE, PIECE_BYTES // host.memory.block_bytes))
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._slots or key in self._direct
 
     def has(self, key: bytes, *, direct: bool) -> bool:
-        """Whether it comes in that way."""
+        """Whether the record is on its way, in that way."""
         return key in self._direct if direct else key in self._slots
 
     @property
     def waiting(self) -> bool:
-        """Whether some are not asked for yet."""
+        """Whether some records are not asked for yet."""
         return any(self._unasked)
 
     def add(self, key: bytes, tenant: int, *, direct: bool) -> bool:
-        """Have it asked for with the next piece; False: there is no slot for it."""
+        """Ask for the record with the next piece; False: there is no slot for it."""
         if direct:
             self._direct.add(key)
         else:
@@ -146,7 +150,7 @@ class PendingReads:
         return True
 
     def pieces(self, *, full: bool) -> Iterator[tuple[list[int], list[bytes]]]:
-        """What is to be asked for now, slots and keys; only ``full`` ones, or whatever there is."""
+        """Slots and keys of the pieces to ask for now; only ``full`` ones, or all."""
         for unasked in self._unasked:
             if len(unasked) >= self._most or (unasked and not full):
                 keys = list(unasked)
@@ -154,14 +158,14 @@ class PendingReads:
                 yield ([] if unasked is self._unasked[True] else [self._slots[key] for key in keys]), keys
 
     def came(self, key: bytes, slot: int | None) -> None:
-        """It is in its slot, or in memory; or will not be."""
+        """The record was answered: it came, or will not."""
         if slot is None:
             self._direct.discard(key)
         else:
             del self._slots[key]
 
     def give_up(self, request: Fetch) -> None:
-        """Nobody will answer it: its slots are free again."""
+        """The request will not be answered: free its slots."""
         for key in request.keys if not request.slots else ():
             self._direct.discard(key)
         for key, slot in zip(request.keys, request.slots, strict=False):
@@ -169,16 +173,16 @@ class PendingReads:
             self._host.abandon(slot)
 
     def give_up_unasked(self) -> None:
-        """What was not asked for will not be."""
+        """Give up the records that were not asked for."""
         for slots, keys in self.pieces(full=False):
             self.give_up(Fetch(0, slots, keys))
 
 
 class DiskTier:
-    """Records below ``host``; ``control`` is the engine's end of a `keeper.DiskProcess`'s socket.
+    """Records below ``host``; ``control`` is the engine's end of a `process.DiskProcess`'s socket.
 
-    ``blocks``: the bytes of a device block, in parts, where this process can write them: then what lies in
-    memory anyway can be ``read`` into them past the shelf.
+    ``blocks``: gives the bytes of a device block, where this process can write them: records in the page cache
+    are then `read` into them directly.
     """
 
     def __init__(
@@ -201,23 +205,23 @@ class DiskTier:
         self._tickets = itertools.count(1)
         self._requests: dict[int, _Request] = {}
         self._outbox: deque[bytes] = deque()
-        self._looked = 0.0  # when answers were taken last
+        self._looked = 0.0  # time when answers were taken last
         self._storing: set[bytes] = set()
         self._most_storing = max(1, min(STORES_IN_FLIGHT, host.memory.slots // STORING_SHARE))
         self._reads = PendingReads(host)
         self._superseded: list[bytes] = []
-        self._touched: dict[bytes, bool] = {}  # used now, or first to go
-        self._covers: dict[int, frozenset[bytes]] = {}  # by holder of a lease
+        self._touched: dict[bytes, bool] = {}  # key: counts as used now, else is evicted first
+        self._covers: dict[int, frozenset[bytes]] = {}  # by sequence with a lease
         self._leases: Counter[bytes] = Counter()
-        self._told: set[bytes] = set()  # leased keys that the shelf knows of
-        self._untold = False  # whether it may know others than there are
+        self._told: set[bytes] = set()  # leased keys that the disk process knows of
+        self._untold = False  # whether it may know wrong ones
         self._stored = self._fetched = self._failed = self._lost = self._pieces = self._read = 0
         self.reading_seconds = 0.0  # that `read` took so far
         control.setblocking(False)
         self._ask()
 
     def __len__(self) -> int:
-        """Records that a fetch can bring: none before the shelf has named them all."""
+        """Records that a fetch can bring: none before the disk process has sent all keys."""
         return len(self._keys) if self._ready else 0
 
     def __contains__(self, key: bytes) -> bool:
@@ -226,7 +230,7 @@ class DiskTier:
 
     @property
     def ready(self) -> bool:
-        """Whether a shelf is there and has said what it holds."""
+        """Whether a disk process is there and has sent all its keys."""
         return self._ready
 
     @property
@@ -240,15 +244,15 @@ class DiskTier:
         return self._most_storing - len(self._storing) if self._ready else 0
 
     def fetching(self, key: bytes) -> bool:
-        """Whether it is on its way up; not with a shelf that is lost."""
+        """Whether the record is on its way up; False while the disk process is lost."""
         return self._ready and key in self._reads
 
     def stored(self, key: bytes) -> bool:
-        """Whether it is on disk or on its way there."""
+        """Whether the record is on disk, or on its way there."""
         return key in self._keys or key in self._storing
 
     def store(self, key: bytes, now: float) -> bool:
-        """Begin to keep the host tier's record on disk; whether it began."""
+        """Begin to store the host tier's record on disk; returns whether it began."""
         slot = self._host.slot_of(key)
         if slot is None or self.room <= 0 or self.stored(key):
             return False
@@ -283,23 +287,23 @@ class DiskTier:
 
     @property
     def reads_directly(self) -> bool:
-        """Whether device blocks are within reach: else nothing may be `read`."""
+        """Whether this process can write device blocks, so that `read` may be called."""
         return self._blocks is not None
 
     def offset_known(self, key: bytes) -> bool:
-        """Whether `read` could succeed: it is known where the record lies."""
+        """Whether the record is on disk at a known offset, so that `read` may succeed."""
         return key in self and key in self._reader
 
     def in_page_cache(self, key: bytes) -> bool:
-        """Whether `read` is likely to succeed: it lies in memory, too."""
+        """Whether `read` is likely to succeed: the record is in the page cache, too."""
         return self.offset_known(key) and self._reader.has(key)
 
     def read(self, keys: Sequence[bytes], blocks: Sequence[int]) -> list[int]:
-        """Fill device blocks with records of the host tier, or that lie in memory, and check them.
+        """Fill device blocks with records of the host tier or the page cache, and check them.
 
-        Returns tokens of the longest beginning that came. What follows does not lie there, or is not what was
-        stored: only the shelf can tell, see `fetch`. No step may be in flight, and no move that waits may
-        want what stands in ``blocks``, or write it.
+        Returns the tokens of each record of the longest beginning that came. The next one is not there, or is
+        damaged; `fetch` finds out. No step may be in flight, and no move that waits may read or write
+        ``blocks``.
         """
         reach = self._blocks
         assert reach is not None, "no blocks within reach"
@@ -325,18 +329,18 @@ class DiskTier:
         return found
 
     def supersede(self, key: bytes) -> None:
-        """Forget a record: here now, on disk with the next that is stored."""
+        """Forget a record: here now, on disk with the next store."""
         if self.stored(key) and len(self._superseded) < MOST_SUPERSEDED:
             self._superseded.append(key)
             self._forget([key])
 
     def touch(self, key: bytes) -> None:
-        """A record leaves the host tier: on disk it counts as used now, from the next that is stored on."""
+        """A record leaves the host tier: on disk it counts as used now, from the next store on."""
         if self.stored(key) and len(self._touched) < MOST_SUPERSEDED:
             self._touched[key] = True
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
-        """These stay above: on disk they go first, in this order, from the next that is stored on."""
+        """Evict these first on disk, in this order, from the next store on: they are on a tier above."""
         here, coming, moved = self._keys, self._storing, self._touched
         for key in keys:
             if len(moved) >= MOST_SUPERSEDED:
@@ -345,9 +349,9 @@ class DiskTier:
                 moved[key] = False
 
     def lease(self, holder: int, keys: Iterable[bytes]) -> None:
-        """A lease of ``holder`` covers these records, here now or later, and no others any more.
+        """The lease of sequence ``holder`` covers these records, here now or later, and no others from now on.
 
-        On disk they give way after all others, from the next that is stored on.
+        On disk they are evicted after all others, from the next store on.
         """
         before, now = self._covers.pop(holder, frozenset()), frozenset(keys)
         if now:
@@ -358,14 +362,14 @@ class DiskTier:
 
     @property
     def full(self) -> bool:
-        """Whether each record from now on takes the place of another; an estimate."""
+        """Whether each new record takes the place of another; an estimate."""
         size = -(-(self._begin.block_bytes + 16) // PAGE) * PAGE
         return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._budget
 
     def poll(self, now: float) -> None:
-        """Take answers, send what did not fit before, and see to a shelf that is late."""
+        """Take answers, send requests that did not fit before, and replace a disk process that is late."""
         if self._sock is None:
-            self._take_shelf(now)
+            self._accept_process(now)
         if self._sock is not None:
             self._ask_for_pieces(now)
             self._flush()
@@ -388,7 +392,7 @@ class DiskTier:
         )
 
     def close(self) -> None:
-        """Leave: the shelf writes what it has, and ends."""
+        """Close the sockets: the disk process writes what it has, and ends."""
         self._reader.close()
         for sock in (self._sock, self._control):
             if sock is not None:
@@ -397,7 +401,7 @@ class DiskTier:
     # --- inside -----------------------------------------------------------------------------------------
 
     def _changed_leases(self) -> tuple[list[bytes], list[bytes]]:
-        """Keys that leases cover and the shelf does not know of, and those that it knows wrongly."""
+        """Keys that leases cover now, and no longer, since the disk process was told last."""
         if not self._untold:
             return [], []
         self._leases = +self._leases
@@ -433,7 +437,7 @@ class DiskTier:
             self._outbox.popleft()
 
     def _receive(self, now: float) -> bool:
-        """Take answers; whether no more wait."""
+        """Take answers; returns whether no more wait."""
         enough = self._pieces + PIECES_AT_ONCE + int((now - self._looked) * PIECES_A_SECOND)
         self._looked = now
         while self._sock is not None and self._pieces < enough:
@@ -502,7 +506,7 @@ class DiskTier:
             self._host.abandon(slot)
 
     def _copy(self, slots: Sequence[int], blocks: Sequence[Parts]) -> list[int]:
-        """Host slots to device blocks; tokens of each."""
+        """Copy host slots to device blocks; returns the tokens of each."""
         self._host.hold(*slots)
         for slot, parts in zip(slots, blocks, strict=True):
             at, payload = 0, self._host.memory.payload(slot)
@@ -518,7 +522,7 @@ class DiskTier:
             self._reader.forget(key)
 
     def _give_up(self, message: Store | Fetch) -> None:
-        """The shelf is dead: the request's slots are ours again."""
+        """The disk process is dead: free the request's slots."""
         if isinstance(message, Store):
             self._storing.discard(message.key)
             self._host.release(message.slot)
@@ -526,31 +530,31 @@ class DiskTier:
             self._reads.give_up(message)
 
     def _lose(self, how: str) -> None:
-        """Ask for another; until it is there the slots of this one are not touched."""
-        log.warning("the shelf %s: another one is started", how)
+        """Ask for another disk process; until it is there the slots of this one are not touched."""
+        log.warning("the disk process %s: another one is started", how)
         self._lost += 1
         if self._sock is not None:
             self._sock.close()
         self._sock, self._ready = None, False
         self._outbox.clear()
-        self._keys.clear()  # the next one says what it holds
+        self._keys.clear()  # the next one sends its own
         self._reader.forget_all()
         self._told.clear()
         self._untold = True
         self._ask()
 
     def _ask(self) -> None:
-        with contextlib.suppress(OSError):  # nobody starts shelves any more: go on without
+        with contextlib.suppress(OSError):  # no process starts another: go on without a disk
             self._control.send(b"?")
 
-    def _take_shelf(self, now: float) -> None:
+    def _accept_process(self, now: float) -> None:
         try:
             told, fds, _, _ = socket.recv_fds(self._control, 16, 1)
         except OSError:
             return
         if not fds:
             if told:  # the kernel drops a descriptor that this process has no number for
-                log.warning("%s", explained(OSError(errno.EMFILE, ""), "the socket to the shelf"))
+                log.warning("%s", explained(OSError(errno.EMFILE, ""), "the socket to the disk process"))
                 self._ask()
             return
         for request in list(self._requests.values()):

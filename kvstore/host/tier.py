@@ -22,8 +22,8 @@ from ..quotas import FairOrder
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
-"""Share of the memory, and most bytes, of free slots whose pages are taken ahead. Taking a page may cost ten
-times what filling it costs: a virtual machine returns freed pages to its host.
+"""Share of the memory, and most bytes, of free slots that have their pages. Taking a page may cost ten times
+what filling it costs: a virtual machine returns freed pages to its host.
 """
 
 

@@ -1,8 +1,8 @@
-"""A sequence's blocks: the only place where sequences and the pool meet.
+"""The blocks of sequences: the only place where sequences and the pool meet.
 
-Finds cached prefixes, leases blocks to write, copies a tail that is shared before it is written, names full
-blocks, gives blocks back; has blocks kept in the host tier and brought up from it. Decides nothing: who may
-have blocks is `preemption`'s affair, what is computed is `planner`'s.
+Finds cached prefixes, allocates blocks to write, copies a shared tail before it is written, names full blocks
+and releases blocks; has blocks saved to the host tier and loaded from it. Which sequence gets blocks is
+decided by `preemption`, what is computed by `planner`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from .transfers import Transfers
 class BlockManager:
     """Moves blocks between sequences and ``pool``; keys are made by ``hasher`` under ``namespace``."""
 
-    def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, moves: Transfers) -> None:
+    def __init__(self, pool: BlockPool, hasher: BlockHasher, namespace: bytes, transfers: Transfers) -> None:
         self.pool = pool
-        self.transfers = moves
+        self.transfers = transfers
         self.block_tokens = hasher.block_tokens
-        self.residency = Residency(pool.index, hasher, namespace, moves)
-        self._sources: list[tuple[int, int]] = []  # (block, owner): read by copies of the step being planned
+        self.residency = Residency(pool.index, hasher, namespace, transfers)
+        self._sources: list[
+            tuple[int, int]
+        ] = []  # (block, owner): sources of copies in the step being planned
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that ``tokens`` tokens take up."""
@@ -38,9 +40,9 @@ class BlockManager:
     # --- taking -----------------------------------------------------------------------------------------
 
     def adopt(self, sequence: Sequence) -> int:
-        """Ask the prefix cache for more than is computed, up to all but the last token; returns tokens found.
+        """Look in the prefix cache for what follows the computed tokens; returns the tokens found.
 
-        The last token is never taken from the cache: its logits are wanted.
+        The last token is never taken from the cache, since its logits are wanted.
         """
         if sequence.planned != sequence.computed:
             return 0
@@ -60,40 +62,39 @@ class BlockManager:
         return sequence.computed - before
 
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
-        """Lease blocks, which are available, for as many of ``keys`` as are sound, and load them.
+        """Allocate blocks, which are available, for as many of ``keys`` as are sound, and load them.
 
         ``keys``: see `Located.in_host`. Returns tokens restored. The blocks are found by their keys at once:
-        whoever reads them does so in this step or a later one.
+        they are read in this step or a later one.
         """
         tier = self.transfers.tier
         if tier is None:
             return 0
         slots = self.transfers.checked(keys)
-        tokens = self._believed(sequence, keys, list(map(tier.tokens_of, slots)))
+        tokens = self._checked(sequence, keys, list(map(tier.tokens_of, slots)))
         if not tokens:
             return 0
         own = sequence.computed // self.block_tokens
-        leased = self._allocate(len(tokens), sequence)
+        allocated = self._allocate(len(tokens), sequence)
         self._drop(sequence, own)
-        blocks = self._named(sequence, keys, leased, tokens)
-        pairs = zip(slots, leased, blocks, strict=False)
+        blocks = self._named(sequence, keys, allocated, tokens)
+        pairs = zip(slots, allocated, blocks, strict=False)
         self.transfers.load([(slot, block) for slot, block, named in pairs if named == block])
         return self._count_in(sequence, own, keys, blocks, tokens)
 
     def read_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier) -> int:
-        """Copy as many of ``keys`` as are sound, and blocks available for, to the device, now: no step is in
-        flight. Returns tokens brought up.
+        """Read records to the device now, as many of ``keys`` as are sound and find blocks. No step is in
+        flight. Returns the tokens restored.
 
-        ``keys``: see `Located.readable`. Blocks whose bytes a move that waits still reads or writes are passed
-        over.
+        ``keys``: see `Located.readable`. Blocks that a waiting move reads or writes are left out.
         """
         own = sequence.computed // self.block_tokens
-        leased = self._allocate(min(len(keys), self.pool.available), sequence)
+        allocated = self._allocate(min(len(keys), self.pool.available), sequence)
         busy = self.transfers.pending()
-        blocks = [block for block in leased if block not in busy]
-        found = self._believed(sequence, keys, disk.read(keys[: len(blocks)], blocks))
+        blocks = [block for block in allocated if block not in busy]
+        found = self._checked(sequence, keys, disk.read(keys[: len(blocks)], blocks))
         used = set(blocks[: len(found)])
-        self.pool.release([block for block in leased if block not in used], sequence.id, keep=False)
+        self.pool.release([block for block in allocated if block not in used], sequence.id, keep=False)
         if not found:
             return 0
         self._drop(sequence, own)
@@ -101,16 +102,16 @@ class BlockManager:
         named = self._named(sequence, keys, blocks[: len(found)], found)
         return self._count_in(sequence, own, keys, named, found)
 
-    def _believed(self, sequence: Sequence, keys: list[bytes], tokens: list[int]) -> list[int]:
-        """Tokens of the records under ``keys``, as far as they are what the keys say: full, or such a tail.
+    def _checked(self, sequence: Sequence, keys: list[bytes], tokens: list[int]) -> list[int]:
+        """Tokens of the longest beginning of records that are what their keys say: full blocks, then a tail.
 
-        How long a record is stands beside its bytes, whose hash does not vouch for it. One that says otherwise
-        is dropped.
+        A record's number of tokens stands beside its bytes and is not covered by their hash. A record with a
+        wrong number is dropped.
         """
         size, own = self.block_tokens, sequence.computed // self.block_tokens
         full = next((at for at, count in enumerate(tokens) if count != size), len(tokens))
         if sequence.keys[own : own + full] != keys[:full]:
-            full -= 1  # the last of them is a tail, and says that it is none
+            full -= 1  # the last one is a tail with a full block's number of tokens
         elif full < len(tokens) and keys[full] == self._tail_of(sequence, own + full, tokens[full]):
             return tokens[: full + 1]
         if full < len(tokens):
@@ -118,24 +119,24 @@ class BlockManager:
         return tokens[:full]
 
     def _tail_of(self, sequence: Sequence, block: int, tokens: int) -> bytes | None:
-        """The key of so many tokens of a partial block; None: a partial one cannot hold that many."""
+        """The key of a partial block ``block`` with so many tokens; None: it cannot hold that many."""
         end = block * self.block_tokens + tokens
         fits = 0 < tokens < self.block_tokens and end <= len(sequence.tokens)
         return self.residency.tail(sequence, end) if fits else None
 
     def _named(
-        self, sequence: Sequence, keys: Items[bytes], leased: list[int], tokens: Items[int]
+        self, sequence: Sequence, keys: Items[bytes], allocated: list[int], tokens: Items[int]
     ) -> list[int]:
-        """The blocks that hold the records brought up into ``leased``: others, where there are some already."""
-        full = len(leased) - (tokens[-1] < self.block_tokens)
-        return self.pool.join_each(leased[:full], keys[:full], sequence.id) + leased[full:]
+        """Name the restored blocks; returns those that the table takes: where a key names another block
+        already, that one.
+        """
+        full = len(allocated) - (tokens[-1] < self.block_tokens)
+        return self.pool.join_each(allocated[:full], keys[:full], sequence.id) + allocated[full:]
 
     def _count_in(
         self, sequence: Sequence, own: int, keys: Items[bytes], blocks: list[int], tokens: Items[int]
     ) -> int:
-        """Records of so many tokens follow the first ``own`` blocks of the sequence's table; returns the tokens
-        it gained.
-        """
+        """Append restored ``blocks`` behind the sequence's first ``own``; returns the tokens it gained."""
         sequence.table.extend(blocks)
         end = own * self.block_tokens + sum(tokens)
         from_disk, disk = sequence.from_tiers.from_disk, 0
@@ -149,17 +150,17 @@ class BlockManager:
         return restored
 
     def shortfall(self, sequence: Sequence, end: int) -> int:
-        """Blocks to lease before ``[planned, end)`` is computed: new ones, and a copy of a shared tail."""
+        """Blocks to allocate before ``[planned, end)`` is computed: new ones, and the copy of a shared tail."""
         return max(0, self.blocks_for(end) - len(sequence.table)) + sequence.shared_tail
 
     def reach(self, sequence: Sequence, blocks: int) -> int:
-        """Position up to which ``sequence`` can compute if it leases at most ``blocks``."""
+        """Position up to which ``sequence`` can compute with at most ``blocks`` more."""
         if blocks < sequence.shared_tail:
             return sequence.planned
         return (len(sequence.table) + blocks - sequence.shared_tail) * self.block_tokens
 
     def allocate(self, sequence: Sequence, end: int) -> tuple[BlockCopy, ...]:
-        """Lease the `shortfall`, which is available; returns the copy of a shared tail, if there is one."""
+        """Allocate the `shortfall`, which is available; returns the copy of a shared tail, if any."""
         short = self.shortfall(sequence, end)
         if not short:
             return ()
@@ -175,7 +176,7 @@ class BlockManager:
         return copies
 
     def launched(self, step: int) -> None:
-        """The step goes out. Sources of its copies are let go only now, so that its fence holds them."""
+        """The step goes out. The sources of its copies are released only now, behind its fence."""
         self.pool.launched(step)
         for source, owner in self._sources:
             self.pool.release([source], owner)
@@ -184,9 +185,10 @@ class BlockManager:
     # --- keeping ----------------------------------------------------------------------------------------
 
     def seal(self, sequence: Sequence) -> None:
-        """Name the blocks that became full of *computed* KV, so that others find them.
+        """Name the blocks that became full of *computed* KV, so that the prefix cache finds them, and save
+        them.
 
-        Of two blocks with one key the first is kept: a sequence that computed the same beside it changes over.
+        Where a key names another block already, the sequence takes that one.
         """
         full = sequence.computed // self.block_tokens
         if full <= sequence.sealed:
@@ -201,7 +203,7 @@ class BlockManager:
         sequence.seal(full)
 
     def save_tail(self, sequence: Sequence) -> None:
-        """Have the partial last block kept below, in place of the one that was kept before it."""
+        """Save the partial last block to the host tier, in place of the one saved before."""
         full, part = divmod(sequence.computed, self.block_tokens)
         if not part or self.transfers.tier is None:
             return
@@ -212,21 +214,25 @@ class BlockManager:
         sequence.saved_tail(key, sequence.computed)
 
     def offload_tail(self, sequence: Sequence) -> None:
-        """A turn is over: its tail is kept below, and was used now. Full blocks are when the device gives them
-        up, or before, where there is room.
+        """Save the partial last block, which counts as used now.
+
+        Full blocks are saved when the pool evicts them, or before, where there is room.
         """
         if self.transfers.tier is not None:
             self.save_tail(sequence)
             self.transfers.touch([sequence.tail[0]] if sequence.tail else [])
 
     def lower(self, sequence: Sequence) -> None:
-        """Full blocks that the host tier does not have go there: those, too, that came past it from disk."""
+        """Save all full blocks that the host tier does not have, also those that were read directly from
+        disk.
+        """
         for key, block in zip(sequence.keys, sequence.table.view[: sequence.sealed].tolist(), strict=False):
             self.transfers.save(key, block, tenant=sequence.tenant)
 
     def fork(self, parent: Sequence, children: Items[Sequence]) -> None:
-        """Share with ``children``, whose tokens begin the parent's and are equally many, the committed KV of
-        those tokens. Tables are copied as arrays, tokens and keys shared; blocks are counted all at once.
+        """Share the parent's committed KV with ``children``, all of them with the same beginning of its tokens.
+
+        Tables are copied as arrays; tokens and keys are shared.
         """
         length = len(children[0].tokens) if children else 0
         computed = min(parent.computed, length)
@@ -239,14 +245,13 @@ class BlockManager:
     # --- giving back ------------------------------------------------------------------------------------
 
     def trim(self, sequence: Sequence) -> None:
-        """Give back blocks beyond what is planned."""
+        """Release blocks beyond what is planned."""
         self._drop(sequence, self.blocks_for(sequence.planned))
 
     def cut(self, sequence: Sequence, length: int) -> None:
-        """Keep KV of the first ``length`` tokens at most; steps in flight beyond them are recalled.
+        """Keep the KV of the first ``length`` tokens at most; steps in flight beyond them are discarded.
 
-        A last block that stays in part is copied before it is written, if it is sealed or
-        another sequence's too.
+        A last block that stays in part is copied before it is written, if it is sealed or shared.
         """
         if length < sequence.planned:
             sequence.recall()
@@ -266,12 +271,12 @@ class BlockManager:
         return None
 
     def forget(self, sequence: Sequence, length: int) -> None:
-        """Drop the tokens from ``length`` on, and all that hung on them."""
+        """Drop the tokens from ``length`` on, with their KV and keys."""
         self.cut(sequence, length)
         sequence.forget(length, length // self.block_tokens)
 
     def distrust(self, sequence: Sequence, blocks: list[int]) -> bool:
-        """Drop all from the first of ``blocks`` on, whose content nobody knows; whether it had one."""
+        """Drop the KV from the first of ``blocks`` on: their content is unknown. Returns whether it had one."""
         places = np.nonzero(np.isin(sequence.table.view, blocks))[0]
         if not len(places):
             return False
@@ -280,14 +285,14 @@ class BlockManager:
         return True
 
     def drop_tail(self, sequence: Sequence) -> None:
-        """Give up the partial last block: it will be computed again instead of copied."""
+        """Drop the KV of the partial last block, to compute it again instead of copying the block."""
         self.cut(sequence, sequence.computed // self.block_tokens * self.block_tokens)
 
     def surrender(self, sequence: Sequence, kept: int = 0, *, keep: bool = True) -> int:
-        """Give all blocks but the first ``kept`` back; returns how many.
+        """Release all blocks but the first ``kept``; returns how many.
 
-        With ``keep`` sealed ones stay findable, and the tail too. Without it nobody finds those that nobody
-        else holds, on any tier.
+        With ``keep`` sealed blocks can still be found, and so can the tail. Without it, those that no other
+        sequence holds are dropped on all tiers.
         """
         sequence.recall()
         held = len(sequence.table)
@@ -306,14 +311,14 @@ class BlockManager:
         return held
 
     def retire(self, sequence: Sequence) -> None:
-        """Nobody is likely to want it again: what nobody else holds gives way first, here and below."""
+        """The sequence is unlikely to come back: evict first, on all tiers, what no other sequence holds."""
         blocks = {key: self.pool.index.block_of(key) for key in sequence.keys}
         self.pool.evict_first(block for block in blocks.values() if block is not None)
         held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
         self.transfers.retire([key for key in sequence.names() if key not in held])
 
     def held(self, sequences: Iterable[Sequence]) -> dict[int, int]:
-        """References by block that ``sequences`` account for, as the pool's audit wants them."""
+        """References by block that ``sequences`` have, for the pool's audit."""
         counts: dict[int, int] = {}
         for sequence in sequences:
             for block in sequence.table.to_list():

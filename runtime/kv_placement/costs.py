@@ -87,9 +87,9 @@ class Restorable:
 
 
 def blocks_to_compute(held: Restorable, costs: Costs | None) -> int:
-    """How many of the blocks, from the first on, are better computed than restored: what ends soonest.
+    """How many blocks, from the first on, to compute instead of restoring them, so that all is done soonest.
 
-    0 where nothing was measured: restore. Of two that end at once the one that computes less. O(blocks).
+    0 without measured costs. Of equal choices, the one that computes less. O(blocks).
     """
     if costs is None or not held.on_disk:
         return 0
@@ -113,7 +113,7 @@ def _ends(held: Restorable, costs: Costs, count: int, fetched: int) -> float:
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """As it is kept. Bytes per second, seconds; 0 for what has not been measured."""
+    """Measured figures, as they are kept: bytes per second, seconds; 0 where nothing was measured."""
 
     layout: int = LAYOUT
     machine: str = ""
@@ -125,7 +125,8 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class CostBook:
-    """``path``: where it is kept, None for nowhere; of another ``machine`` it counts for nothing.
+    """Measured costs, kept at ``path`` (None: not kept); those of another ``machine`` are ignored.
+
     ``beside``: disk and copies work while the device computes.
     """
 
@@ -140,14 +141,14 @@ class CostBook:
         return self.measured.copy > 0 and self.measured.token > 0
 
     def costs(self) -> Costs | None:
-        """For the policy; None while something has not been measured."""
+        """The costs; None while something has not been measured."""
         known = self.measured
         if not self.calibrated or not known.fetch:
             return None
         return Costs(known.copy, known.fetch, known.latency, known.token, known.history, self.beside)
 
     def calibrate(self, measured: Measured) -> None:
-        """Take over, and keep, what a calibration found."""
+        """Take over and keep the figures of a calibration."""
         seen = self.measured
         self.measured = msgspec.structs.replace(
             measured, machine=seen.machine, fetch=seen.fetch, latency=seen.latency
@@ -155,7 +156,7 @@ class CostBook:
         self.save()
 
     def fetched(self, size: int, seconds: float) -> None:
-        """A turn waited so long for so many bytes; its waiting for the disk to begin counts."""
+        """A turn waited ``seconds`` for ``size`` bytes from disk."""
         seconds = max(seconds, LEAST)
         known = self.measured
         if size < LARGE_BYTES:
@@ -166,10 +167,10 @@ class CostBook:
         self.measured = msgspec.structs.replace(known, fetch=_blended(known.fetch, rate))
 
     def passed_over(self) -> None:
-        """A turn is computed for what the disk is believed to cost, and its wait, if any, tells nothing of it.
+        """A turn is computed because the disk is believed to be slow, so that the disk is not measured.
 
-        What is not tried is not seen to have changed, or to have been a stall: each such turn makes the belief
-        a little better, until one tries again.
+        A disk that is never tried would count as slow for ever, even if that was one stall. So each such turn
+        makes the figures a little better, until a turn tries the disk again.
         """
         known = self.measured
         self.measured = msgspec.structs.replace(
@@ -177,7 +178,7 @@ class CostBook:
         )
 
     def save(self) -> None:
-        """Keep it; a full or missing disk goes without."""
+        """Write the figures to ``path``; errors of the disk are ignored."""
         if self._path is None:
             return
         fresh = self._path.with_suffix(f".{os.getpid()}")
@@ -199,9 +200,9 @@ def measure(
     block_bytes: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measured:
-    """Time copies into the first blocks, which nobody holds yet, and prompts computed in them.
+    """Time copies into the first blocks, which must be free, and prompts computed in them.
 
-    Plans are numbered below those of any scheduler. ``slots``: the host tier's; their bytes are only read.
+    The plans have negative numbers, below a scheduler's. ``slots``: the host tier's; their bytes are only read.
     """
     steps = iter(range(-64, 0))
 
@@ -235,7 +236,7 @@ def _blended(old: float, new: float) -> float:
 
 
 def this_machine(device: str) -> str:
-    """The processor and its cores, and what computes."""
+    """A text that names the processor, its cores and the device."""
     processor = platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

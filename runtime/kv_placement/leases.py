@@ -1,10 +1,10 @@
-"""Leases: promises about KV within a budget, with a receipt; never a lock.
+"""Leases: promises to keep KV, within a budget and with a receipt; never a lock.
 
-A lease covers the beginning of a sequence, as much of it as the budget has room for, and grows with it at the
-end of each turn. What it covers goes last when blocks or slots are short (`preemption`, ``kvstore.host``) and
-is brought up shortly before the sequence is expected back. It ends with its time or with the sequence. When a
-sequence is expected back counts without a lease too, granted or not: that is no promise, only foresight
-(`idle_eviction`). Decides nothing about steps; the clock is the caller's.
+A lease covers the beginning of a sequence, as much of it as the budget has room for, and grows with it at
+the end of each turn. What it covers is evicted last when blocks or slots are short (`preemption`,
+``kvstore.host``), and is restored shortly before the sequence is expected back. A lease ends with its time
+or with its sequence. The time when a sequence is expected back counts without a lease too, as a hint for
+eviction (`idle_eviction`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .offload import Offload
 MOST_SECONDS = 86_400.0
 USUAL_SECONDS = 300.0
 MOST_PRIORITY = 8
-LEAD_SECONDS = 0.5  # before the expected return KV is brought up
-SPARE = 64  # returns that are over, and may be kept until their time comes
+LEAD_SECONDS = 0.5  # KV is restored so long before the expected return
+SPARE = 64  # outdated entries that the heap of returns may keep
 
 
 class Leases:
-    """All leases of one engine. Their budget: a share of the pool, and the same share of the host tier.
+    """All leases of one engine. Their budget is a share of the pool, and the same share of the host tier.
 
-    A tenant with a cap (`SchedulerSettings.lease_caps`) has no more of it than that.
+    A tenant's leases cover no more blocks than its cap in `SchedulerSettings.lease_caps`, and no more records.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Leases:
         self._block_manager = block_manager
         self._offload = offload
         self._held: dict[int, Sequence] = {}
-        self._ends = math.inf  # none ends before
-        self._expected: list[tuple[float, int, Sequence]] = []  # a heap of returns, some of them over
-        self._said = count()
+        self._ends = math.inf  # no lease ends before
+        self._expected: list[tuple[float, int, Sequence]] = []  # a heap of returns, some of them outdated
+        self._counter = count()
         self._blocks = self._records = 0
         roots = {block_manager.residency.root(salt): most for salt, most in settings.lease_caps.items()}
         self._caps = {tenant_of(root): most for root, most in roots.items()}
@@ -58,7 +58,7 @@ class Leases:
         return len(self._held)
 
     def grant(self, sequence: Sequence, wish: Lease, now: float) -> Receipt:
-        """Give the sequence the lease that is wished for, in place of the one it has."""
+        """Give the sequence the lease that it asks for, in place of the one it has."""
         self.end(sequence)
         asked = USUAL_SECONDS if wish.ttl is None else wish.ttl
         ttl = _within(asked, 0.0, MOST_SECONDS)
@@ -82,20 +82,20 @@ class Leases:
         return Receipt(grant, priority, ttl, returns_in, tokens, below)
 
     def cover(self, sequence: Sequence) -> None:
-        """The lease, if there is one, covers what the sequence is now, as far as the budget goes."""
-        promise = sequence.lease
-        if promise is None:
+        """Extend the lease, if there is one, to the sequence's present tokens, as far as the budget goes."""
+        lease = sequence.lease
+        if lease is None:
             return
-        self._count(sequence, -promise.blocks, -promise.records)
+        self._count(sequence, -lease.blocks, -lease.records)
         names = sequence.names()
         blocks = min(self._block_manager.blocks_for(len(sequence.tokens)), self._room(sequence))
-        records = min(len(names), self._slots(sequence))
+        records = min(len(names), self._host_room(sequence))
         self._count(sequence, blocks, records)
-        sequence.grant(replace(promise, blocks=blocks, records=records))
-        self._block_manager.transfers.lease(sequence.id, names[:records], promise.returns)
+        sequence.grant(replace(lease, blocks=blocks, records=records))
+        self._block_manager.transfers.lease(sequence.id, names[:records], lease.returns)
 
     def end(self, sequence: Sequence) -> None:
-        """The lease, if there is one, is over."""
+        """End the lease, if there is one."""
         sequence.expect_return(None)
         if sequence.lease is not None:
             del self._held[sequence.id]
@@ -105,7 +105,7 @@ class Leases:
             self._rank(sequence)
 
     def tick(self, now: float) -> None:
-        """End what is over, bring up what is expected."""
+        """End leases that are over, and restore sequences that are expected back."""
         if now >= self._ends:
             for sequence in list(self._held.values()):
                 if sequence.lease is not None and sequence.lease.until <= now:
@@ -113,7 +113,7 @@ class Leases:
             ends = (held.lease.until for held in self._held.values() if held.lease is not None)
             self._ends = min(ends, default=math.inf)
         while self._next_return() <= now + LEAD_SECONDS:
-            self._recall(heappop(self._expected)[2], now)
+            self._bring_back(heappop(self._expected)[2], now)
 
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do; None: never."""
@@ -121,17 +121,19 @@ class Leases:
         return None if next_one == math.inf else max(0.0, next_one - now)
 
     def statistics(self) -> dict[str, float]:
-        """Leases, and what they cover."""
+        """Number of leases, and of the blocks and records that they cover."""
         return {"leases": len(self._held), "leased_blocks": self._blocks, "leased_records": self._records}
 
     # --- inside -----------------------------------------------------------------------------------------
 
     def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
-        """It comes back then; None: nobody knows. Who may be back any moment is not brought up for that: what
-        it holds it keeps, and what it was made to give, or gave by itself, it asks for when it is here."""
+        """The sequence is expected back at ``returns``; None: unknown.
+
+        Without a lease, one that is expected at once is not restored ahead: it asks for its KV when it is back.
+        """
         sequence.expect_return(returns)
         if returns is not None and (sequence.lease is not None or returns > now + LEAD_SECONDS):
-            heappush(self._expected, (returns, next(self._said), sequence))
+            heappush(self._expected, (returns, next(self._counter), sequence))
             if len(self._expected) > 2 * len(self._queues.sequences) + SPARE:
                 self._expected = [one for one in self._expected if self._is_expected(*one)]
                 heapify(self._expected)
@@ -143,17 +145,20 @@ class Leases:
         return self._expected[0][0] if self._expected else math.inf
 
     def _is_expected(self, returns: float, _: int, sequence: Sequence) -> bool:
-        """Whether it is still away, and nothing else was said since."""
+        """Whether the entry is not outdated: the sequence is open, and expected at that time."""
         return sequence.returns == returns and self._queues.sequences.get(sequence.id) is sequence
 
-    def _recall(self, sequence: Sequence, now: float) -> None:
-        """It comes back soon: it has its KV by then. What is nowhere is computed ahead for a lease alone: who
-        only said when it comes may be late, and lose that again."""
-        fetching = self._offload.restore
-        if sequence.turn is None and (sequence.lease is not None or fetching.finds(sequence)):
+    def _bring_back(self, sequence: Sequence, now: float) -> None:
+        """Restore a sequence that comes back soon.
+
+        KV that lies nowhere is computed ahead only with a lease: without one the sequence may be late, and lose
+        it again.
+        """
+        restore = self._offload.restore
+        if sequence.turn is None and (sequence.lease is not None or restore.finds(sequence)):
             sequence.look_up()
             self._queues.touch(sequence, now)
-            fetching.stage(sequence, now)
+            restore.stage(sequence, now)
 
     def _rank(self, sequence: Sequence) -> None:
         if sequence.id in self._queues.idle_eviction or sequence.id in self._queues.leased:
@@ -167,12 +172,12 @@ class Leases:
         self._records_of[tenant] += records
 
     def _room(self, sequence: Sequence) -> int:
-        """Blocks that the budget has left, and the tenant."""
+        """Blocks left in the budget and under the tenant's cap."""
         left = int(self._settings.lease_share * self._settings.blocks) - self._blocks
         return self._within_cap(sequence, left, self._blocks_of)
 
-    def _slots(self, sequence: Sequence) -> int:
-        """Slots that they have left."""
+    def _host_room(self, sequence: Sequence) -> int:
+        """Host slots left in the budget and under the tenant's cap."""
         tier = self._block_manager.transfers.tier
         if tier is None:
             return 0
@@ -186,13 +191,13 @@ class Leases:
 
     def _covered(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens that the lease covers on the device, and in the host tier."""
-        promise = sequence.lease
-        assert promise is not None
+        lease = sequence.lease
+        assert lease is not None
         size, length = self._settings.block_tokens, len(sequence.tokens)
-        below = min(promise.records, len(sequence.keys)) * size
-        if sequence.tail is not None and promise.records > len(sequence.keys):
+        below = min(lease.records, len(sequence.keys)) * size
+        if sequence.tail is not None and lease.records > len(sequence.keys):
             below = max(below, sequence.tail[1])
-        return min(length, promise.blocks * size), min(length, below)
+        return min(length, lease.blocks * size), min(length, below)
 
 
 def _within(value: float, least: float, most: float) -> float:

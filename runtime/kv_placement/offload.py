@@ -1,9 +1,8 @@
-"""When KV goes to disk: policy between sequences and the disk tier. How it comes back is in `restore`.
+"""Decides when KV goes to disk. `restore` brings it back.
 
-A few records at a time: those of a turn that ended `IDLE_SECONDS` ago while the disk has room, of a sequence
-that is closed, and those the host tier would give up next once it is nearly full, but for what the device has
-as well: so that full tiers do not hold the same. Without a disk every verb does nothing. The clock is the
-caller's.
+Records go down a few at a time: those of a turn that ended `IDLE_SECONDS` ago, while the disk has room; those
+of a closed sequence; and those that a nearly full host tier evicts next and the device does not have, so that
+full tiers do not hold the same. Without a disk every method does nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from .restore import FETCH_POLL_SECONDS, Restore
 
 IDLE_SECONDS = 2.0
 POLL_SECONDS = 0.002
-ABSENT_SECONDS = 0.1  # between two looks for a new shelf
-PRESSED = 8  # the host tier is nearly full with less than one part in so many free
-LEAVING_SHARE = 4  # of the host tier's records so many are on disk before their turn to go comes
+ABSENT_SECONDS = 0.1  # between two looks for a new disk process
+PRESSED = 8  # the host tier is nearly full with less than one slot in so many free
+LEAVING_SHARE = 4  # one in so many of the host tier's records is on disk before it is evicted
 MOST_LEAVING = 1024
 
 
@@ -35,41 +34,41 @@ class Offload:
         self._block_manager = block_manager
         self._idle: OrderedDict[int, tuple[Sequence, float]] = OrderedDict()
         self._queue: OrderedDict[bytes, None] = OrderedDict()
-        self._looked = -1  # how often the host tier had been used then, and nothing was to be stored
+        self._looked = -1  # the host tier's `uses` when nothing was left to store
 
     # --- down -------------------------------------------------------------------------------------------
 
     def rest(self, sequence: Sequence, now: float) -> None:
-        """A turn is over: in a while it goes to disk."""
+        """A turn ended: its KV goes to disk after `IDLE_SECONDS`."""
         if self.disk is not None:
             self._idle[sequence.id] = sequence, now
             self._idle.move_to_end(sequence.id)
 
     def retire(self, sequence: Sequence) -> None:
-        """Nobody holds the sequence any more: to disk while there is room; it is the first to give way."""
+        """The sequence is closed: its KV goes to disk while there is room, and is evicted first everywhere."""
         if self.disk is None or not self.disk.full:
             self.leave(sequence)
         self._idle.pop(sequence.id, None)
         self._block_manager.retire(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """It is wanted on disk: it goes there now."""
+        """Send the sequence's KV to disk now."""
         self._idle.pop(sequence.id, None)
         if self.disk is not None:
             self._enqueue(sequence.names())
 
     def send(self, keys: Iterable[bytes]) -> None:
-        """These go to disk now, those that wait already in their order."""
+        """Send these records to disk now; those that wait already keep their place."""
         self._enqueue(keys)
 
     def flush(self) -> None:
-        """All that the host tier has goes to disk, the longest unused last."""
+        """Send all that the host tier has to disk, the longest unused last."""
         tier = self._block_manager.transfers.tier
         if self.disk is not None and tier is not None:
             self._enqueue(reversed(tier.oldest(len(tier))))
 
     def close(self) -> None:
-        """Let the disk go, and keep what was learned of it."""
+        """Save the measured costs, and close the disk."""
         self.restore.costs.save()
         if self.disk is not None:
             self.disk.close()
@@ -77,7 +76,7 @@ class Offload:
     # --- time -------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Take the disk's answers, let go on who waited for them, send down what is due."""
+        """Take the disk's answers, go on with restores, and send down what is due."""
         if self.disk is None:
             return
         self.disk.poll(now)
@@ -108,11 +107,11 @@ class Offload:
 
     @property
     def busy(self) -> bool:
-        """Whether records are on their way down, or wait for it."""
+        """Whether records are on their way to disk, or wait for it."""
         return self.disk is not None and self.disk.ready and (self.disk.waiting or bool(self._queue))
 
     def statistics(self) -> dict[str, float]:
-        """The disk's gauges and counters, and what waits; empty without a disk."""
+        """The disk's gauges and counters, and the lengths of queues; empty without a disk."""
         if self.disk is None:
             return {}
         disk = {f"disk_{name}": value for name, value in asdict(self.disk.statistics()).items()}

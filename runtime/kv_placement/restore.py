@@ -1,11 +1,14 @@
-"""KV that comes back from disk: turns that wait for it, and sequences that are expected to be wanted.
+"""Restores KV from disk: for turns that wait for it, and for idle sequences that are expected back.
 
-A turn whose KV is on disk stands in the queues as *fetching* while others run; its records come through the
-host tier piece by piece, and what has come goes to the device while the rest comes, so that a long sequence
-needs few slots there. When all have come, or will not, it waits for admission like any other. A sequence
-without a turn is fetched for the same way, at the first sign of its return. Where the device is this machine,
-what lies in its memory anyway is copied at once, and waits for nobody; and what does not comes *direct*: the
-disk only has it in memory, from where it is copied once, to the device. The clock is the caller's.
+A turn with KV on disk waits in `Queues.restoring` while others run. Its records come up in pieces, and those
+that have come go to the device while the rest comes. When all have come, or will not, the turn waits for
+admission like any other. An idle sequence is restored in the same way, at the first sign of its return.
+
+There are two ways for the bytes. Through host slots: the disk process fills them, and a plan loads them to
+the device; so a long sequence needs few slots. *Directly*, where the device is this machine's memory: the
+disk process only brings records into the page cache, and one copy takes them from there to the device. What
+is in the page cache already is read at once. The direct way saves one of two copies of the same memory. A
+record that cannot be read directly comes through the slots.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ from ..sequence import Sequence
 from .block_manager import BlockManager
 from .costs import CostBook, Restorable, blocks_to_compute
 
-FETCH_SECONDS = 8.0  # a turn waits so long for the disk's next piece, then it is computed
-FETCH_POLL_SECONDS = 0.0003  # while a sequence waits for its records
-WINDOW_SHARE = 8  # of the host tier's slots one in so many may be on its way up for one sequence
+FETCH_SECONDS = 8.0  # a turn waits so long for the disk's next piece; then it is computed
+FETCH_POLL_SECONDS = 0.0003  # between two looks at the disk while a sequence waits for its records
+WINDOW_SHARE = 8  # one in so many of the host tier's slots may be on its way up for one sequence
 AT_ONCE_BYTES = 64 << 20  # copied to the device between two steps: some 10 ms; and direct on its way at most
 FETCHED_SHARE = 0.75  # of the slots may hold what has come for one and finds no room on the device
 
 
 @dataclass(slots=True)
-class _Awaited:
+class _PendingRestore:
     """Records of a sequence on their way up, in order.
 
     ::
@@ -40,16 +43,16 @@ class _Awaited:
         [arrived, asked)  on their way there
         [asked, end)      on disk
 
-    ``since``: when it began; ``stirred``: when the last piece came. ``compute_until``: the position up to which
-    tokens are computed meanwhile.
-    ``tokens``: the sequence's when its records were looked for.
+    ``tokens``: the sequence's number of tokens when its records were located. ``since``: when it began;
+    ``last_arrival``: when the last piece came. ``compute_until``: the position up to which tokens are computed
+    meanwhile, 0 for none. ``direct``: past the host tier. ``broken``: a record will not come.
     """
 
     sequence: Sequence
     tokens: int
     keys: list[bytes]
     since: float
-    stirred: float
+    last_arrival: float
     compute_until: int = 0
     direct: bool = False
     moved: int = 0
@@ -58,18 +61,20 @@ class _Awaited:
     broken: bool = False
 
     def goes_on(self, sequence: Sequence) -> bool:
-        """Whether all that could be looked for is on its way."""
+        """Whether this is for ``sequence`` as it is now, and needs no other beginning."""
         same = self.sequence is sequence and self.tokens == len(sequence.tokens)
         return same and not self.broken and not self.compute_until
 
-    def cut(self) -> None:
-        """One of them will not come: what follows it is of no use."""
+    def stop(self) -> None:
+        """A record will not come: those behind it are useless."""
         self.broken = True
         del self.keys[self.asked :]
 
 
 class Restore:
-    """Brings records from ``disk`` up for the sequences of ``queues``."""
+    """Restores records of ``disk`` for the sequences of ``queues``; ``costs`` decide what is computed
+    instead.
+    """
 
     def __init__(
         self,
@@ -86,26 +91,26 @@ class Restore:
         self._block_manager = block_manager
         self._preemption = preemption
         self._counters = counters
-        self._awaited: dict[int, _Awaited] = {}
+        self._pending: dict[int, _PendingRestore] = {}
 
     def __len__(self) -> int:
-        return len(self._awaited)
+        return len(self._pending)
 
     def finds(self, sequence: Sequence) -> bool:
-        """Whether a tier below the device holds what goes on where the sequence's computed tokens end."""
+        """Whether a lower tier holds KV behind the sequence's computed tokens."""
         located = self._block_manager.residency.locate(sequence)
         return bool(located.in_host() or located.on_disk())
 
     def fetch(self, sequence: Sequence, now: float, *, direct: bool = True) -> bool:
-        """Have what the disk holds of a sequence brought up; whether it has to wait for that.
+        """Begin to restore a sequence's records from disk; returns whether it has to wait for them.
 
-        A turn need not wait where it is computed instead, by measured costs, or computed from its beginning to
-        where it meets what is on its way. ``direct``: past the host tier, where the device is within reach.
+        A turn does not wait where computing is cheaper by the measured costs, nor where it is computed from its
+        beginning to where it meets the restored part. ``direct``: read directly where that is possible.
         """
         disk, tier = self._disk, self._block_manager.transfers.tier
         if disk is None or tier is None or not len(disk):
             return False
-        began = self._awaited.get(sequence.id)
+        began = self._pending.get(sequence.id)
         if disk.reads_directly and (began is None or began.sequence is not sequence):
             before = disk.reading_seconds
             self._read(sequence, disk, tier, disk.offset_known, now)
@@ -121,22 +126,22 @@ class Restore:
         ):
             return True
         keys = self._block_manager.residency.locate(sequence).on_disk()[skipped:]
-        if keys:  # what comes up must not take the places of its own beginning
+        if keys:  # its own beginning must not be evicted for the rest
             self._block_manager.transfers.touch(sequence.keys)
         same = began is not None and began.sequence is sequence and began.direct == direct
         since = began.since if same and began is not None else now
-        awaited = _Awaited(sequence, len(sequence.tokens), keys, since, now, meets, direct)
-        self._ask(awaited, disk, tier, now)
-        if not awaited.asked:
+        pending = _PendingRestore(sequence, len(sequence.tokens), keys, since, now, meets, direct)
+        self._ask(pending, disk, tier, now)
+        if not pending.asked:
             return False
         sequence.from_tiers.expect(keys)
-        self._awaited[sequence.id] = awaited
+        self._pending[sequence.id] = pending
         if meets:
             sequence.from_tiers.stop_at(meets)
         return not meets
 
     def line_up(self, sequence: Sequence, now: float) -> None:
-        """A turn takes its place among the others, or does so when its KV has come up."""
+        """Queue a turn for admission, or for restoring first if its KV is on disk."""
         self._queues.taken(sequence)
         self._queues.restoring[sequence.id] = sequence
         if not self.fetch(sequence, now):
@@ -144,7 +149,9 @@ class Restore:
             self._queues.enqueue(sequence)
 
     def _meeting(self, sequence: Sequence, disk: DiskTier) -> tuple[int, int]:
-        """Up to which position a turn is computed meanwhile, 0 for none; and records on disk before it."""
+        """The position up to which a turn is computed meanwhile, 0 for none; and its records on disk before
+        that.
+        """
         costs, tier = self.costs.costs(), self._block_manager.transfers.tier
         if costs is None or sequence.turn is None or tier is None or sequence.planned != sequence.computed:
             return 0, 0
@@ -162,21 +169,21 @@ class Restore:
         return (first + count) * size if count else 0, sum(on_disk[:count])
 
     def stage(self, sequence: Sequence, now: float) -> None:
-        """An idle sequence will be wanted: bring it up, or as far as the host tier first."""
+        """An idle sequence is expected back: restore it."""
         if self.fetch(sequence, now):
             self._queues.prefill.pop(sequence.id, None)
             self._queues.staged[sequence.id] = sequence
 
     def tick(self, now: float) -> None:
-        """See what has come, and let go on who waited for it."""
+        """Count the records that have come, and queue the turns that need not wait any longer."""
         if self._disk is not None:
-            for awaited in list(self._awaited.values()):
-                self._advance(awaited, self._disk, now)
+            for pending in list(self._pending.values()):
+                self._advance(pending, self._disk, now)
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Whether anything is on its way up for it."""
-        awaited = self._awaited.get(sequence.id)
-        return awaited is not None and awaited.sequence is sequence
+        """Whether records are on their way up for the sequence."""
+        pending = self._pending.get(sequence.id)
+        return pending is not None and pending.sequence is sequence
 
     # --- inside ---------------------------------------------------------------------------------------
 
@@ -213,50 +220,54 @@ class Restore:
         self._counters.adopted += adopted
         sequence.count_found(adopted)
 
-    def _ask(self, awaited: _Awaited, disk: DiskTier, tier: HostTier, now: float) -> None:
-        """Ask for the next records: as many as may give up their slots for these, or for a while to copy."""
-        window = awaited.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
-        most = awaited.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
-        if awaited.direct:
-            window = most = awaited.moved + max(1, AT_ONCE_BYTES // tier.memory.block_bytes)
-        tenant, fetch = awaited.sequence.tenant, self._block_manager.transfers.fetch
-        for key in awaited.keys[awaited.asked : min(window, most)]:
+    def _ask(self, pending: _PendingRestore, disk: DiskTier, tier: HostTier, now: float) -> None:
+        """Ask the disk for the next records: as many as there may be slots for, or as one copy may take."""
+        window = pending.arrived + max(tier.free, tier.memory.slots // WINDOW_SHARE, 1)
+        most = pending.moved + max(1, int(tier.memory.slots * FETCHED_SHARE))
+        if pending.direct:
+            window = most = pending.moved + max(1, AT_ONCE_BYTES // tier.memory.block_bytes)
+        tenant, fetch = pending.sequence.tenant, self._block_manager.transfers.fetch
+        for key in pending.keys[pending.asked : min(window, most)]:
             above = self._is_above(key, tier)
-            if not above and not fetch(key, now, tenant, direct=awaited.direct):
+            if not above and not fetch(key, now, tenant, direct=pending.direct):
                 if key not in disk:
-                    awaited.cut()
+                    pending.stop()
                 return
-            awaited.asked += 1
+            pending.asked += 1
 
-    def _advance(self, awaited: _Awaited, disk: DiskTier, now: float) -> None:
-        """See what has come; have it taken to the device, and ask for more, or be done."""
+    def _advance(self, pending: _PendingRestore, disk: DiskTier, now: float) -> None:
+        """Count what has come, have it copied to the device, and ask for more or finish."""
         tier = self._block_manager.transfers.tier
         assert tier is not None
-        before = awaited.arrived
-        self._count(awaited, disk, tier)
-        if awaited.arrived > before:
-            awaited.stirred = now
-        if not self._wanted(awaited.sequence):
-            awaited.cut()
-            awaited.sequence.from_tiers.stop_at(None)
-        elif awaited.direct and awaited.arrived > awaited.moved and not self._take(awaited, disk, tier, now):
-            return self._turn_to_slots(awaited, now)
-        if not awaited.broken and now <= awaited.stirred + FETCH_SECONDS:
-            self._ask(awaited, disk, tier, now)
-        met = self._met(awaited)
-        if met and awaited.arrived > awaited.moved:
-            awaited.sequence.look_up()
-        over = awaited.arrived == len(awaited.keys) and met
-        if over or now > awaited.stirred + FETCH_SECONDS:
-            self._arrived(awaited, tier, now)
+        before = pending.arrived
+        self._count_arrived(pending, disk, tier)
+        if pending.arrived > before:
+            pending.last_arrival = now
+        if not self._wanted(pending.sequence):
+            pending.stop()
+            pending.sequence.from_tiers.stop_at(None)
+        elif (
+            pending.direct
+            and pending.arrived > pending.moved
+            and not self._read_arrived(pending, disk, tier, now)
+        ):
+            return self._fetch_into_slots(pending, now)
+        if not pending.broken and now <= pending.last_arrival + FETCH_SECONDS:
+            self._ask(pending, disk, tier, now)
+        met = self._met(pending)
+        if met and pending.arrived > pending.moved:
+            pending.sequence.look_up()
+        over = pending.arrived == len(pending.keys) and met
+        if over or now > pending.last_arrival + FETCH_SECONDS:
+            self._arrived(pending, tier, now)
         return None
 
-    def _take(self, awaited: _Awaited, disk: DiskTier, tier: HostTier, now: float) -> bool:
-        """To the device with what has come direct; whether all of it went.
+    def _read_arrived(self, pending: _PendingRestore, disk: DiskTier, tier: HostTier, now: float) -> bool:
+        """Read what has come directly to the device; returns whether all of it is there.
 
-        It does not where blocks are short, where it has left the memory again, or is not what was stored.
+        It is not where blocks are short, or where a record has left the page cache again or is damaged.
         """
-        sequence, came = awaited.sequence, set(awaited.keys[awaited.moved : awaited.arrived])
+        sequence, came = pending.sequence, set(pending.keys[pending.moved : pending.arrived])
         went: set[bytes] = set()
         while came - went:
             read = self._read(sequence, disk, tier, came.__contains__, now)
@@ -265,41 +276,41 @@ class Restore:
             went.update(read)
         if sequence.turn is None:
             self._queues.rank(sequence)
-        self._pass_moved(awaited, went)
-        return awaited.moved == awaited.arrived
+        self._pass_moved(pending, went)
+        return pending.moved == pending.arrived
 
-    def _turn_to_slots(self, began: _Awaited, now: float) -> None:
-        """What is not on the device yet comes by way of the host tier, if it is to come at all."""
+    def _fetch_into_slots(self, began: _PendingRestore, now: float) -> None:
+        """Restore through host slots what could not be read directly."""
         sequence = began.sequence
         sequence.from_tiers.wait(now - began.since)
         if not self.fetch(sequence, now, direct=False):
-            if self._awaited[sequence.id] is began:
-                del self._awaited[sequence.id]
-            self._let_go(sequence, now)
+            if self._pending[sequence.id] is began:
+                del self._pending[sequence.id]
+            self._finish(sequence, now)
 
-    def _count(self, awaited: _Awaited, disk: DiskTier, tier: HostTier) -> None:
-        keys = awaited.keys
-        while awaited.arrived < awaited.asked and not disk.fetching(keys[awaited.arrived]):
-            key = keys[awaited.arrived]
-            if not awaited.broken and not awaited.direct and not self._is_above(key, tier):
-                awaited.cut()
-            awaited.arrived += 1
-        self._pass_moved(awaited)
+    def _count_arrived(self, pending: _PendingRestore, disk: DiskTier, tier: HostTier) -> None:
+        keys = pending.keys
+        while pending.arrived < pending.asked and not disk.fetching(keys[pending.arrived]):
+            key = keys[pending.arrived]
+            if not pending.broken and not pending.direct and not self._is_above(key, tier):
+                pending.stop()
+            pending.arrived += 1
+        self._pass_moved(pending)
 
-    def _pass_moved(self, awaited: _Awaited, went: Container[bytes] = ()) -> None:
-        """Count those on the device; ``went``: there, if no longer."""
-        on_device, keys = self._block_manager.pool.index.block_of, awaited.keys
-        while awaited.moved < awaited.arrived:
-            key = keys[awaited.moved]
+    def _pass_moved(self, pending: _PendingRestore, went: Container[bytes] = ()) -> None:
+        """Count the records on the device; ``went``: were brought there, also if they were evicted since."""
+        on_device, keys = self._block_manager.pool.index.block_of, pending.keys
+        while pending.moved < pending.arrived:
+            key = keys[pending.moved]
             if key not in went and on_device(key) is None:
                 break
-            awaited.moved += 1
+            pending.moved += 1
 
     def _is_above(self, key: bytes, tier: HostTier) -> bool:
         return key in tier or self._block_manager.pool.index.block_of(key) is not None
 
     def _wanted(self, sequence: Sequence) -> bool:
-        """Whether it still waits: it was not stopped, closed, or taken for another."""
+        """Whether the sequence still waits: it was not stopped or closed, nor its KV taken for another."""
         queues = self._queues
         waits = queues.restoring.get(sequence.id) is sequence or queues.staged.get(sequence.id) is sequence
         meets = (
@@ -307,27 +318,29 @@ class Restore:
         )
         return waits or meets
 
-    def _met(self, awaited: _Awaited) -> bool:
-        """Whether the turn has been computed up to what was fetched, or never will be."""
-        sequence = awaited.sequence
+    def _met(self, pending: _PendingRestore) -> bool:
+        """Whether the turn is computed up to the restored part, or never will be."""
+        sequence = pending.sequence
         return (
             sequence.from_tiers.compute_until is None
             or sequence.computed >= sequence.from_tiers.compute_until
         )
 
-    def _arrived(self, awaited: _Awaited, tier: HostTier, now: float) -> None:
-        sequence = awaited.sequence
-        del self._awaited[sequence.id]
+    def _arrived(self, pending: _PendingRestore, tier: HostTier, now: float) -> None:
+        sequence = pending.sequence
+        del self._pending[sequence.id]
         sequence.from_tiers.stop_at(None)
-        whole = awaited.arrived == len(awaited.keys) and not awaited.broken
-        if whole and (self.costs.beside or not awaited.compute_until):
-            self.costs.fetched(len(awaited.keys) * tier.memory.block_bytes, awaited.stirred - awaited.since)
+        whole = pending.arrived == len(pending.keys) and not pending.broken
+        if whole and (self.costs.beside or not pending.compute_until):
+            self.costs.fetched(
+                len(pending.keys) * tier.memory.block_bytes, pending.last_arrival - pending.since
+            )
         if self._queues.sequences.get(sequence.id) is sequence:
-            sequence.from_tiers.wait(now - awaited.since)
-            self._let_go(sequence, now)
+            sequence.from_tiers.wait(now - pending.since)
+            self._finish(sequence, now)
 
-    def _let_go(self, sequence: Sequence, now: float) -> None:
-        """It waits for the disk no longer."""
+    def _finish(self, sequence: Sequence, now: float) -> None:
+        """The sequence does not wait for the disk any longer."""
         sequence.look_up()
         if self._queues.restoring.pop(sequence.id, None) is not None:
             self._queues.enqueue(sequence)

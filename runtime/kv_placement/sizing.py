@@ -1,6 +1,5 @@
-"""How many KV blocks the device gets: what was asked for, or a share of what is free.
-
-Pure arithmetic in bytes; the numbers are given. Knows no torch and allocates nothing.
+"""How many KV blocks the device gets: as asked, or a share of the free memory. Arithmetic; allocates
+nothing.
 """
 
 from __future__ import annotations
@@ -12,39 +11,40 @@ from ...kvstore.system_limits import NAMED, errno_of, explained
 from ..errors import SettingsInvalid
 from ..settings import EngineSettings
 
-CUDA_SHARE = 0.85  # of what is free once the weights are there; activations need the rest
+CUDA_SHARE = 0.85  # of the memory free after loading the weights; activations need the rest
 HOST_SHARE = 0.125  # of all memory
 HOST_MOST_BYTES = 1 << 30
-MOST_TOKENS = 1 << 21  # unless more is asked for: bookkeeping has a price per block
+MOST_TOKENS = 1 << 21  # unless more is asked for: each block costs the engine some work
 PROCESS_BYTES = 280 << 20  # as measured: the interpreter, torch, and the compiled kernels with their compiler
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def machine_bytes() -> int:
-    """Memory of this machine, or of the container if that is less."""
+    """Bytes of this machine's memory, or of the container's if that is less."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for name in LIMITS:
         try:
             limits.append(int(Path(name).read_text()))
-        except (OSError, ValueError):  # not limited, or not so
+        except (OSError, ValueError):  # no limit there
             continue
     return min(limits)
 
 
 def host_kv_bytes() -> int:
-    """What KV may take of this machine's memory by default."""
+    """Bytes that KV may take of this machine's memory by default."""
     return min(HOST_MOST_BYTES, int(HOST_SHARE * machine_bytes()))
 
 
 def cuda_kv_bytes(free_bytes: int) -> int:
-    """What KV may take of the device memory that is free after loading."""
+    """Bytes that KV may take of the device memory that is free after loading."""
     return int(CUDA_SHARE * free_bytes)
 
 
 def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) -> int:
-    """Blocks for the pool; ``allowed_bytes`` counts where the settings name no number. May be 0.
+    """Blocks for the pool, perhaps 0; ``allowed_bytes`` counts where the settings name no number.
 
-    Raises ``SettingsInvalid`` where ``kv_bytes`` are not enough for one.
+    Raises:
+        SettingsInvalid: ``kv_bytes`` are not enough for one block.
     """
     if settings.blocks is not None:
         return settings.blocks
@@ -59,9 +59,10 @@ def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) ->
 
 
 def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int:
-    """Tokens one sequence may hold: the model's limit, or the pool's if that is less and nothing was asked.
+    """Tokens that one sequence may hold: the model's limit, or the pool's if that is less and none was asked
+    for.
 
-    A context that was asked for is not cut to the pool: where it does not fit the operator shall know.
+    A context that was asked for is not cut to the pool, so that the operator learns that it does not fit.
     """
     if settings.max_context is not None:
         return model_context
@@ -69,7 +70,11 @@ def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int
 
 
 def check_budget(name: str, asked: int, there: int, of: str) -> None:
-    """Raises ``SettingsInvalid``, with the sum, where more bytes are asked for than there are."""
+    """Check that no more bytes are asked for than there are.
+
+    Raises:
+        SettingsInvalid: naming both numbers.
+    """
     if asked > there:
         raise SettingsInvalid(
             f"{name} = {shown(asked)} is {shown(asked - there)} more than {of}, {shown(there)}"
@@ -77,7 +82,7 @@ def check_budget(name: str, asked: int, there: int, of: str) -> None:
 
 
 def shown(count: float) -> str:
-    """A number of bytes for people: ``1.5 GiB``."""
+    """A number of bytes as text: ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -86,7 +91,7 @@ def shown(count: float) -> str:
 
 
 def rule_of(settings: EngineSettings, on_host: bool) -> str:
-    """Where the pool's size comes from, in words."""
+    """A line that says where the pool's size comes from."""
     if settings.blocks is not None:
         return f"blocks = {settings.blocks:,}, as asked"
     if settings.kv_bytes is not None:
@@ -99,7 +104,7 @@ def rule_of(settings: EngineSettings, on_host: bool) -> str:
 
 
 def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) -> str:
-    """What a loaded model takes, as a sum. ``weights`` in bytes."""
+    """A line with the memory of a loaded model, as a sum. ``weights``: bytes."""
     pool = blocks * block_bytes
     total = weights + pool + PROCESS_BYTES
     return (
@@ -110,5 +115,7 @@ def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) 
 
 
 def refusal(error: BaseException, what: str) -> str | None:
-    """One sentence naming ``what`` and the limit of process or machine behind ``error``, if there is one."""
+    """A sentence naming ``what`` and the limit of process or machine behind ``error``; None if there is
+    none.
+    """
     return explained(error, what) if errno_of(error) in NAMED else None

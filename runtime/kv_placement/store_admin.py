@@ -1,4 +1,4 @@
-"""Looking after the KV that lies in a store, for the command line; loads no model and starts no process."""
+"""The command line's actions on the KV of a store: stat, verify, gc, clear. Loads no model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tiers below the device: how large they are, who makes them, and the engine's hold of them.
+"""Sets up the tiers below the device: their sizes, the host tier's memory, the store's secret.
 
-Whoever outlives the engine makes the memory and hands it to each that comes, so that the next adopts what the
-last one kept; it keeps the shelf's process, too. Reads the machine's limits; knows no torch and no device.
+The process that outlives the engine makes the memory and hands it to each engine, so that the next one
+adopts the records of the last. Reads the machine's limits; knows no torch and no device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def host_bytes(settings: EngineSettings) -> int:
-    """Bytes for the host tier: what was asked for, or a share of the machine's; 0 is none.
+    """Bytes for the host tier: as asked, or a share of the machine's memory; 0: no host tier.
 
     Raises:
         SettingsInvalid: more was asked for than there is.
@@ -56,7 +56,7 @@ def host_bytes(settings: EngineSettings) -> int:
 
 
 def host_memory(settings: EngineSettings) -> int | None:
-    """A new memory for the settings' host tier, as a file descriptor; None where they want none.
+    """The file descriptor of a new memory for the host tier; None where the settings want none.
 
     Raises:
         SettingsInvalid: a limit of this process does not allow it.
@@ -71,28 +71,30 @@ def host_memory(settings: EngineSettings) -> int | None:
 def host_tier(
     fd: int, hasher: BlockHasher, namespace: bytes, block_bytes: int, *, debug: bool = False
 ) -> HostTier | None:
-    """The tier in memory ``fd``, with what another engine left there under the same names.
+    """The host tier in memory ``fd``, with the records that another engine left there under the same names.
 
-    None where the memory holds not one block. ``debug``: every byte is checked whenever it is read.
+    None where the memory has no room for a block. ``debug``: every byte is checked each time it is read.
     """
     memory = SlotMemory(fd, hasher.space(namespace), block_bytes)
     return HostTier(memory, owner=os.getpid(), recheck=debug) if memory.slots else None
 
 
 def kv_folder(settings: EngineSettings) -> Path | None:
-    """Where KV lies on disk; None where none shall."""
+    """The folder of KV on disk; None without a store."""
     return None if settings.store is None else Path(settings.store).expanduser() / "kv"
 
 
 def disk_floor(settings: EngineSettings, folder: Path) -> int:
-    """Bytes of the disk of ``folder`` that KV leaves free: the journal's reserve, if there, and a margin."""
+    """Bytes that KV leaves free on the disk of ``folder``: a margin, and the journal's reserve if it is
+    there.
+    """
     margin = settings.disk_reserve // MARGIN_SHARE
     shared = folder.stat().st_dev == folder.parent.stat().st_dev
     return settings.disk_reserve + margin if shared else margin
 
 
 def disk_room(settings: EngineSettings, folder: Path) -> int:
-    """Bytes that KV could take under ``folder`` now: what is free beyond the floor, and what it has already."""
+    """Bytes that KV could take under ``folder`` now: those free beyond the floor, and those it has."""
     free = shutil.disk_usage(folder).free + admin.file_bytes(folder)
     return max(0, free - disk_floor(settings, folder))
 
@@ -122,7 +124,7 @@ def file_bytes(store: Path) -> int:
 
 
 def make_room(settings: EngineSettings) -> None:
-    """Where KV of an earlier start left the journal no room, have it give way before the journal is opened."""
+    """Evict KV of an earlier start where it leaves the journal no room; before the journal is opened."""
     folder = kv_folder(settings)
     if folder is not None and folder.is_dir():
         floor = disk_floor(settings, folder)
@@ -131,7 +133,7 @@ def make_room(settings: EngineSettings) -> None:
 
 
 def disk_bytes(settings: EngineSettings, folder: Path) -> int:
-    """Bytes that records may take under ``folder``, which exists, while the disk has room (`disk_room`).
+    """Bytes that records may take under ``folder``, which exists, as long as the disk has room (`disk_room`).
 
     Raises:
         SettingsInvalid: more was asked for than the disk has.
@@ -143,8 +145,8 @@ def disk_bytes(settings: EngineSettings, folder: Path) -> int:
 
 
 def with_secret(settings: EngineSettings) -> EngineSettings:
-    """Settings under which every engine from now on names its blocks alike, after a restart of all too if they
-    have a store.
+    """The settings with a secret, so that all engines name their blocks alike; after a restart too, with a
+    store.
 
     Raises:
         SettingsInvalid: the store cannot be written.
@@ -164,9 +166,9 @@ def disk_tier(
     namespace: bytes,
     blocks: Callable[[int], Sequence[memoryview]] | None = None,
 ) -> DiskTier | None:
-    """The tier on disk below ``host``, by way of a keeper at the other end of ``control``.
+    """The disk tier below ``host``; a `DiskProcess` is at the other end of the socket ``control``.
 
-    ``blocks``: the bytes of a device block, where they lie in this machine's memory.
+    ``blocks``: gives the bytes of a device block, where they lie in this machine's memory.
     """
     folder = kv_folder(settings)
     sock = socket.socket(fileno=control)
@@ -187,13 +189,13 @@ def disk_tier(
 
 
 def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) -> Path | None:
-    """Where measured costs of this model and layout are kept; None without a store."""
+    """The file with the measured costs of this model and layout; None without a store."""
     folder = kv_folder(settings)
     return None if folder is None else folder / hasher.space(namespace).hex() / "costs.json"
 
 
 def _kept_secret(folder: Path) -> bytes:
-    """That of the store. One that is damaged or cannot be read is replaced: all that it named is a cache."""
+    """The store's secret. A damaged one is replaced: the KV that it named is lost, which is a cache."""
     path = folder / "secret"
     try:
         if not os.path.lexists(path):
@@ -211,11 +213,11 @@ def _kept_secret(folder: Path) -> bytes:
 
 
 def _another_secret(path: Path, cause: str) -> bytes:
-    """Begin anew without any KV; with a secret that lasts until the next start where none can be kept."""
+    """Clear all KV and make another secret; it is not kept where the disk refuses."""
     for beside in path.parent.iterdir():
         with contextlib.suppress(OSError, KVStoreError):
             if beside.is_dir():
-                clear(beside)  # nothing finds these records any more
+                clear(beside)  # these records cannot be found any more
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -230,7 +232,7 @@ def _another_secret(path: Path, cause: str) -> bytes:
 
 
 def _new_secret(path: Path) -> bytes:
-    """Whole or not there at all, whoever dies meanwhile; that of another start, where it was first."""
+    """Write a new secret, whole or not at all; returns the one of another start where that was first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"secret.{os.getpid()}")
     try:

@@ -1,33 +1,34 @@
-"""What goes between device blocks and the host tier, as data: saves and loads of the plan being made.
+"""Copies between device blocks and the host tier, as data: saves and loads for the plan being made.
 
-A save goes out before anything can write its block: taking a block never waits for a slot, and where there is
-none the save is dropped. What the device gives up goes with the plan being made; what stays there may wait:
-where copies take the step's own time, few go with each that somebody waits for, as what one step computed would
-hold the next one up. A slot that is loaded is held from the plan until its commit, a slot being filled is found
-only after it. Without a tier every verb does nothing. Knows blocks, slots and keys; no sequences, no tensors.
+A save goes out before its block can be written: allocating a block never waits for a slot, and a save without
+a slot is dropped. Evicted blocks are saved with the plan being made. Blocks that stay on the device may wait:
+where copies take the step's own time, a step that turns wait for carries few of them. A slot that is loaded
+is held from the plan until its commit; a slot that is filled is found after it. Without a tier every method
+does nothing. Knows blocks, slots and keys; no sequences, no tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice, starmap, takewhile
+from itertools import islice, starmap
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ..plan import BlockLoad, BlockSave, Plan, PlanRow
 
 FEW, PART, MANY = 2, 8, 16
-"""Blocks that stay and go with a step that somebody waits for: one in eight of those that wait, 2 to 16."""
+"""Saves of blocks that stay, with a step that samples: one in 8 of those that wait, at least 2, at most 16."""
 
 ALONE = 8
-"""That go in a plan without rows: what comes meanwhile waits for them."""
+"""Saves of blocks that stay, in a plan without rows: a verb that comes meanwhile waits for them."""
 
 
 class Transfers:
-    """Between a pool of blocks of ``block_tokens`` tokens and ``tier``; ``disk`` is told what is dropped.
+    """Copies between the pool's blocks of ``block_tokens`` tokens and ``tier``, below which is ``disk``.
 
-    ``beside``: copies run beside the step, at nobody's expense.
+    ``block_of``: the block that a key names in the pool. ``beside``: copies run beside the step and delay
+    nothing.
     """
 
     def __init__(
@@ -45,12 +46,12 @@ class Transfers:
         self._beside = beside
         self.saved = self.loaded = 0
         self._block_tokens = block_tokens
-        self._wanted: dict[bytes, tuple[int, int]] = {}  # key: block, tokens; they go with the next plan
-        self._spare: set[bytes] = set()  # of those: only where no other record has to go for them
-        self._staying: dict[bytes, int] = {}  # key: full block, above until `evicted`; spare, too
+        self._wanted: dict[bytes, tuple[int, int]] = {}  # key: (block, tokens), saved with the next plan
+        self._spare: set[bytes] = set()  # of those: saved only if no record is evicted for them
+        self._staying: dict[bytes, int] = {}  # key: full block, on the device until `evicted`; spare, too
         self._loads: list[BlockLoad] = []
         self._leaving: dict[bytes, None] = {}  # see `foresee_evictions`
-        self._tenants: dict[int, int] = {}  # by block, of what it held when it was sealed or loaded
+        self._tenants: dict[int, int] = {}  # by block: of its content when it was sealed or loaded
 
     @property
     def waiting(self) -> bool:
@@ -58,9 +59,11 @@ class Transfers:
         return bool(self._wanted or self._staying or self._loads)
 
     def save(self, key: bytes, block: int, tokens: int | None = None, tenant: int = 0) -> None:
-        """Keep the first ``tokens`` (all by default) of a tenant's block below; its content is committed.
+        """Save the first ``tokens`` (all by default) of a tenant's block, with committed content, to the host
+        tier.
 
-        A full one stays above meanwhile: below it takes nobody's place, and gives way (see `evicted`).
+        A full block stays on the device: no record is evicted for its save, which is evicted first (see
+        `evicted`).
         """
         self._tenants[block] = tenant
         if self.tier is None or self.tier.has_slot(key):
@@ -71,7 +74,7 @@ class Transfers:
             self._staying[key] = block
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Bring the bytes of slots into leased blocks (slot, block), before the rows of the plan being made."""
+        """Load (slot, block) pairs into allocated blocks, before the rows of the plan being made."""
         assert self.tier is not None
         self.tier.hold(*(slot for slot, _ in pairs))
         tenant_of = self.tier.tenant_of
@@ -79,43 +82,34 @@ class Transfers:
         self._loads.extend(starmap(BlockLoad, pairs))
 
     def read_into(self, blocks: Iterable[int], tenant: int) -> None:
-        """A tenant's records were brought into these blocks without a plan."""
+        """A tenant's records were read into these blocks without a plan."""
         self._tenants.update(dict.fromkeys(blocks, tenant))
 
     def pending(self) -> set[int]:
-        """Blocks to be saved or loaded: nobody may write them without a plan."""
+        """Blocks to be saved or loaded: they may be written by a plan only."""
         saved = {block for block, _ in self._wanted.values()} | set(self._staying.values())
         return saved | {load.block for load in self._loads}
 
-    def found(self, keys: Iterable[bytes]) -> list[int]:
-        """The slots of the longest beginning of ``keys`` that the tier holds; not yet checked or held."""
-        if self.tier is None:
-            return []
-        here = self.tier.here
-        return list(map(here.__getitem__, takewhile(here.__contains__, keys)))
-
     def checked(self, keys: Iterable[bytes]) -> list[int]:
-        """As `found`, each one's bytes checked now."""
+        """The slots of the longest beginning of ``keys`` that the tier holds, their bytes checked."""
         return [] if self.tier is None else self.tier.find_beginning(keys)
 
-    def fetching(self, key: bytes) -> bool:
-        """Whether it is on its way up to the tier."""
-        return self.disk is not None and self.disk.fetching(key)
-
     def touch(self, keys: Sequence[bytes]) -> None:
-        """A turn used these, in this order."""
+        """A turn used these records, in this order."""
         if self.tier is not None:
             self.tier.touch(keys)
 
     def lease(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
-        """A lease of ``holder`` covers these from now on, and no others; it is wanted again at ``returns``."""
+        """The lease of sequence ``holder`` covers these records from now on, and no others; it is expected
+        back at ``returns`` (seconds).
+        """
         if self.tier is not None:
             self.tier.lease(holder, keys, returns)
         if self.disk is not None:
             self.disk.lease(holder, keys)
 
     def saving(self, key: bytes) -> bool:
-        """Whether it is on its way down to the tier."""
+        """Whether the record is on its way to the host tier."""
         return (
             key in self._wanted
             or key in self._staying
@@ -174,7 +168,7 @@ class Transfers:
                 self.disk.touch(key)
 
     def retire(self, keys: Sequence[bytes]) -> None:
-        """Nobody is likely to want these again: they give way before others, the last of them first."""
+        """These are unlikely to be wanted again: evict them first below, the last of them first."""
         if self.tier is not None:
             here = self.tier.here
             self.tier.evict_first(here[key] for key in keys if key in here)
@@ -182,7 +176,7 @@ class Transfers:
             self.disk.evict_first(reversed(keys))
 
     def drop(self, key: bytes) -> None:
-        """Nobody shall find this again."""
+        """Drop a record from all tiers below the device."""
         self._wanted.pop(key, None)
         self._staying.pop(key, None)
         if self.tier is not None:
@@ -193,7 +187,7 @@ class Transfers:
     # --- with the plan ----------------------------------------------------------------------------------
 
     def emit(self, rows: Sequence[PlanRow]) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
-        """What waits, for the plan of ``rows`` that goes out now; a save without a slot is dropped."""
+        """Saves and loads for the plan of ``rows`` that goes out now; a save without a slot is dropped."""
         if not self.waiting:
             return (), ()
         due = [(key, *save, key in self._spare) for key, save in self._wanted.items()]
@@ -212,8 +206,9 @@ class Transfers:
         return tuple(saves), loads
 
     def _in_time(self, rows: Sequence[PlanRow]) -> Iterator[tuple[bytes, int]]:
-        """Of what stays above that which goes with these, the longest waiting first; what holds something else
-        by now is forgotten.
+        """Keys and blocks that stay on the device and are saved with these rows, the longest waiting first.
+
+        A block that holds something else by now is left out.
         """
         left = len(self._staying)
         if not self._beside and not rows:
@@ -228,7 +223,7 @@ class Transfers:
                 yield key, block
 
     def finish(self, plan: Plan) -> None:
-        """The plan is done, its moves are made."""
+        """The plan is done, and its copies are made."""
         if self.tier is None:
             return
         for save in plan.saves:
@@ -239,7 +234,7 @@ class Transfers:
         self.loaded += len(plan.loads)
 
     def revoke(self, plan: Plan) -> None:
-        """The plan failed, nobody knows which of its moves were made."""
+        """The plan failed: which of its copies were made is unknown."""
         if self.tier is None:
             return
         for save in plan.saves:
@@ -254,6 +249,6 @@ class Transfers:
         return {**tier, "host_saved": self.saved, "host_loaded": self.loaded}
 
     def audit(self) -> None:
-        """Check the tier's books. Raises `LeakFound`."""
+        """Check the tier's state. Raises `LeakFound`."""
         if self.tier is not None:
             self.tier.audit()

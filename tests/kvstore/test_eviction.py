@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from holdfast.kvstore.eviction import EvictionOrder
 
 
-def test_oldest_first_when_nobody_came_back() -> None:
+def test_oldest_first_when_none_was_found_again() -> None:
     order = EvictionOrder(8)
     order.add([5, 3, 4])
     assert order.pop(2) == [5, 3]
@@ -52,7 +52,7 @@ def test_old_fame_fades_when_newer_fame_needs_the_room() -> None:
     assert order.pop(2) == [1, 7], "0 and 1 had fallen among the one-offs, before 7 came"
 
 
-def test_who_fell_has_to_earn_its_rank_again() -> None:
+def test_a_block_that_fell_has_to_earn_its_rank_again() -> None:
     order = EvictionOrder(4)
     order.hit([1] * 9 + [2] * 9 + [3] * 9)
     order.add([1, 2, 3])  # 1 fell to the one-offs, 2 among the returned

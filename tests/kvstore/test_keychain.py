@@ -14,8 +14,8 @@ MOVES = st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["grow", "cut", "f
 @given(MOVES)
 def test_each_is_a_list_of_its_own(moves: list[tuple[int, str, int]]) -> None:
     chains, plains, made = [KeyChain()], [list[bytes]()], 0
-    for who, what, number in moves:
-        chain, plain = chains[who % len(chains)], plains[who % len(chains)]
+    for which, what, number in moves:
+        chain, plain = chains[which % len(chains)], plains[which % len(chains)]
         if what == "grow":
             keys = [bytes([made % 251, at]) for at in range(number)]
             made += 1
@@ -31,7 +31,7 @@ def test_each_is_a_list_of_its_own(moves: list[tuple[int, str, int]]) -> None:
         assert [one[1:5] for one in chains] == [one[1:5] for one in plains]
 
 
-def test_a_fork_copies_no_key_and_whoever_ends_it_goes_on_in_place() -> None:
+def test_a_fork_copies_no_key_and_the_longest_goes_on_in_place() -> None:
     parent = KeyChain([b"a", b"b"])
     child = parent.copy(2)
     parent.extend([b"c"])

@@ -279,7 +279,7 @@ def test_a_cached_block_that_is_kept_elsewhere_is_given_up_a_held_one_is_not() -
     pool.audit({})
 
 
-def test_what_nobody_wants_is_said_to_be_so_until_it_is_found_again() -> None:
+def test_blocks_that_are_evicted_first_are_said_to_be_unwanted_until_found_again() -> None:
     pool = BlockPool(4)
     blocks = sealed_chain(pool, "a", 4)
     pool.release(blocks)

@@ -1,4 +1,4 @@
-"""Whose records give way: a flood passes through its own share, in memory and on disk."""
+"""Eviction among tenants: a flood stays within its own share, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def use(tier: HostTier, tenant: int, number: int) -> bool:
     return False
 
 
-def test_who_holds_most_gives_way_and_who_asks_counts() -> None:
+def test_the_largest_holder_gives_up_records_and_the_asker_counts() -> None:
     queues = {1: iter("abcdef"), 2: iter("xyz"), 3: iter("p")}
     assert "".join(by_largest({1: 6, 2: 3, 3: 1}, queues)) == "abcdxeyfzp"
 
@@ -94,7 +94,7 @@ def test_a_flood_leaves_the_others_hits_alone() -> None:
     assert hit_rate(30, 9) >= 0.9 * alone
 
 
-def test_what_another_process_left_is_still_whose_it_was() -> None:
+def test_what_another_process_left_keeps_its_tenant() -> None:
     memory = memory_of_exactly(20)
     first = HostTier(memory)
     for number in range(6):
@@ -111,7 +111,7 @@ def test_what_another_process_left_is_still_whose_it_was() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["fill", "drop", "lease", "hold"])), max_size=120)
 )
-def test_nobody_loses_a_record_while_another_has_more_that_could_go(acts: list[tuple[int, str]]) -> None:
+def test_no_tenant_loses_a_record_while_another_has_more_that_could_go(acts: list[tuple[int, str]]) -> None:
     tier = HostTier(memory_of_exactly(12))
     leased: set[bytes] = set()
     for number, (tenant, act) in enumerate(acts):
@@ -133,7 +133,7 @@ def test_nobody_loses_a_record_while_another_has_more_that_could_go(acts: list[t
     assert sum(tier.held().values()) == len(tier)
 
 
-def test_the_order_of_slots_forgets_who_is_gone() -> None:
+def test_the_order_of_slots_forgets_tenants_that_are_gone() -> None:
     order = FairOrder(8)
     order.take(1, MINE)
     order.add([1])
@@ -161,11 +161,11 @@ def test_on_disk_a_flood_passes_through_its_own_share_and_after_a_restart_too(tm
     evicted = store.put([given_of(THEIRS, number) for number in range(100, 109)])
     assert {one[0] for one in evicted} == {THEIRS}
     store.put([given_of(MINE, number) for number in range(20, 26)])
-    assert store.held() == {MINE: 10, THEIRS: 10}, "who asks counts: from then on it takes from itself"
+    assert store.held() == {MINE: 10, THEIRS: 10}, "the asker counts: from then on it takes from itself"
     store.close()
 
 
-def test_on_disk_what_a_lease_covers_goes_last_whose_ever_it_is() -> None:
+def test_on_disk_what_a_lease_covers_goes_last_for_every_tenant() -> None:
     order = RecordEviction()
     for number in range(6):
         order.add(key(MINE, number), MINE)

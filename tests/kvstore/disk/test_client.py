@@ -1,4 +1,6 @@
-"""The engine's end and a real shelf: records go down and come up, and slots come back only from the dead."""
+"""The engine's end and a real disk process: records go down and come up; slots come back only from a dead
+one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from random import Random
 import pytest
 
 from holdfast.kvstore.disk import client
-from holdfast.kvstore.disk import process as keeper
+from holdfast.kvstore.disk import process as process_module
 from holdfast.kvstore.disk.admin import remove, stat, verify
 from holdfast.kvstore.disk.client import DEADLINE, OPENING, DiskTier
 from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Known, encode
@@ -36,29 +38,29 @@ def payload(number: int) -> bytes:
 
 
 class Stage:
-    """A host tier of 40 slots, a keeper beside it, and the disk below; ``now`` is the test's."""
+    """A host tier of 40 slots, a disk process, and the disk below; ``now`` is the test's."""
 
     def __init__(self, folder: Path, space: bytes = SPACE, floor: int = 0) -> None:
         fd = make_memory(2 * 4096 + 41 * (SIZE + 64))
         memory = SlotMemory(fd, space, SIZE)
         self.host = HostTier(memory)
-        self.keeper = DiskProcess(fd)
-        control = self.keeper.theirs.dup()
-        self.keeper.start()
+        self.disk_process = DiskProcess(fd)
+        control = self.disk_process.theirs.dup()
+        self.disk_process.start()
         self.now = 0.0
         begin = Begin(str(folder / space.hex()), space, SIZE, 1 << 22, floor=floor)
         self.disk = DiskTier(self.host, control, begin)
         self._fd: int | None = fd
 
     def until(self, reached: Callable[[], object]) -> None:
-        end = time.monotonic() + 240  # a shelf is a Python process, and the machine may be busy
+        end = time.monotonic() + 240  # it is a Python process, and the machine may be busy
         while not reached():
             self.disk.poll(self.now)
-            time.sleep(0.0005)  # the processor is the shelf's meanwhile
+            time.sleep(0.0005)  # the core is the disk process's meanwhile
             assert time.monotonic() < end, "it never came"
 
     def lateness(self, seconds: float) -> None:
-        """Wait until a shelf that does not answer is given up, which takes so long."""
+        """Wait until a process that does not answer is given up, which takes so long."""
         end = self.now + seconds + 1
         while self.now < end and self.disk.statistics().lost == 0:
             self.now += 0.5
@@ -85,7 +87,7 @@ class Stage:
 
     def close(self) -> None:
         self.disk.close()
-        self.keeper.stop()
+        self.disk_process.stop()
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
@@ -147,7 +149,7 @@ def free(disk: Path) -> int:
 
 
 def test_a_disk_that_another_fills_gets_the_space_of_kv_and_returns_it(small_disk: Path) -> None:
-    """The shelf sees it by itself, gives up KV of other models first, and tells the engine what went."""
+    """The disk process sees it by itself, gives up KV of other models first, and tells the engine what went."""
     floor = 8 << 20
     other = Stage(small_disk, bytes(16))
     other.until(other.settled)
@@ -184,7 +186,7 @@ def test_a_disk_that_another_fills_gets_the_space_of_kv_and_returns_it(small_dis
 def test_a_socket_that_found_no_descriptor_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The kernel drops it without a word: the disk tier would be without a shelf for good."""
+    """The kernel drops it without a word: the disk tier would stay without a process."""
     lost = [1]
 
     def received(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int], int, object]:
@@ -204,7 +206,7 @@ def test_a_socket_that_found_no_descriptor_is_asked_for_again(
 
 
 class Queued:
-    """The shelf's socket with answers that have come, and no others."""
+    """The disk process's socket with answers that have come, and no others."""
 
     def __init__(self, answers: Iterable[bytes]) -> None:
         self._answers = list(answers)
@@ -238,7 +240,9 @@ def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(
 
 
 def test_records_count_when_they_can_be_fetched(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shelf may be stopped between two packets of keys: the figure must not promise what no turn can get."""
+    """A disk process may be stopped between two packets of keys: the figure must not promise what no turn
+    can get.
+    """
     monkeypatch.setattr(stage.disk, "_ready", False)
     first, second = (Known(key(number), last) for number, last in ((1, False), (2, True)))
     monkeypatch.setattr(stage.disk, "_sock", Queued([encode(first)]))
@@ -253,7 +257,7 @@ def test_records_count_when_they_can_be_fetched(stage: Stage, monkeypatch: pytes
 
 
 def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Stage, tmp_path: Path) -> None:
-    """After another start, too, where nobody knows yet in which pages it is."""
+    """After another start, too, where its pages are not known yet."""
     stage.down(*range(20))
     stage.close()
     again = Stage(tmp_path)
@@ -293,16 +297,16 @@ def test_what_is_gone_or_damaged_is_not_read_from_memory(stage: Stage) -> None:
         assert stage.disk.fetch(key(number), stage.now)
     stage.until(stage.settled)
     for number in (2, 4):
-        assert key(number) not in stage.host and key(number) not in stage.disk, "the shelf finds out"
+        assert key(number) not in stage.host and key(number) not in stage.disk, "the disk process finds out"
 
 
-def test_what_is_fetched_bare_of_a_shelf_that_dies_can_be_asked_of_the_next(stage: Stage) -> None:
+def test_a_direct_fetch_from_a_process_that_dies_can_be_asked_of_the_next(stage: Stage) -> None:
     stage.down(*range(8))
-    shelf = stage.keeper.pid
-    assert shelf is not None
-    os.kill(shelf, signal.SIGSTOP)
+    pid = stage.disk_process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
     assert all(stage.disk.fetch(key(number), stage.now, direct=True) for number in range(8))
-    os.kill(shelf, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     stage.until(lambda: not stage.disk.ready)
     assert not any(stage.disk.fetching(key(number)) for number in range(8))
     stage.until(stage.settled)
@@ -344,7 +348,7 @@ def test_records_of_another_namespace_are_ignored_with_one_line(
     assert key(1) in stage.disk
 
 
-def test_a_record_nobody_has_is_not_fetched(stage: Stage) -> None:
+def test_a_record_that_is_not_there_is_not_fetched(stage: Stage) -> None:
     assert not stage.disk.fetch(key(1), stage.now) and not stage.disk.store(key(1), stage.now)
     stage.keep(1)
     assert stage.disk.store(key(1), stage.now) and not stage.disk.store(key(1), stage.now)
@@ -352,10 +356,10 @@ def test_a_record_nobody_has_is_not_fetched(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_slots_of_a_shelf_that_is_lost_come_back_when_it_is_dead(stage: Stage, how: signal.Signals) -> None:
+def test_slots_of_a_process_that_is_lost_come_back_when_it_is_dead(stage: Stage, how: signal.Signals) -> None:
     stage.down(1, 2)
     stage.host.drop(key(1))
-    first = stage.keeper.pid
+    first = stage.disk_process.pid
     assert first is not None
     os.kill(first, how)
     assert stage.disk.fetch(key(1), stage.now)
@@ -368,7 +372,7 @@ def test_slots_of_a_shelf_that_is_lost_come_back_when_it_is_dead(stage: Stage, h
     )
     assert len(filling) == 1, "the slot is the lost one's until that is dead"
     stage.until(stage.settled)
-    assert stage.keeper.pid != first
+    assert stage.disk_process.pid != first
     assert stage.host.memory.entry(filling[0]).state is SlotState.FREE
     assert stage.disk.fetch(key(1), stage.now)
     stage.until(stage.settled)
@@ -376,21 +380,21 @@ def test_slots_of_a_shelf_that_is_lost_come_back_when_it_is_dead(stage: Stage, h
     assert stage.disk.statistics().lost == 1
 
 
-def test_a_shelf_that_stops_before_it_says_what_it_holds_is_replaced(
+def test_a_process_that_stops_before_it_sends_its_keys_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawned = keeper.subprocess.Popen
+    spawned = process_module.subprocess.Popen
 
     def stopped(*args: object, **fields: object) -> object:
         process = spawned(*args, **fields)
         os.kill(process.pid, signal.SIGSTOP)
         return process
 
-    monkeypatch.setattr(keeper.subprocess, "Popen", stopped)
+    monkeypatch.setattr(process_module.subprocess, "Popen", stopped)
     stage = Stage(tmp_path)
     try:
-        stage.until(lambda: stage.keeper.pid is not None)
-        monkeypatch.setattr(keeper.subprocess, "Popen", spawned)
+        stage.until(lambda: stage.disk_process.pid is not None)
+        monkeypatch.setattr(process_module.subprocess, "Popen", spawned)
         stage.until(lambda: stage.disk._sock is not None)
         stage.lateness(OPENING)
         stage.until(stage.settled)
@@ -400,7 +404,7 @@ def test_a_shelf_that_stops_before_it_says_what_it_holds_is_replaced(
 
 
 def test_answers_that_came_while_the_engine_did_not_look_are_taken(stage: Stage) -> None:
-    """It computed a long step, or was stopped: no shelf is killed for that."""
+    """It computed a long step, or was stopped: no disk process is killed for that."""
     stage.down(*range(16))
     for number in range(16):
         stage.host.drop(key(number))
@@ -415,7 +419,7 @@ def test_answers_that_came_while_the_engine_did_not_look_are_taken(stage: Stage)
 
 def test_kills_at_any_moment_lose_and_mix_up_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        keeper, "LONGEST", 0.01
+        process_module, "LONGEST", 0.01
     )  # starts that fail in a row are not further and further apart
     random = Random(5)
     for _ in range(12):
@@ -426,7 +430,7 @@ def test_kills_at_any_moment_lose_and_mix_up_nothing(stage: Stage, monkeypatch: 
             stage.disk.store(key(number), stage.now)
         for _ in range(random.randrange(200)):
             stage.disk.poll(stage.now)
-        if (pid := stage.keeper.pid) is not None:
+        if (pid := stage.disk_process.pid) is not None:
             with contextlib.suppress(ProcessLookupError):  # that of the round before, being replaced
                 os.kill(pid, signal.SIGKILL)
         stage.until(stage.settled)
@@ -436,10 +440,10 @@ def test_kills_at_any_moment_lose_and_mix_up_nothing(stage: Stage, monkeypatch: 
     assert stage.disk.statistics().lost > 0
 
 
-def test_the_shelf_leaves_with_the_engine(tmp_path: Path) -> None:
+def test_the_disk_process_ends_with_the_engine(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.until(stage.settled)
-    pid = stage.keeper.pid
+    pid = stage.disk_process.pid
     assert pid is not None
     stage.close()
     with pytest.raises(ProcessLookupError):

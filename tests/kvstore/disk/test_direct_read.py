@@ -1,4 +1,4 @@
-"""Records read past the shelf: as they were stored or not at all, and never by waiting for the medium."""
+"""Records read directly: as they were stored or not at all, and never by waiting for the medium."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_a_record_fills_the_parts_of_a_block(folder: Path, sizes: tuple[int, ...
     near.forget(KEY)
     assert KEY not in near and not near.has(KEY) and near.read([KEY], [into].__getitem__) == []
     near.learn(OTHER, RecordAt(0, 3, LYING.digest))
-    assert OTHER not in near, "nobody knows where it lies"
+    assert OTHER not in near, "its offset is unknown"
     near.close()
 
 
-def test_what_is_not_what_was_stored_is_left_to_the_shelf(folder: Path) -> None:
+def test_a_damaged_record_is_left_to_the_disk_process(folder: Path) -> None:
     near = DirectRead(folder, len(DATA))
     for number, changed in enumerate((OFFSET, OFFSET + 5_000, OFFSET + 9_999)):
         key = bytes([number]) * 16
@@ -87,7 +87,7 @@ def test_many_are_read_up_to_the_first_that_is_not_sound(
 
 
 @pytest.mark.parametrize("left", [OFFSET + 9_999, OFFSET, 10, None])
-def test_a_file_that_is_cut_or_gone_harms_nobody(folder: Path, left: int | None) -> None:
+def test_a_file_that_is_cut_or_gone_does_no_harm(folder: Path, left: int | None) -> None:
     near = DirectRead(folder, len(DATA))
     near.learn(KEY, LYING)
     if left is None:

@@ -184,7 +184,7 @@ def test_a_file_system_without_holes_gets_the_whole_file(
         store.relieve()
         assert len(store) == 0 and len(store.given_up) == 100
         assert free(disk) >= FLOOR
-        assert reader.read() == b"", "and nobody reads what is not there"
+        assert reader.read() == b"", "and what is not there is not read"
     (disk / "ballast").unlink()
     store.put([given(200)])
     assert holds(store, 200)

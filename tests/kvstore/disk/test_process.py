@@ -1,4 +1,6 @@
-"""Who starts shelves: one whenever it is asked for, however often that fails, and none for who has left."""
+"""Disk processes are started: one whenever it is asked for, however often that fails, none for an engine
+that left.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from holdfast.kvstore.host.slots import make_memory
 
 
 class Watched(DiskProcess):
-    """A keeper of shelves that are no processes, and whose clock is the test's: what it did, in order."""
+    """A `DiskProcess` that starts no processes, with the test's clock: what it did, in order."""
 
     def __init__(self, memory: int) -> None:
         super().__init__(memory)
@@ -48,7 +50,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Watched, socket.s
     os.close(memory)
 
 
-def shelf(engine: socket.socket) -> None:
+def disk_process(engine: socket.socket) -> None:
     """Ask for one, and have it."""
     engine.send(b"?")
     engine.settimeout(60)
@@ -57,13 +59,13 @@ def shelf(engine: socket.socket) -> None:
     os.close(fds[0])
 
 
-def test_a_shelf_that_could_not_be_started_is_started_later(
+def test_a_process_that_could_not_be_started_is_started_later(
     watched: tuple[Watched, socket.socket], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The engine asks once."""
     here, engine = watched
     here.failing = 3
-    shelf(engine)
+    disk_process(engine)
     assert here.waits[0] == 0.0 and [wait for wait in here.waits if wait] == [FIRST, 2 * FIRST, 4 * FIRST]
     assert (
         len(caplog.records) == 3
@@ -74,7 +76,7 @@ def test_a_shelf_that_could_not_be_started_is_started_later(
 def test_deaths_far_apart_are_no_failed_starts(watched: tuple[Watched, socket.socket]) -> None:
     here, engine = watched
     for _ in range(12):
-        shelf(engine)
+        disk_process(engine)
         here.now += STEADY + 1
     assert set(here.waits) == {0.0, FIRST}
 
@@ -82,13 +84,13 @@ def test_deaths_far_apart_are_no_failed_starts(watched: tuple[Watched, socket.so
 def test_one_that_dies_at_once_is_started_ever_more_rarely(watched: tuple[Watched, socket.socket]) -> None:
     here, engine = watched
     for _ in range(15):
-        shelf(engine)
+        disk_process(engine)
         here.now += 0.05
     assert here.waits == [0.0, *(min(LONGEST, FIRST * 2**at) for at in range(14))]
     assert here.waits[-1] == LONGEST
 
 
-def test_nobody_is_started_for_an_engine_that_has_left(
+def test_no_process_is_started_for_an_engine_that_has_left(
     watched: tuple[Watched, socket.socket], caplog: pytest.LogCaptureFixture
 ) -> None:
     here, engine = watched
@@ -100,7 +102,7 @@ def test_nobody_is_started_for_an_engine_that_has_left(
 
 
 @pytest.mark.parametrize("end", [signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV, signal.SIGKILL, 2])
-def test_what_a_shelf_crashed_of_is_not_met_by_the_next(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_crashed_of_is_not_met_by_the_next(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
 
     class Ended:
@@ -124,8 +126,8 @@ def test_what_a_shelf_crashed_of_is_not_met_by_the_next(end: int, monkeypatch: p
     here = DiskProcess(memory)
     engine = here.theirs.dup()
     here.start()
-    shelf(engine)
-    shelf(engine)
+    disk_process(engine)
+    disk_process(engine)
     engine.close()
     here.stop()
     os.close(memory)

@@ -90,7 +90,7 @@ def test_the_map_grows_and_the_budget_does_not(tmp_path: Path) -> None:
 
 
 def test_what_was_read_goes_first_until_it_is_touched(tmp_path: Path) -> None:
-    """Who reads it has it above; when it leaves from there that is a use."""
+    """A record that is read is on a tier above; when it leaves that tier, that is a use."""
     store = opened(tmp_path, budget=3 * ROOM)
     store.put([given(n) for n in range(3)])
     read(store, 2)
@@ -146,8 +146,8 @@ def test_a_tenant_with_a_cap_gives_up_its_own(tmp_path: Path) -> None:
 
 
 @given_values(st.data())
-def test_caps_hold_whatever_comes_and_cost_nobody_else(data: st.DataObject) -> None:
-    """Against a plain list: who is below its cap loses nothing while the store as a whole has room."""
+def test_caps_hold_whatever_comes_and_cost_no_other_tenant(data: st.DataObject) -> None:
+    """Against a plain list: a tenant below its cap loses nothing while the store as a whole has room."""
     caps = {tenant: data.draw(st.integers(1, 5)) for tenant in (1, 2)}
     sizes = {tenant: cap * 4096 for tenant, cap in caps.items()}
     with TemporaryDirectory() as name, closing(opened(Path(name), 100 * 4096, size=64, caps=sizes)) as store:
@@ -294,7 +294,7 @@ store.close()
 """
 
 
-def test_a_file_whose_own_pages_are_damaged_is_thrown_away_and_not_met_again(tmp_path: Path) -> None:
+def test_a_file_with_damaged_pages_is_thrown_away_and_not_met_again(tmp_path: Path) -> None:
     """Else it refused all from then on, or killed each process that opened it. A process each: it may abort."""
     first = tmp_path / "first"
     store = opened(first)
@@ -318,7 +318,7 @@ def test_a_file_whose_own_pages_are_damaged_is_thrown_away_and_not_met_again(tmp
             seen.add(ended)
             if ended == 0:
                 break
-            assert ended == 3 or -ended in CRASHES, "known to whoever starts the next"
+            assert ended == 3 or -ended in CRASHES, "known to the process that starts the next"
             anew = "anew" if -ended in CRASHES else anew
         else:
             pytest.fail(f"page {page}: {ended} once more")

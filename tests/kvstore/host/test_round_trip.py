@@ -41,7 +41,7 @@ def test_a_block_goes_down_and_comes_back_the_same_bytes() -> None:
     assert bytes(tier.get(KEY).payload) == later.bytes_of(0).numpy().tobytes()
 
 
-def test_a_tier_whose_slots_are_all_read_refuses_and_a_missing_key_says_which() -> None:
+def test_a_tier_with_all_slots_being_read_refuses_and_a_missing_key_says_which() -> None:
     tier = two_slots()
     keys = [bytes([number]) * 16 for number in b"abc"]
     payload = memoryview(bytes(GROUP.block_bytes))

@@ -324,7 +324,7 @@ def test_what_is_above_gives_way_first_and_says_when_it_leaves() -> None:
     tier.audit()
 
 
-def test_a_spare_record_takes_a_free_slot_or_that_of_another_and_nobody_elses() -> None:
+def test_a_spare_record_takes_a_free_slot_or_that_of_another_spare_one() -> None:
     tier = HostTier(memory_of(2))
     keys = [bytes([number + 1]) * 16 for number in range(4)]
     spare = tier.reserve(keys[0], 4, spare=True)

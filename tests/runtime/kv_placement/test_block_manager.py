@@ -1,4 +1,4 @@
-"""Blocks of sequences: prefixes found, tails copied, nothing written that somebody else reads.
+"""Blocks of sequences: prefixes found, tails copied, nothing written that another sequence reads.
 
 Each of these stories has a wrong token if a line of the bookkeeping is wrong: `tests/mutations` plants such.
 """
@@ -96,7 +96,7 @@ def test_truncation_into_a_sealed_block_copies_it() -> None:
     assert here.scheduler.counters.copies == 1
 
 
-def test_truncation_of_a_tail_that_nobody_shares_copies_nothing() -> None:
+def test_truncation_of_a_tail_that_is_not_shared_copies_nothing() -> None:
     here = world()
     here.open(0, [*ONE, 40, 41, 42])
     here.reply(0, 1)

@@ -1,4 +1,4 @@
-"""What restoring costs here: measured on a runner whose times are known, and kept."""
+"""What restoring costs here: measured on a runner with known times, and kept."""
 
 from __future__ import annotations
 

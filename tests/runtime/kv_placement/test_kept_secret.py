@@ -23,7 +23,9 @@ def test_each_start_finds_the_first_ones(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "kv").iterdir()] == ["secret"]
 
 
-def test_a_full_disk_keeps_nobody_from_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_keep_it_from_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = secret_in(tmp_path)
 
     def full(*_: object) -> int:

@@ -1,4 +1,4 @@
-"""Leases: what a receipt promises, who goes down first because of it, and when it is over."""
+"""Leases: what a receipt promises, what is evicted first because of it, and when it is over."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_of_leased_ones_the_latest_return_goes_first() -> None:
     assert here.scheduler.counters.preempted == 0
 
 
-def test_who_says_when_it_comes_back_needs_no_lease_for_that_to_count() -> None:
-    """The latest return goes first, and who says nothing between those before and behind the usual pause."""
+def test_an_expected_return_counts_without_a_lease() -> None:
+    """The latest return goes first, and one without a hint between those before and behind the usual pause."""
     here = idle(7, seqs=6, max_context=48, blocks=12)
     said = {0: 5.0, 1: USUAL_ABSENCE + 60, 2: 1.0, 3: USUAL_ABSENCE - 60, 4: None, 5: 3.0}
     for seq, returns_in in said.items():
@@ -141,13 +141,13 @@ def test_a_lease_that_is_denied_is_foresight_all_the_same() -> None:
     denied = here.lease(1, ttl=1e4, returns_in=5.0)
     assert denied == Receipt(Grant.DENIED, 0, 0.0, 5.0, 0, 0)
     assert here.lease(2, ttl=1e4) == Receipt(Grant.DENIED, 0, 0.0, 0.0, 0, 0)
-    here.reply(2, 1)  # used last, but who knows for how long
+    here.reply(2, 1)  # used last, but its return is unknown
     here.open(3, story(3, 7))
     here.reply(3, 1)
     assert resident(here) == [7, 7, 0, 7]
 
 
-def test_who_is_late_is_likely_to_be_so_for_as_long_again() -> None:
+def test_a_late_sequence_is_likely_to_be_late_for_as_long_again() -> None:
     here = idle(7, seqs=3, blocks=6, max_context=24)
     for seq, returns_in in ((0, 1.0), (1, 30.0), (2, 60.0)):
         here.lease(seq, ttl=0, returns_in=returns_in)
@@ -157,7 +157,7 @@ def test_who_is_late_is_likely_to_be_so_for_as_long_again() -> None:
     assert resident(here) == [4, 7, 7, 3]
 
 
-def test_who_is_back_is_expected_no_longer() -> None:
+def test_a_sequence_that_is_back_is_expected_no_longer() -> None:
     here = idle(7, seqs=3, blocks=6, max_context=24, slots=8)
     here.lease(0, ttl=0, returns_in=20.0)
     assert here.due() is not None
@@ -184,7 +184,7 @@ def test_what_is_said_often_is_not_kept_for_ever() -> None:
 
 
 def test_what_is_foreseen_is_brought_up_but_not_computed_ahead() -> None:
-    """Who only says when it comes back may be wrong; it costs a copy, never a computation."""
+    """A hint about a return may be wrong; it costs a copy, never a computation."""
     for slots in (0, 20):
         here = idle(15, seqs=1, slots=slots)
         here.lease(0, ttl=0, returns_in=20.0)
@@ -198,8 +198,8 @@ def test_what_is_foreseen_is_brought_up_but_not_computed_ahead() -> None:
         assert here.state(0).computed == (15 if slots else 0)
 
 
-def test_who_may_be_back_any_moment_is_not_brought_up_for_that() -> None:
-    """It was sent down on purpose, or lost what it had to those who need it now."""
+def test_a_sequence_that_may_be_back_at_once_is_not_restored_for_that() -> None:
+    """It was sent down on purpose, or lost what it had to those that need it now."""
     here = idle(15, seqs=1, slots=20)
     here.settle(0)
     here.run()
@@ -260,7 +260,7 @@ def test_a_higher_priority_goes_before_those_that_wait_and_the_first_that_runs_s
     assert list(here.ended) == [0, 3, 1, 2]
 
 
-def test_the_first_that_runs_is_overtaken_by_nobody() -> None:
+def test_the_first_that_runs_is_not_overtaken() -> None:
     """Obligation (a): whatever the priority of those that come later, it is never preempted for them."""
     here = world(blocks=13, max_context=48, max_sequences=3)
     for seq in range(3):
@@ -285,7 +285,7 @@ def test_the_lowest_priority_is_preempted_first() -> None:
     assert here.ended[1].work.recomputed > 0  # type: ignore[union-attr]
 
 
-def test_nobody_is_overtaken_for_ever() -> None:
+def test_no_turn_is_overtaken_for_ever() -> None:
     here = world(depth=1, blocks=12, max_sequences=1)
     for seq in (0, 1, 2):
         here.open(seq, story(seq, 2))

@@ -22,10 +22,10 @@ PROMPT = [1 + 7 * n % 200 for n in range(77)]
 
 @contextmanager
 def engine_of(settings: EngineSettings, memory: int) -> Iterator[Engine]:
-    """An engine with its shelf, as the supervisor starts them, on what ``memory`` and the store hold."""
-    keeper = DiskProcess(memory)
-    control = os.dup(keeper.theirs.fileno())
-    keeper.start()
+    """An engine with its disk process, as the supervisor starts them, on what ``memory`` and the store hold."""
+    disk_process = DiskProcess(memory)
+    control = os.dup(disk_process.theirs.fileno())
+    disk_process.start()
     engine = load_engine(settings, lambda done, what: None, Liveness(), memory, control).engine
     assert isinstance(engine, Engine)
     offload = engine.scheduler.offload
@@ -36,7 +36,7 @@ def engine_of(settings: EngineSettings, memory: int) -> Iterator[Engine]:
         offload.tick(time.monotonic())
     yield engine
     engine.leave()
-    keeper.stop()
+    disk_process.stop()
 
 
 def turn(engine: Engine, seq: int, count: int = 12) -> tuple[list[int], Work]:

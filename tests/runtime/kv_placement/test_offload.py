@@ -120,7 +120,7 @@ def test_what_comes_up_gives_way_on_the_device_to_a_turn_that_runs() -> None:
     assert 0 in here.ended
 
 
-def test_nothing_more_is_asked_of_the_disk_for_who_waits_no_longer() -> None:
+def test_nothing_more_is_asked_of_the_disk_for_a_turn_that_waits_no_longer() -> None:
     here = shelved()
     here.open(0, PROMPT)
     said = here.reply(0, 25)
@@ -129,12 +129,12 @@ def test_nothing_more_is_asked_of_the_disk_for_who_waits_no_longer() -> None:
     here.restart()
     here.open(0, [*PROMPT, *said, 7])
     here.generate(0, 2)
-    (awaited,) = here.scheduler.offload.restore._awaited.values()
+    (awaited,) = here.scheduler.offload.restore._pending.values()
     assert awaited.asked < len(awaited.keys)
     here.stop(0)
     here.step()
     assert len(awaited.keys) == awaited.asked
-    while here.scheduler.offload.restore._awaited:
+    while here.scheduler.offload.restore._pending:
         here.step()
     here.reply(0, 3)
 
@@ -239,7 +239,7 @@ def test_a_staged_sequence_is_computed_when_its_turn_begins() -> None:
     here.run()
     here.evict(0)
     assert isinstance(here.engine.apply(Stage(here._next(), 0)), VerbReply)
-    while here.scheduler.offload.restore._awaited:
+    while here.scheduler.offload.restore._pending:
         here.step()
     here.run()
     assert here.state(0).computed == len(PROMPT) - 1
@@ -289,12 +289,12 @@ def test_nothing_more_is_asked_for_a_turn_that_is_closed_before_it_meets_what_co
     here.disk.records = records
     here.generate(0, 2)
     assert here._queues[0].from_tiers.compute_until
-    (awaited,) = here.scheduler.offload.restore._awaited.values()
+    (awaited,) = here.scheduler.offload.restore._pending.values()
     assert awaited.asked < len(awaited.keys)
     here.close(0)
     for _ in range(4):
         here.step()
-    assert not here.scheduler.offload.restore._awaited
+    assert not here.scheduler.offload.restore._pending
     assert here.disk.fetched <= awaited.asked < len(records)
 
 

@@ -1,4 +1,4 @@
-"""What lies in memory on disk comes to a device within reach at once, past the shelf; on the fake ones."""
+"""Records in the page cache are read directly to the device, at once; on a fake disk and device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def near(blocks: int = 16) -> World:
 
 
 def kept(here: World, seq: int) -> list[int]:
-    """A conversation whose KV is on disk alone, all of it in memory; its tokens."""
+    """A conversation with KV on disk alone, all of it in the page cache; its tokens."""
     here.open(seq, PROMPT)
     said = here.reply(seq, 6)
     here.run()
@@ -43,7 +43,7 @@ def kept(here: World, seq: int) -> list[int]:
     return [*PROMPT, *said]
 
 
-def test_a_turn_finds_its_kv_at_the_first_sign_and_waits_for_nobody() -> None:
+def test_a_turn_finds_its_kv_at_the_first_sign_and_does_not_wait() -> None:
     here = near()
     tokens = kept(here, 0)
     here.open(0, tokens)
@@ -55,7 +55,7 @@ def test_a_turn_finds_its_kv_at_the_first_sign_and_waits_for_nobody() -> None:
     assert (work.disk, work.prefilled, work.recomputed) == (18, 1, 0)
 
 
-def test_what_cannot_be_read_comes_through_the_shelf() -> None:
+def test_what_cannot_be_read_comes_through_the_disk_process() -> None:
     here = near()
     tokens = kept(here, 0)
     assert here.disk is not None

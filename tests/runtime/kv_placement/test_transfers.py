@@ -1,4 +1,4 @@
-"""KV that leaves the device and comes back from the host tier, on the fake device, whose rows read all of it.
+"""KV that leaves the device and comes back from the host tier, on the fake device; its rows read all of it.
 
 A byte from the wrong slot, too early, too late or behind a tail's end gives a wrong token in the model's eyes.
 """
@@ -274,7 +274,7 @@ def test_what_the_host_tier_gave_up_goes_down_again_when_the_device_gives_it_up(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_nobody_wants_any_more_pushes_nothing_out_of_a_full_host_tier(depth: int) -> None:
+def test_kv_of_closed_sessions_pushes_nothing_out_of_a_full_host_tier(depth: int) -> None:
     """Ten slots for a session that left the device; many others come, are closed, and leave it too."""
     here = world(depth=depth, slots=10)
     here.open(0, ONE + TWO + THREE + FOUR + [7])

@@ -43,7 +43,7 @@ class Below:
         return [save.block for save in saves]
 
 
-def test_with_a_token_somebody_waits_for_go_a_few_and_all_of_them_in_time() -> None:
+def test_beside_a_token_that_is_waited_for_go_a_few_and_all_of_them_in_time() -> None:
     here = Below()
     steps = []
     while here.moves.waiting:
@@ -90,7 +90,7 @@ def test_a_tail_goes_at_once() -> None:
 
 
 def test_a_block_that_holds_something_else_by_now_is_not_saved() -> None:
-    """As of blocks whose content nobody knows any more: they lose their names, and nobody says so here."""
+    """As blocks with unknown content do: they lose their keys, and this is not told."""
     here = Below()
     del here.blocks[KEYS[-1]]
     here.blocks[KEYS[-2]] = 98
