@@ -43,7 +43,7 @@ ADAPTERS = {"sdk/adapters/mcp.py": {"mcp"}, "sdk/adapters/openai_agents.py": {"a
 """Each of these may need one package more, which is an extra."""
 
 # Ceilings. Each is the value of today or less; lower a number when the code gets below it, never raise one.
-FLOORS = {"runtime": 16, "sessions": 10, "sdk": 18}
+FLOORS = {"runtime": 10, "sessions": 10, "sdk": 18}
 """Modules on the longest chain of imports inside a room. The goal is 10."""
 CALLBACKS = 11
 """Functions that are assigned into another object."""
@@ -63,7 +63,7 @@ PERSON_WORDS = {
     "": 0,
 }
 """Words for persons that are used of things, by room; "" is the files at the root."""
-UPWARD = {"runtime": 7, "sessions": 0, "gateway": 2, "sdk": 0, "kvstore": 0}
+UPWARD = {"runtime": 5, "sessions": 0, "gateway": 2, "sdk": 0, "kvstore": 0}
 """Imports inside a room that go up in the order of `INSIDE`."""
 
 # room -> its files and packages, lowest first; those of one line import each other freely.

@@ -28,7 +28,7 @@ class BlockManager:
         self.pool = pool
         self.transfers = transfers
         self.block_tokens = hasher.block_tokens
-        self.residency = Residency(pool.index, hasher, namespace, transfers)
+        self.residency = Residency(pool.index, hasher, namespace, transfers.tier, transfers.disk)
         self._sources: list[
             tuple[int, int]
         ] = []  # (block, owner): sources of copies in the step being planned

@@ -22,7 +22,7 @@ from ..scheduler.queues import Queues
 from ..sequence import GrantedLease, Sequence
 from ..settings import SchedulerSettings
 from .block_manager import BlockManager
-from .offload import Offload
+from .restore import Restore
 
 MOST_SECONDS = 86_400.0
 USUAL_SECONDS = 300.0
@@ -38,12 +38,12 @@ class Leases:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, queues: Queues, block_manager: BlockManager, offload: Offload
+        self, settings: SchedulerSettings, queues: Queues, block_manager: BlockManager, restore: Restore
     ) -> None:
         self._settings = settings
         self._queues = queues
         self._block_manager = block_manager
-        self._offload = offload
+        self._restore = restore
         self._held: dict[int, Sequence] = {}
         self._ends = math.inf  # no lease ends before
         self._expected: list[tuple[float, int, Sequence]] = []  # a heap of returns, some of them outdated
@@ -154,7 +154,7 @@ class Leases:
         KV that lies nowhere is computed ahead only with a lease: without one the sequence may be late, and lose
         it again.
         """
-        restore = self._offload.restore
+        restore = self._restore
         if sequence.turn is None and (sequence.lease is not None or restore.finds(sequence)):
             sequence.look_up()
             self._queues.touch(sequence, now)

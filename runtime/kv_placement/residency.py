@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
+from ...kvstore.disk.client import DiskTier
+from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.prefix_index import PrefixIndex
 from ..sequence import Sequence
-from .transfers import Transfers
 
 DEVICE, HOST, DISK, SAVING = 1, 2, 4, 8
 """Where a block lies; one may lie on the device and in the host tier. DISK: on disk alone, or being read from
@@ -61,16 +62,21 @@ NOWHERE = Located(0, [], [], 0)
 
 class Residency:
     """Finds blocks by the keys that ``hasher`` makes under ``namespace``: on the device in ``index``, below it
-    in the tiers of ``transfers``.
+    in ``tier`` and on ``disk``.
     """
 
     def __init__(
-        self, index: PrefixIndex, hasher: BlockHasher, namespace: bytes, transfers: Transfers
+        self,
+        index: PrefixIndex,
+        hasher: BlockHasher,
+        namespace: bytes,
+        tier: HostTier | None,
+        disk: DiskTier | None,
     ) -> None:
         self._index = index
         self._hasher = hasher
         self._namespace = namespace
-        self._transfers = transfers
+        self._tier, self._disk = tier, disk
         self._block_tokens = hasher.block_tokens
 
     def root(self, salt: bytes) -> bytes:
@@ -82,8 +88,8 @@ class Residency:
 
         `NOWHERE` without a host tier, and while a step in flight computes the sequence. O(blocks).
         """
-        tier, size, most = self._transfers.tier, self._block_tokens, len(sequence.tokens) - 1
-        if tier is None or not (len(tier) or self._transfers.disk):
+        tier, size, most = self._tier, self._block_tokens, len(sequence.tokens) - 1
+        if tier is None or not (len(tier) or self._disk):
             return NOWHERE
         if sequence.planned != sequence.computed or sequence.computed >= most:
             return NOWHERE
@@ -109,7 +115,7 @@ class Residency:
         return Located(first, keys, places, full)
 
     def _below_host(self, key: bytes) -> int:
-        disk = self._transfers.disk
+        disk = self._disk
         return DISK if disk is not None and (key in disk or disk.fetching(key)) else 0
 
     def _tails(self, sequence: Sequence, at: int) -> Iterator[bytes]:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ..counters import Counters
-from ..scheduler.preemption import Preemption
 from ..scheduler.queues import Queues
 from ..sequence import Sequence
 from .block_manager import BlockManager
@@ -80,7 +79,7 @@ class Restore:
         self,
         queues: Queues,
         block_manager: BlockManager,
-        preemption: Preemption,
+        relieve: Callable[[int, Sequence, float], None],
         counters: Counters,
         disk: DiskTier | None,
         costs: CostBook | None = None,
@@ -89,7 +88,7 @@ class Restore:
         self.costs = costs or CostBook(None)
         self._queues = queues
         self._block_manager = block_manager
-        self._preemption = preemption
+        self._relieve = relieve
         self._counters = counters
         self._pending: dict[int, _PendingRestore] = {}
 
@@ -208,7 +207,7 @@ class Restore:
             return []
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
-            self._preemption.relieve(len(keys), sequence, now)
+            self._relieve(len(keys), sequence, now)
         sequence.from_tiers.expect(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
         restored = self._block_manager.read_up(sequence, keys, disk)

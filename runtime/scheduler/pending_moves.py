@@ -6,10 +6,12 @@ the next thing itself: a record that is safe below leaves the tiers above. The c
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ...kvstore.disk.client import DiskTier
 from ..kv_placement.block_manager import BlockManager
-from ..kv_placement.offload import Offload
+from ..kv_placement.restore import Restore
 from ..link.messages import Moved, VerbReply
 from ..sequence import Sequence
 from .queues import Queues
@@ -39,10 +41,19 @@ class PendingMove:
 class PendingMoves:
     """All stages and settlings that somebody waits for. ``answers`` are for who asks next."""
 
-    def __init__(self, queues: Queues, block_manager: BlockManager, offload: Offload) -> None:
+    def __init__(
+        self,
+        queues: Queues,
+        block_manager: BlockManager,
+        restore: Restore,
+        disk: DiskTier | None,
+        send: Callable[[Iterable[bytes]], None],
+    ) -> None:
+        self._restore = restore
+        self._disk = disk
+        self._send = send
         self._queues = queues
         self._block_manager = block_manager
-        self._offload = offload
         self._running: list[PendingMove] = []
         self._answers: list[VerbReply] = []
 
@@ -60,7 +71,7 @@ class PendingMoves:
 
     def of_settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> PendingMove:
         """The move of a sequence that has just been settled."""
-        lowest = disk and self._offload.disk is not None
+        lowest = disk and self._disk is not None
         return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=sequence.names())
 
     def follow(self, move: PendingMove) -> None:
@@ -87,7 +98,7 @@ class PendingMoves:
         sequence = move.sequence
         if self._used(sequence):
             return True
-        if self._offload.restore.awaits(sequence) or sequence.planned > sequence.computed:
+        if self._restore.awaits(sequence) or sequence.planned > sequence.computed:
             return False
         return idle or sequence.id not in self._queues.prefill
 
@@ -111,13 +122,13 @@ class PendingMoves:
             return True
         move.left = [key for key in move.left if not self._gone_down(key, move)]
         if move.left and move.lowest and now >= move.again:
-            self._offload.send(move.left)
+            self._send(move.left)
             move.again = now + AGAIN_SECONDS
         return not move.left
 
     def _gone_down(self, key: bytes, move: PendingMove) -> bool:
         """Whether the record is where it is to be, or will not come there; what stands above it lets go."""
-        block_manager, disk = self._block_manager, self._offload.disk
+        block_manager, disk = self._block_manager, self._disk
         tier = block_manager.transfers.tier
         if tier is None or block_manager.transfers.saving(key):
             return tier is None
@@ -138,7 +149,7 @@ class PendingMoves:
         return on_disk
 
     def _where(self, move: PendingMove, now: float) -> Moved:
-        sequence, block_manager, disk = move.sequence, self._block_manager, self._offload.disk
+        sequence, block_manager, disk = move.sequence, self._block_manager, self._disk
         size, tier = block_manager.block_tokens, block_manager.transfers.tier
         end = (
             0 if sequence.tail is None else sequence.tail[1]

@@ -141,12 +141,17 @@ class Preemption:
     def _idle(self, blocks: int, now: float) -> Iterator[_Victim]:
         """Idle holders in the order of taking; each is taken, or keeps what it may, before the next comes."""
         while self._queues.idle_eviction:
-            yield from self._ends(blocks, iter([self._policy.idle_victim(self._queues.idle_eviction, now)]))
+            yield from self._ends(blocks, iter([self._next_idle(now)]))
         leased = sorted(self._queues.leased.values(), key=_return, reverse=True)
         size = self._block_manager.block_tokens  # what is only being written beyond it goes with the rest
         beyond = [holder for holder in leased if holder.computed > _covered(holder) * size]
         yield from (_Victim(holder, _covered(holder)) for holder in beyond)
         yield from self._ends(blocks, iter(leased))
+
+    def _next_idle(self, now: float) -> Sequence:
+        """The idle sequence without a lease that gives its blocks next."""
+        idle = self._queues.idle_eviction
+        return self._policy.idle_victim(idle, idle.longest(now), now)
 
     def _before(self, blocks: int, sequence: Sequence, now: float) -> Iterator[_Victim]:
         """Idle holders before ``sequence``, as far as the step being planned has no row for them yet."""

@@ -126,10 +126,10 @@ class Scheduler:
         preemption = Preemption(settings, policy, queues, blocks, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)
         self._planner = Planner(settings, queues, blocks, preemption, self._prefill_budget, self.counters)
-        self._restore = Restore(queues, blocks, preemption, self.counters, disk, costs)
+        self._restore = Restore(queues, blocks, preemption.relieve, self.counters, disk, costs)
         self.offload = Offload(blocks, disk, self._restore)
-        self._leases = Leases(settings, queues, blocks, self.offload)
-        self._pending_moves = PendingMoves(queues, blocks, self.offload)
+        self._leases = Leases(settings, queues, blocks, self._restore)
+        self._pending_moves = PendingMoves(queues, blocks, self._restore, disk, self.offload.send)
         self._committer = Committer(policy, queues, blocks, self._matchers, self.counters)
         self._grammar_queue = GrammarQueue(compiler, queues)
         self._rows: list[Row] = []  # of turns that went on or ended without a step
