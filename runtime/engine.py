@@ -18,7 +18,7 @@ from .kv_placement.offload import POLL_SECONDS
 from .link.messages import AnyVerb, Refusal, Row, Statistics, Step, VerbReply
 from .plan import Handle, Outcome, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
-from .step_log import StepLog, Timing
+from .stats import StepLog, Timing
 
 MOST_LOST_STEPS = 16
 """Steps in a row of which no sequence could be computed, not even alone, before the device is given up."""

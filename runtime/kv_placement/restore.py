@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
-from ..counters import Counters
 from ..scheduler.queues import Queues
 from ..sequence import Sequence
+from ..stats import Counters
 from .block_manager import BlockManager
 from .costs import CostBook, Restorable, blocks_to_compute
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from ..counters import Counters
 from ..grammar.matcher import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
 from ..link.messages import Finish, Row, TokenLogprob, Work
 from ..plan import Outcome, Plan, RowFault, Scored
 from ..sequence import Flight, Sequence, Turn
+from ..stats import Counters
 from .policy import Policy
 from .queues import Queues
 

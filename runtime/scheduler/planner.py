@@ -16,11 +16,11 @@ from itertools import islice
 
 import numpy as np
 
-from ..counters import Counters
 from ..kv_placement.block_manager import BlockManager
 from ..plan import BlockCopy, Plan, PlanRow
 from ..sequence import Flight, Sequence
 from ..settings import SchedulerSettings
+from ..stats import Counters
 from .preemption import Preemption
 from .prefill_budget import PrefillBudget
 from .queues import Queues

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, takewhile
 
-from ..counters import Counters
 from ..kv_placement.block_manager import BlockManager
 from ..sequence import Sequence
 from ..settings import SchedulerSettings
+from ..stats import Counters
 from .policy import Policy
 from .queues import Queues
 

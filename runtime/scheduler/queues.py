@@ -22,9 +22,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from itertools import islice
 
-from ..counters import Counters
 from ..errors import SequenceUnknown
 from ..sequence import Sequence, TurnPlace
+from ..stats import Counters
 from .idle_eviction import IdleEviction
 from .policy import FirstComeFirstServed, Policy
 

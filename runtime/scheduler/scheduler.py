@@ -28,7 +28,6 @@ from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
-from ..counters import Counters
 from ..errors import (
     ContextExceeded,
     EngineOverloaded,
@@ -68,6 +67,7 @@ from ..link.messages import (
 from ..plan import Outcome, Plan, RowFault
 from ..sequence import Sequence, Turn
 from ..settings import SchedulerSettings
+from ..stats import Counters
 from ..tokens import TokenList, checked_tokens
 from .commit import Committer
 from .pending_moves import PendingMoves
