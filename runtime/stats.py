@@ -25,7 +25,7 @@ class Counters:
     Rows: ``rows``, ``discarded`` (their sequence was stopped, cut or preempted meanwhile), ``faults``.
     Sequences: ``turns`` ended, ``preempted`` (running), ``taken`` (idle or waiting ones that lost their KV).
     ``stalls``: rows left out for want of blocks. ``copies``: blocks. ``steps``: plans made. ``isolations``:
-    steps whose sequences were run one at a time to find the one that fails.
+    steps that failed, so that their sequences were run one at a time.
     """
 
     steps: int = 0

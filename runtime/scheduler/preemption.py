@@ -3,10 +3,10 @@
 A running turn that needs blocks takes them in this order:
 
 1. blocks that no sequence holds;
-2. turns whose KV still comes up from disk, the last first;
+2. turns with KV that still comes up from disk, the last first;
 3. idle sequences without a lease, as the policy says (`Policy.idle_victim`);
 4. of leased idle sequences what their lease does not cover, then the rest, the latest expected return first;
-5. turns whose grammar is being compiled;
+5. turns with a grammar that is being compiled;
 6. waiting turns, the last first;
 7. running turns behind it, the last first: these are preempted.
 

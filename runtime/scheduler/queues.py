@@ -37,9 +37,9 @@ class Queues:
 
     ``idle_eviction``: idle ones without a lease that may hold blocks; ``leased``: those with one. ``prefill``:
     idle ones with tokens to compute, in the order of their verbs, leased and expected ones before others.
-    ``restoring``: turns whose KV comes up from disk, in the order in which they began; they have no place among
-    the others yet. ``staged``: idle ones for which the same is done. ``compiling``: turns whose grammar is
-    being compiled; they have no place yet either, and keep what they hold unless others need it.
+    ``restoring``: turns with KV that comes up from disk, in the order in which they began; they have no place
+    among the others yet. ``staged``: idle ones for which the same is done. ``compiling``: turns with a grammar
+    that is being compiled; they have no place yet either, and keep what they hold unless others need it.
     """
 
     def __init__(self, policy: Policy | None = None, counters: Counters | None = None) -> None:
