@@ -1,8 +1,8 @@
 """The engine: verbs between steps, and the step itself: plan, launch, commit.
 
-One thread calls it. A failure of one row ends that sequence; a failure of a whole step is taken apart: its
-sequences run alone, and the one that fails again ends with the error while the others go on. A runner that
-has lost its device raises `EngineDied`, which ends the engine. Knows no sockets and no tensors.
+One thread calls it. If one row of a step fails, that sequence ends with an error. If a whole step fails, its
+sequences run again one at a time: the one that fails again ends with the error, and the others go on. A runner
+that has lost its device raises `EngineDied`, which ends the engine. Knows no sockets and no tensors.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from .kv_placement.offload import POLL_SECONDS
 from .link.messages import AnyVerb, Refusal, Row, Statistics, Step, VerbReply
 from .plan import Handle, Outcome, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
-from .step_log import StepLog, Timing
+from .stats import StepLog, Timing
 
 MOST_LOST_STEPS = 16
-"""Steps in a row of which no sequence could be computed, not even alone, before the device is given up."""
+"""Failed steps in a row, with no sequence that could be computed alone, before the device is given up."""
 
 LEAVE_SECONDS = 1.5
-"""For KV on its way to disk when the engine ends."""
+"""How long the engine waits for KV on its way to disk when it ends."""
 
 PREPARE_SECONDS = 0.0001
-"""Between two preparations: whoever brings a verb has the interpreter meanwhile."""
+"""Between two preparations: the thread that brings verbs has the interpreter meanwhile."""
 
 AUDIT_EVERY = 64
-"""Idle moments between two audits, unless in debug."""
+"""Idle steps between two audits, unless in debug."""
 
 
 @dataclass(frozen=True, slots=True)
 class _NeverLaunched:
-    """The handle of a step whose launch raised: it fails where all steps fail."""
+    """The handle of a step with a launch that raised: it raises the same where outcomes are waited for."""
 
     error: Exception
 
@@ -47,7 +47,7 @@ class Engine:
     """Runs a scheduler's plans on a runner.
 
     ``debug``: audit whenever idle and raise on a leak; otherwise audit now and then and count leaks.
-    ``clock``: seconds; for tiers and leases, no step depends on it.
+    ``clock``: gives seconds, for tiers and leases; what a step computes does not depend on it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Engine:
         return self._idle
 
     def apply(self, verb: AnyVerb) -> VerbReply | Refusal | None:
-        """Do what a verb says, between two steps; None: it takes a while, and is answered by `answers`."""
+        """Do what a verb says, between two steps. None: it waits, and `answers` has the reply later."""
         if isinstance(verb, Statistics):
             return VerbReply(verb.request, statistics=self.statistics())
         self._idle = False
@@ -86,14 +86,14 @@ class Engine:
             return Refusal(verb.request, refusal.code, refusal.message)
 
     def answers(self) -> list[VerbReply]:
-        """Replies to verbs that took a while, ready since this was asked last."""
+        """Replies to verbs that waited, ready since the last call."""
         return self.scheduler.answers()
 
     def step(self) -> Step | None:
         """Fill the device with steps, then wait for the oldest; None when there is nothing to compute.
 
         Raises:
-            EngineDied: the device computes nothing any more.
+            EngineDied: the device is lost.
             LeakFound: only in debug.
         """
         now = self._clock()
@@ -120,7 +120,7 @@ class Engine:
             outcomes = handle.tokens()
         except EngineDied:
             raise
-        except Exception as error:  # whatever it is, one sequence may be the cause of it
+        except Exception as error:  # any error may be caused by one sequence
             return Step(plan.step, told + self._isolate(plan, error, now))
         self._lost_steps = 0
         self.log.landed(timing)
@@ -130,11 +130,11 @@ class Engine:
         return Step(plan.step, told + rows)
 
     def due(self) -> float | None:
-        """Seconds after which `step` has something to do though no verb came; None: never."""
+        """Seconds after which `step` has something to do without a new verb; None: never."""
         return PREPARE_SECONDS if self._prepares else self.scheduler.due(self._clock())
 
     def leave(self) -> None:
-        """Nobody is there any more: what the host tier holds goes to disk, within ``LEAVE_SECONDS``."""
+        """The link has ended: send what the host tier holds to disk, within ``LEAVE_SECONDS``."""
         offload = self.scheduler.offload
         offload.flush()
         end = self._clock() + LEAVE_SECONDS
@@ -152,7 +152,7 @@ class Engine:
 
     @property
     def _broken(self) -> bool:
-        """Whether the last step never reached the device: nothing can be launched that it was to feed."""
+        """Whether the last launch raised: no step can be launched that would be fed by it."""
         return bool(self._in_flight) and isinstance(self._in_flight[-1][1], _NeverLaunched)
 
     def _launch(self, plan: Plan) -> Handle:
@@ -164,19 +164,19 @@ class Engine:
             return _NeverLaunched(error)
 
     def _isolate(self, failed: Plan, error: Exception, now: float) -> list[Row]:
-        """Run the failed step's sequences, and those of steps launched behind it, one at a time."""
+        """Run the sequences of the failed step, and of steps launched behind it, one at a time."""
         self.log.rest()
         plans = [failed]
         while self._in_flight:
             plan, handle, _ = self._in_flight.popleft()
-            self._settle(handle)
+            self._discard(handle)
             plans.append(plan)
         suspects = self.scheduler.revoke(plans, now)
         rows: list[Row] = []
         survivors = 0
         for seq in suspects:
             plan_alone = self.scheduler.plan_alone(seq, now)
-            if plan_alone is None:  # no blocks for it now; it comes again with the others
+            if plan_alone is None:  # it finds no blocks now, and is planned again with the others
                 survivors += 1
                 continue
             outcomes, moved = self._run_alone(plan_alone)
@@ -196,8 +196,8 @@ class Engine:
         except Exception as error:
             return [RowFault(_text(error)) for _ in plan.rows], False
 
-    def _settle(self, handle: Handle) -> None:
-        """Wait until a step that no longer counts is done with the device."""
+    def _discard(self, handle: Handle) -> None:
+        """Wait until a step that does not count any more is done with the device."""
         try:
             handle.tokens()
         except EngineDied:
@@ -206,7 +206,7 @@ class Engine:
             return
 
     def _audit(self) -> None:
-        """An idle engine audits itself: a leak is an error in debug, and a figure for an alarm in service."""
+        """Audit the block pool. A leak is an error in debug; in service it is counted, for an alarm."""
         if not self._debug:
             self._audit_in -= 1
             if self._audit_in > 0:

@@ -204,7 +204,7 @@ def _tree(root: type[RuntimeFault]) -> Iterator[type[RuntimeFault]]:
 
 
 def fault_of(code: str, message: str) -> RuntimeFault:
-    """The exception ``code`` stands for; a code nobody knows becomes a plain ``RuntimeFault`` naming it."""
+    """The exception ``code`` stands for; an unknown code becomes a plain ``RuntimeFault`` naming it."""
     for kind in _tree(RuntimeFault):
         if kind.code == code:
             return kind(message)

@@ -13,6 +13,7 @@ truncation lower them; streamed input raises `total`. Knows no pool, no queue an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -103,24 +104,80 @@ class GrantedLease:
     records: int
 
 
+@dataclass(slots=True)
+class ComputedTokens:
+    """Tokens computed since the last turn ended: for the first time, and again."""
+
+    prefilled: int = 0
+    recomputed: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.prefilled + self.recomputed
+
+
+@dataclass(slots=True)
+class FromTiers:
+    """KV that came up from lower tiers since the last turn ended, and what still comes.
+
+    ``host``: tokens that came by way of the host tier; ``disk``: those of them that came from disk;
+    ``from_disk``: the keys of their records. ``seconds``: how long the turn waited for them.
+    ``chosen``: tokens that the turn computes although a lower tier holds them, because that is cheaper.
+    ``compute_until``: a position behind which KV is on its way, so that nothing is computed there; None: none.
+    """
+
+    host: int = 0
+    disk: int = 0
+    from_disk: set[bytes] = field(default_factory=set)
+    seconds: float = 0.0
+    chosen: int = 0
+    compute_until: int | None = None
+
+    def count(self, tokens: int, disk: int) -> None:
+        """So many tokens came up, ``disk`` of them from disk."""
+        self.host += tokens
+        self.disk += disk
+
+    def forget(self) -> None:
+        """What came up was given up before a turn used it."""
+        self.host = self.disk = 0
+
+    def expect(self, keys: Iterable[bytes]) -> None:
+        """The records of these keys come from disk."""
+        self.from_disk.update(keys)
+
+    def wait(self, seconds: float) -> None:
+        """The turn has waited so much longer."""
+        self.seconds += seconds
+
+    def choose(self, tokens: int) -> None:
+        """So many tokens are computed instead of restored."""
+        self.chosen = tokens
+
+    def stop_at(self, position: int | None) -> None:
+        """Compute up to ``position`` only; None: without such an end."""
+        self.compute_until = position
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Everything the engine knows of one sequence.
+    """Everything the engine knows of one sequence. Three scalars say how far it is: ``computed``, ``planned``
+    and ``total``.
+
+    Its fields, and those of its records, are written in this module alone; only the block manager writes
+    ``table``.
 
     ``root``: the block key before the first. ``keys``: of the leading full blocks, at least the sealed ones.
-    ``shared_tail``: the partial last block is not ours to write; copy it first.
-    ``needs_lookup``: the prefix cache has not been asked since tokens came or KV went.
-    ``high_water``: tokens that have had KV at some time; computing below it is work done again.
-    ``isolated``: suspected of having killed an engine; shares no step until it has sampled a token.
+    ``shared_tail``: the partial last block belongs to others too, and is copied before it is written.
     ``tail``: key and end of the partial last block that was saved last.
-    ``host``: tokens restored from the host tier since the last turn ended; ``disk``: those of them that
-    came from disk; ``from_disk``: the keys of their records; ``restore_seconds``: how long the turn waited.
+    ``needs_lookup``: tokens came or KV went since the prefix cache was asked.
+    ``high_water``: tokens that have had KV at some time; computing below it is work done again.
+    ``in_flight``: by step, what steps in flight do for it.
+    ``isolated``: suspected of having killed an engine; shares no step until it has sampled a token.
+    ``turn_expected``: a turn is about to begin. ``place``: the turn's, by age.
     ``lease``: its lease, if it has one. ``used``: when it was used last; ``returns``: when it is expected back,
-    by the engine's clock; None: no hint was given, or it is back.
-    ``place``: the turn's place in the order, see `queues`.
-    ``compute_until``: it is computed no further for now, because KV behind this position is being restored.
-    ``chosen``: tokens that the next turn computes although a lower tier holds them, because that is cheaper.
-    ``turn_expected``: a turn is about to begin.
+    in seconds of the engine's clock; None: that is not known, or it is back.
     """
 
     id: int
@@ -134,39 +191,33 @@ class Sequence:
     keys: KeyChain = field(default_factory=KeyChain)
     sealed: int = 0
     shared_tail: bool = False
+    tail: tuple[bytes, int] | None = None
     needs_lookup: bool = True
+    high_water: int = 0
     turn: Turn | None = None
     in_flight: dict[int, Flight] = field(default_factory=dict)
-    high_water: int = 0
-    prefilled: int = 0
-    recomputed: int = 0
     isolated: bool = False
-    tail: tuple[bytes, int] | None = None
-    host: int = 0
-    disk: int = 0
-    from_disk: set[bytes] = field(default_factory=set)
-    restore_seconds: float = 0.0
+    turn_expected: bool = False
+    place: TurnPlace = TurnPlace()
     lease: GrantedLease | None = None
     used: float = 0.0
     returns: float | None = None
-    place: TurnPlace = TurnPlace()
-    compute_until: int | None = None
-    chosen: int = 0
-    turn_expected: bool = False
+    work: ComputedTokens = field(default_factory=ComputedTokens)
+    from_tiers: FromTiers = field(default_factory=FromTiers)
 
     @property
     def tenant(self) -> int:
-        """The number of who it belongs to."""
+        """The number of the tenant that it belongs to."""
         return tenant_of(self.root)
 
     @property
     def total(self) -> int:
-        """Tokens, pending_samples ones among them."""
+        """Tokens, those that are being sampled among them."""
         return len(self.tokens) + self.pending_samples
 
     @property
     def state(self) -> SequenceState:
-        """What the link is told; pending_samples tokens do not count, they can still be taken back."""
+        """What the link is told. Tokens that are being sampled do not count: they can still be taken back."""
         return SequenceState(self.id, len(self.tokens), self.computed, self.epoch)
 
     @property
@@ -180,15 +231,12 @@ class Sequence:
         turn = self.turn
         if turn is None:
             return max(self.total - 1, self.planned)
-        if turn.sampled + self.pending_samples >= turn.allowed or (
-            self.pending_samples and turn.grammar is not None
-        ):
-            return self.planned  # nothing is left to ask for, or a grammar has to hear the last token first
-        return (
-            self.total
-            if self.compute_until is None
-            else max(self.planned, min(self.total, self.compute_until))
-        )
+        if turn.sampled + self.pending_samples >= turn.allowed:
+            return self.planned
+        if self.pending_samples and turn.grammar is not None:
+            return self.planned
+        until = self.from_tiers.compute_until
+        return self.total if until is None else max(self.planned, min(self.total, until))
 
     @property
     def to_do(self) -> int:
@@ -210,11 +258,80 @@ class Sequence:
         """Keys of its records, in order."""
         return [*self.keys, self.tail[0]] if self.tail is not None else list(self.keys)
 
-    def extend(self, tokens: NDArray[np.int32]) -> None:
+    # --- tokens and blocks ------------------------------------------------------------------------------
+
+    def extend(self, tokens: NDArray[np.int32], *, turn_expected: bool = False) -> None:
         """Append known tokens."""
         assert not self.pending_samples, "tokens behind ones that are not known yet"
         self.tokens.extend(tokens)
+        self.turn_expected = turn_expected
         self.needs_lookup, self.returns = True, None
+
+    def forget(self, length: int, blocks: int) -> None:
+        """Drop the tokens from ``length`` on, and the keys from block ``blocks`` on."""
+        self.tokens.truncate(length)
+        self.keys.truncate(blocks)
+        self.high_water = min(self.high_water, length)
+
+    def name(self, keys: list[bytes]) -> None:
+        """Add the keys of the next full blocks."""
+        self.keys.extend(keys)
+
+    def found(self, end: int, sealed: int) -> None:
+        """KV up to ``end`` was found or brought up; the first ``sealed`` blocks of the table are full."""
+        self.computed = self.planned = end
+        self.sealed, self.shared_tail = sealed, False
+        self.high_water = max(self.high_water, end)
+
+    def fall_back(self, length: int) -> None:
+        """Only the KV of the first ``length`` tokens counts from now on."""
+        self.computed = self.planned = length
+
+    def surrendered(self) -> None:
+        """It holds no block any more."""
+        self.computed = self.planned = self.sealed = 0
+        self.shared_tail, self.needs_lookup = False, True
+
+    def inherit(self, parent: Sequence, computed: int, block_tokens: int) -> None:
+        """Begin with the parent's KV of the first ``computed`` tokens; the block manager adds the table."""
+        length = len(self.tokens)
+        self.computed = self.planned = computed
+        self.high_water = min(parent.high_water, length)
+        self.keys = parent.keys.copy(length // block_tokens)
+        self.sealed = min(parent.sealed, computed // block_tokens)
+        self.shared_tail = computed % block_tokens != 0
+
+    def seal(self, blocks: int) -> None:
+        """The first ``blocks`` blocks are full and named; if they were more, they are not any longer."""
+        self.sealed = blocks
+
+    def share_tail(self, shared: bool) -> None:
+        """Whether the partial last block is to be copied before it is written."""
+        self.shared_tail = shared
+
+    def saved_tail(self, key: bytes, end: int) -> None:
+        """The partial last block was saved under ``key``, with the tokens up to ``end``."""
+        self.tail = key, end
+
+    def look_up(self, needed: bool = True) -> None:
+        """Ask the prefix cache and the host tier before the next step; not ``needed``: they were asked."""
+        self.needs_lookup = needed
+
+    # --- lease ------------------------------------------------------------------------------------------
+
+    def grant(self, lease: GrantedLease | None) -> None:
+        """Take a lease in place of the one before; None: it has ended."""
+        self.lease = lease
+
+    def use(self, now: float) -> None:
+        """It was used."""
+        self.used = now
+
+    def expect_return(self, returns: float | None) -> None:
+        """It comes back at ``returns``; None: that is not known."""
+        self.returns = returns
+
+    # --- steps ------------------------------------------------------------------------------------------
 
     def advance(self, flight: Flight) -> None:
         """A step was planned that computes ``[planned, flight.end)``."""
@@ -225,6 +342,10 @@ class Sequence:
             assert flight.end == self.total
             self.pending_samples += 1
 
+    def flight_of(self, step: int) -> Flight | None:
+        """What ``step`` did for it, once; None if that was taken back."""
+        return self.in_flight.pop(step, None)
+
     def land(self, flight: Flight) -> tuple[int, int]:
         """The step is done: its KV counts. Gives its tokens prefilled for the first time, and recomputed."""
         assert self.computed == flight.first
@@ -233,8 +354,8 @@ class Sequence:
         prompt_end = end if self.turn is None else min(end, self.turn.prompt)
         prefilled = max(0, prompt_end - max(start, high_water))
         recomputed = max(0, min(end, high_water) - start)
-        self.prefilled += prefilled
-        self.recomputed += recomputed
+        self.work.prefilled += prefilled
+        self.work.recomputed += recomputed
         self.high_water = max(high_water, end)
         return prefilled, recomputed
 
@@ -264,53 +385,75 @@ class Sequence:
         self.planned = self.computed
         self.pending_samples = 0
 
+    # --- turns ------------------------------------------------------------------------------------------
+
     def begin(self, turn: Turn) -> None:
         """Start a turn."""
         assert self.turn is None and self.planned < self.total
         self.epoch += 1
         self.turn, self.turn_expected, self.returns = turn, False, None
 
+    def halt(self) -> None:
+        """A verb stopped or cut it: rows of this epoch are out of date."""
+        self.epoch += 1
+
+    def queue(self, place: TurnPlace) -> None:
+        """The turn waits for admission."""
+        self.place = place
+
+    def follow(self, grammar: int) -> None:
+        """The turn's grammar is compiled; its matcher has this number."""
+        assert self.turn
+        self.turn.grammar = grammar
+
     def admit(self) -> None:
-        """The turn starts to run: what is computed now, and was not by work on its account, it found here."""
+        """The turn starts to run: KV that is here and was not made or brought up for it counts as resident."""
         assert self.turn
         if self.turn.resident is None:
-            counted = self.prefilled + self.recomputed + self.host
-            self.turn.resident = max(0, self.computed - counted)
+            self.turn.resident = max(0, self.computed - self.work.total - self.from_tiers.host)
 
-    def found(self, tokens: int) -> None:
-        """So many more were found computed since the turn was admitted: others have just computed them."""
+    def count_found(self, tokens: int) -> None:
+        """So many more were found computed since the turn was admitted: other turns have just computed them."""
         if self.turn is not None and self.turn.resident is not None:
             self.turn.resident += tokens
 
+    def tell(self, tokens: list[int], logprobs: Iterable[TokenLogprob]) -> None:
+        """Committed tokens are to be told with the next row of the turn."""
+        assert self.turn
+        self.turn.untold += tokens
+        self.turn.scores += logprobs
+
+    def told(self) -> tuple[list[int], list[TokenLogprob]]:
+        """The tokens to be told, and their log probabilities, once."""
+        turn = self.turn
+        assert turn
+        told = turn.untold, turn.scores
+        turn.untold, turn.scores = [], []
+        return told
+
     def end(self) -> Work | None:
-        """End the turn, if any, and settle its account."""
+        """End the turn, if any; returns what it took."""
         self.recall()
         turn, self.turn = self.turn, None
         if turn is None:
             return None
+        made, came = self.work, self.from_tiers
+        self.work, self.from_tiers = ComputedTokens(), FromTiers()
         # What was found or brought up twice, or computed and then found, counts once; what the sequence had
         # before it lay idle, gave up and found again was there.
-        others = max(0, min(self.high_water, turn.prompt) - self.prefilled)
+        others = max(0, min(self.high_water, turn.prompt) - made.prefilled)
         resident = min(turn.resident or 0, others)
-        host = min(self.host, others - resident)
-        resident = max(resident, others - host - self.recomputed)
-        disk = min(self.disk, host)
-        waited = self.restore_seconds
-        chosen = min(self.chosen, self.prefilled + self.recomputed)
-        pending = len(self.tokens) - self.computed
-        work = Work(
-            self.prefilled,
-            self.recomputed,
+        host = min(came.host, others - resident)
+        resident = max(resident, others - host - made.recomputed)
+        disk = min(came.disk, host)
+        return Work(
+            made.prefilled,
+            made.recomputed,
             resident,
             turn.sampled,
             host - disk,
             disk,
-            waited,
-            chosen,
-            pending,
+            came.seconds,
+            min(came.chosen, made.total),
+            pending=len(self.tokens) - self.computed,
         )
-        self.prefilled = self.recomputed = self.host = self.disk = self.chosen = 0
-        self.restore_seconds = 0.0
-        self.compute_until = None
-        self.from_disk.clear()
-        return work

@@ -1,4 +1,5 @@
-"""What an operator sets for the engine, and what the scheduler works within once model and memory are known.
+"""What an operator sets for the engine, and the numbers the scheduler works within once model and memory are
+known.
 
 Two frozen objects: `EngineSettings` crosses the link to the child as it was asked for; `SchedulerSettings` is
 what became of it, checked at birth and trusted below. Reads no argv, no environment, no files.
@@ -16,7 +17,7 @@ from .errors import PoolTooSmall, SettingsInvalid
 from .model.kv_format import KVFormat
 
 SECRET_BYTES = 32
-"""Of a secret that is drawn."""
+"""The length of a secret that is drawn."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Types that weights and KV may have, and the size of a number."""
@@ -37,7 +38,7 @@ class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """As asked for; None and "auto" are resolved by who loads the model.
+    """As asked for; None and "auto" are resolved when the model is loaded.
 
     model: a local folder, a hub id, or ``pocket``.
     device, dtype: as torch names them, or ``auto``.
@@ -181,7 +182,7 @@ class SchedulerSettings:
             raise SettingsInvalid(f"lease_share is {self.lease_share}, not between 0 and 1")
         if self.depth not in DEPTHS:
             raise SettingsInvalid(f"depth is {self.depth}, not one of {DEPTHS}")
-        # Each running turn keeps its one token per step, the oldest its chunk: see `least_chunk`.
+        # Each running turn has one token per step, and the first its chunk: see `least_chunk`.
         if self.max_step_tokens < self.max_sequences:
             raise SettingsInvalid(
                 f"--max-step-tokens {self.max_step_tokens} is less than --max-sequences {self.max_sequences}:"
@@ -200,25 +201,26 @@ class SchedulerSettings:
 
     @property
     def least_chunk(self) -> int:
-        """Prompt tokens that the oldest turn may compute in any step, whatever decodes beside it."""
+        """Prompt tokens that the first turn may compute in each step, however many decode beside it."""
         return self.max_step_tokens - self.max_sequences + 1
 
     def most_steps(self, prompt: int, max_tokens: int) -> int:
-        """The bound of obligation (e): steps within which a turn, once it is the oldest, has ended.
+        """The bound of obligation (e): steps within which a turn has ended, once it is the first in the order.
 
         ``prompt``: tokens of the sequence when the turn began; ``max_tokens``: what it may sample. With
         ``length`` = all its tokens at the end::
 
             ceil(prompt / least_chunk) + length - prompt + (depth - 1) * (blocks_for(length) + 2) + depth
 
-        Being the oldest it is not preempted, finds room (obligation (d)), and computes a chunk or samples a
-        token in every step. Even if all its prompt must be computed again, that is the first term; a token it
-        sampled before a preemption costs at most one step to compute again and none to sample: the second.
-        It stands still only while blocks taken for it lie behind the step fence, at most ``depth - 1`` steps
-        for each block it leases, for the copy of its tail and for its admission: the third. The last: steps
-        in flight when it became the oldest, and an end that is found one step late.
+        The first turn is not preempted, finds room (obligation (d)), and computes a chunk or samples a token in
+        each step. The first term: all its prompt may have to be computed again. The second: a token that it
+        sampled before a preemption costs at most one step to compute again and none to sample. The third: it
+        stalls only while blocks taken for it lie behind the step fence, at most ``depth - 1`` steps for each
+        block it allocates, for the copy of its tail and for its admission. The last: steps in flight when it
+        became the first, and an end that is found one step late.
 
-        A turn behind others ends within the sum over all turns up to itself, the oldest first.
+        A turn behind others ends within the sum over all turns up to itself; `Policy.bound` says which those
+        are.
         """
         length = min(prompt + max_tokens, self.max_context)
         stalls = (self.depth - 1) * (self.blocks_for(length) + 2)

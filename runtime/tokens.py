@@ -1,4 +1,4 @@
-"""A sequence's token ids as a growable array. Knows nothing of what they mean or whose KV is computed."""
+"""A sequence's token ids as a growable array. Knows nothing of what they mean."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
 
 
 class _Store:
-    """An array that several lists read, each to its own length. ``filled``: where none of them ends behind."""
+    """An array that several lists read, each to its own length. ``filled``: the greatest of these lengths."""
 
     __slots__ = ("filled", "ids")
 
@@ -39,8 +39,8 @@ class _Store:
 class TokenList:
     """Token ids, int32; appending is amortised O(1), a slice is a copy of its own size.
 
-    A copy shares the array: whoever ends where it is filled goes on in place, behind what the others read;
-    whoever would write where another may read takes a copy of the array first.
+    A copy shares the array. A list that ends where the array is filled grows in place, behind what the others
+    read. A list that would write where another may read copies the array first.
     """
 
     __slots__ = ("_length", "_shared", "_store")
@@ -77,19 +77,19 @@ class TokenList:
         return self._store.ids[first:end].astype(np.int64)
 
     def view(self, end: int) -> NDArray[np.int32]:
-        """Ids ``[0, end)`` in place, int32: good until the list changes."""
+        """Ids ``[0, end)`` in place, int32; valid until the list changes."""
         assert 0 <= end <= self._length, f"{end} of {self._length} tokens"
         return self._store.ids[:end]
 
     def copy(self, length: int) -> TokenList:
-        """A list of its own with the first ``length`` ids, for a fork. O(1)."""
+        """Another list with the first ``length`` ids, for a fork. O(1)."""
         twin = TokenList()
         twin._store, twin._length = self._store, min(length, self._length)
         twin._shared = self._shared = True
         return twin
 
     def _claim(self, end: int) -> NDArray[np.int32]:
-        """An array with room for ids up to ``end``, in which nobody else reads from our length on."""
+        """An array with room for ids up to ``end``, in which no other list reads from our length on."""
         store = self._store
         if self._length < store.filled or end > len(store.ids):
             grown = np.empty(max(end, 2 * self._length, 16), dtype=np.int32)

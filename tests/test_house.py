@@ -43,11 +43,11 @@ ADAPTERS = {"sdk/adapters/mcp.py": {"mcp"}, "sdk/adapters/openai_agents.py": {"a
 """Each of these may need one package more, which is an extra."""
 
 # Ceilings. Each is the value of today or less; lower a number when the code gets below it, never raise one.
-FLOORS = {"runtime": 13, "sessions": 10, "sdk": 15}
+FLOORS = {"runtime": 10, "sessions": 10, "sdk": 15}
 """Modules on the longest chain of imports inside a room. The goal is 10."""
 CALLBACKS = 5
 """Functions that are assigned into another object."""
-SHARED_FIELDS = 19
+SHARED_FIELDS = 0
 """Fields of `Sequence` and of its records that more than one module writes."""
 DOUBLED_CLASSES = 27
 """Class names that stand for more than one class."""
@@ -76,13 +76,13 @@ INSIDE = {
         ["block_mover", "disk"],
     ],
     "runtime": [
-        ["errors", "counters", "link.messages"],
+        ["errors", "stats", "link.messages"],
         ["tokens", "scheduler.sampling_limits", "grammar.matcher", "grammar.limits", "grammar.llguidance"],
-        ["model", "plan", "link.crash_report", "link.heartbeat"],
+        ["model", "plan", "link.codec", "link.crash_report", "link.heartbeat"],
         ["settings", "sequence", "link.engine_end"],
         ["kv_placement", "execution", "grammar.queue"],
         ["scheduler"],
-        ["step_log", "engine"],
+        ["engine"],
         ["build"],
         ["link"],
         ["__main__"],

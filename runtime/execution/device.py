@@ -1,8 +1,8 @@
-"""Which exceptions of torch mean that the device is lost, so that nothing will ever run on it again.
+"""Which exceptions of torch mean that the device is lost for this process.
 
-After an illegal access, a failed assertion or a hardware error every later call of the process fails: CUDA
-calls such errors sticky, and only a new process has a device again. Refusals of a single call (out of memory,
-a launch out of bounds) leave the device as it was. Numbers: ``cudaError_t`` of the CUDA runtime API.
+After an illegal access, a failed assertion or a hardware error each later call of the process fails: CUDA calls
+such errors sticky, and only a new process can use the device again. A refusal of a single call (out of memory,
+a launch out of bounds) leaves the device as it was. Numbers: ``cudaError_t`` of the CUDA runtime API.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_lost(error: Exception) -> bool:
 
 @contextmanager
 def device_watched() -> Iterator[None]:
-    """Raises ``EngineDied`` where what is raised inside means that the device is lost."""
+    """Raises ``EngineDied`` if an exception inside means that the device is lost."""
     try:
         yield
     except Exception as error:

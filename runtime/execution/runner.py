@@ -1,8 +1,8 @@
-"""The torch runner: computes a plan on a device and has its rows drawn (`sampler`).
+"""The torch runner: computes a plan on a device and samples its rows (`sampler`).
 
 On a device that works beside the host ``launch`` only enqueues: inputs go up from pinned memory, sampled ids
-stay on the device to feed the next step, and every step, one of moves alone too, is over when its event is.
-Holds no policy, no sequence; asks the scheduler nothing.
+stay on the device to feed the next step, and each step, one of moves alone too, is over when its event is.
+Holds no policy and no sequence, and asks the scheduler nothing but the masks of grammars.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .sampler import draw, outcome
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """Token ids of one step on the device, int64 ``[rows]``, as its plan's rows; 0 where none was drawn."""
+    """Token ids that one step sampled, on the device, int64 ``[rows]`` aligned with its plan; 0 where none
+    was."""
 
     step: int
     ids: Tensor
@@ -35,8 +36,9 @@ class _Sampled:
 class TorchRunner:
     """`plan.Runner` over a decoder and its KV groups' arenas; a block id names a block in each of them.
 
-    ``mover``: what copies blocks to the tier below and back; without one no plan may ask for it.
-    ``device``: what the decoder computes on, by default as torch has it.
+    ``mover``: copies blocks to the host tier and back; without one no plan may ask for it.
+    ``device``: what the decoder computes on; by default torch's. ``grammars``: makes the masks of the grammars
+    that plans name by number.
     """
 
     def __init__(
@@ -54,13 +56,13 @@ class TorchRunner:
         self._block_tokens = arenas[0].group.block_tokens
         self._arenas = tuple(arena.kv for arena in arenas)
         nothing = torch.zeros(0, dtype=torch.int64, device=decoder.device)
-        # The step launched last, and the one before it that feeds it; so too when it is launched again.
+        # The step launched last, and the one before it that feeds it, also when it is launched again.
         self._last = self._before = _Sampled(-1, nothing)
 
     def launch(self, plan: Plan) -> TorchHandle:
         """Start a step. Plans with the same step number (parts of one, run again) read the same earlier step.
 
-        Raises whatever torch does: then no row of this plan has an outcome. ``EngineDied``: the device is lost.
+        Raises what torch raises: then no row of this plan has an outcome. ``EngineDied``: the device is lost.
         """
         with device_watched(), self._device.active(), torch.inference_mode():
             kernels = self._decoder.kernels
@@ -104,7 +106,8 @@ class TorchRunner:
         return ids.index_copy_(0, to, self._before.ids[by])
 
     def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:
-        """What each row draws, as `drawing.draw` has it: int64 ``[rows, 2 or more]``; 0 where none is asked."""
+        """What each row samples, as `sampler.draw` returns it: int64 ``[rows, 2 or more]``; 0 where none is
+        asked."""
         drawn = np.array([at for at, row in enumerate(plan.rows) if row.sampling is not None], dtype=np.int64)
         if not drawn.size:
             return torch.zeros((len(plan.rows), 2), dtype=torch.int64, device=hidden.device)
@@ -120,10 +123,10 @@ class TorchRunner:
 
 
 class TorchHandle:
-    """A step in flight. Made while its device is active, when all of it is enqueued.
+    """A step in flight. It is made while its device is active, when all of the step is enqueued.
 
-    The event is recorded for every step: who frees a slot that was loaded, or times a step of copies, waits
-    for the copies.
+    An event is recorded for each step, also for one of copies alone: before a loaded slot is freed, or such a
+    step is timed, the copies must be done.
     """
 
     def __init__(

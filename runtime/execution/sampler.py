@@ -1,7 +1,7 @@
-"""From the logits of a step's rows to what they draw: packs what each row asks for and calls the kernels.
+"""From the logits of a step's rows to sampled tokens: packs what each row asks for and calls the kernels.
 
-Whatever was said reaches the device as the plan has it, so a row draws the same after a preemption or a
-restart; only each row's last token is taken from the device, where a step in flight may have left it. Rows
+The tokens before a row's last one reach the device from the plan, so a row samples the same after a preemption
+or a restart. Only each row's last token is taken from the device, where a step in flight may have left it. Rows
 that ask for nothing cost an argmax. Knows no sequences.
 """
 
@@ -41,9 +41,9 @@ def draw(
 ) -> Tensor:
     """One token for each row: int64 ``[rows, 2 + scores]``, to be read by `outcome`. May overwrite ``logits``.
 
-    ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``kernels``: the
-    backend that computes. Columns: the id; a verdict; where a row asks for log probabilities, its own
-    and those of the n likeliest (as the bits of fp64), with the ids of these between.
+    ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``grammars``: makes
+    the masks. ``kernels``: the backend that computes. Columns: the id; a verdict; where a row asks for log
+    probabilities, its own and those of the n likeliest (as the bits of fp64), with the ids of these between.
     """
     asked = [(row, row.sampling) for row in rows if row.sampling is not None]
     # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
@@ -89,16 +89,17 @@ def _fault(row: PlanRow, verdict: int, grammars: GrammarMasks) -> RowFault:
 
 
 def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
-    """Log probability of ``ids``, then ids and log probabilities of the ``most`` likeliest: int64."""
+    """Log probability of ``ids``, then ids and log probabilities of the ``most`` likeliest: int64 ``[rows, 1 +
+    2 most]``."""
     chosen, names, values = kernels.log_probabilities(model, ids, most)
     return torch.cat((chosen.view(torch.int64)[:, None], names, values.view(torch.int64)), dim=-1)
 
 
-# --- before temperature: bias, penalties, what may not come -----------------------------------------------
+# --- before temperature: bias, penalties, forbidden tokens -----------------------------------------------
 
 
 def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: GrammarMasks, kernels: Kernels) -> bool:
-    """Do to the logits, in place, what rows ask for; whether any asks."""
+    """Apply to the logits, in place, what rows ask for; returns whether any asks."""
     if not any(
         one.logit_bias or one.reads_past or row.forbidden or row.grammar is not None for row, one in asked
     ):
@@ -114,7 +115,7 @@ def _edit(asked: _Asked, logits: Tensor, last: Tensor, masks: GrammarMasks, kern
 
 _Act = Callable[[list[Tensor], Tensor, Tensor], None]
 _Edit = tuple[list[Ints], _Act]
-"""What goes up to the device, and what is done with it there: (uploaded, logits, last tokens)."""
+"""Arrays to upload, and what is done with them on the device: a function of (uploaded, logits, last tokens)."""
 
 
 def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
@@ -140,13 +141,13 @@ def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
         _bits([one.frequency_penalty for _, _, one in some]),
         _bits([one.presence_penalty for _, _, one in some]),
     ]
-    # What a row was given last is on the device, and stands in the output unless the prompt just ended.
+    # A row's last token is on the device; it is output, unless the prompt ends with it.
     last_output = [row.first + row.count > row.output_from for _, row, _ in some]
 
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
-        rows, tokens, whose, output, own, *bits = up
+        rows, tokens, owner, output, own, *bits = up
         at = torch.arange(len(some), device=logits.device)
-        said = Said(rows, torch.cat((tokens, last[rows])), torch.cat((whose, at)), torch.cat((output, own)))
+        said = Said(rows, torch.cat((tokens, last[rows])), torch.cat((owner, at)), torch.cat((output, own)))
         repetition, frequency, presence = (one.view(torch.float64) for one in bits)
         kernels.penalize(logits, said, repetition, frequency, presence)
 
@@ -163,9 +164,9 @@ def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
 
 
 def _heard(row: PlanRow, one: Sampling) -> tuple[NDArray[np.int32], Ints]:
-    """The tokens that penalties regard, but for the last one, and whether each is output.
+    """The tokens that penalties count, but for the last one, and whether each is output.
 
-    The prompt is of no account to presence and frequency.
+    Presence and frequency penalties count no token of the prompt.
     """
     past = _past(row)
     output = (np.arange(len(past)) >= row.output_from).astype(np.int64)
@@ -181,7 +182,7 @@ def _bad_words(asked: _Asked, kernels: Kernels) -> _Edit | None:
     beginnings = np.full((len(words), width), NO_TOKEN, dtype=np.int64)
     for number, (_, word) in enumerate(words):
         beginnings[number, width - len(word) + 1 :] = word[:-1]
-    # [rows, width]: what each row said last; the last column is filled in on the device.
+    # [rows, width]: each row's last tokens; the last column is filled in on the device.
     ends = np.full((len(asked), width), NOTHING, dtype=np.int64)
     for at in {at for at, _ in words}:
         past = _past(asked[at][0])[-(width - 1) :] if width > 1 else _past(asked[at][0])[:0]
@@ -222,11 +223,11 @@ def _grammars(vocab: int, owner: GrammarMasks, asked: _Asked, kernels: Kernels) 
 
 
 def _past(row: PlanRow) -> NDArray[np.int32]:
-    assert row.past is not None, "a row whose sampling reads the past comes with it"
+    assert row.past is not None, "a row that reads the past comes with it"
     return row.past
 
 
-# --- temperature, limits, the draw ------------------------------------------------------------------------
+# --- temperature, limits, sampling ------------------------------------------------------------------------
 
 
 def _choose(asked: _Asked, logits: Tensor, kernels: Kernels) -> Tensor:
@@ -280,5 +281,5 @@ def _ints(values: object) -> Ints:
 
 
 def _bits(values: object) -> Ints:
-    """Float64 numbers as the integers of the same bits, to go up with the others."""
+    """Float64 numbers as integers of the same bits, to be uploaded with the others."""
     return np.array(values, dtype=np.float64).view(np.int64)

@@ -1,7 +1,8 @@
-"""Steps before anybody waits for one: what is compiled or touched first is, and the pace is known.
+"""Warm-up steps, run before the engine serves: they compile kernels, touch memory and teach the watchdog the
+pace.
 
-Without them nothing tells a slow first step from a hung one for two minutes, and on a GPU each kernel would be
-compiled in the middle of the first step that needs it. Knows plans; what is computed is thrown away.
+Without them a slow first step could not be told from a hung one for two minutes, and on a GPU each kernel would
+be compiled during the first step that needs it. Knows plans; what is computed is thrown away.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..link.messages import Sampling
 from ..plan import NO_SEQUENCE, BlockCopy, Plan, PlanRow, Runner
 
 FIRST_STEP = -1000
-"""Steps are numbered from here on: below those of any scheduler."""
+"""The number of the first warm-up step, below those of any scheduler."""
 
 GREEDY = Sampling()
 DRAWN = (
@@ -35,15 +36,15 @@ DRAWN = (
     Sampling(logprobs=20),
     Sampling(logprobs=100),
 )
-"""Ways to draw that together need every kernel of every draw."""
+"""Ways to sample that together need each sampling kernel."""
 
 
 def rehearse(runner: Runner, block_tokens: int, max_context: int, *, kernels: bool = False) -> None:
-    """A prompt within one block and a token behind it, in block 0, which holds nothing yet.
+    """Run a prompt within one block and a token behind it, in block 0, which holds nothing yet.
 
-    ``kernels``: and steps that compile every kernel that any later step needs; they read block 0 and write no
-    other but block 1, if ``max_context`` reaches there. A step that fails here fails again with a sequence that
-    can be told so. Raises ``EngineDied``.
+    ``kernels``: also run steps that compile each kernel that a later step may need. They read block 0, and
+    write block 0 and, if ``max_context`` reaches there, block 1. Errors are ignored: a step that fails here
+    fails again with a sequence, which then ends with the error. Raises ``EngineDied``.
     """
     plans = _steps(block_tokens, max_context)
     more = _kernels(block_tokens, max_context) if kernels else ()
@@ -68,7 +69,8 @@ def _steps(block_tokens: int, max_context: int) -> Iterator[Step]:
 
 
 def _kernels(block_tokens: int, max_context: int) -> Iterator[Step]:
-    """Single tokens at every order of context length, rows together, a chunk among them, every draw, a copy."""
+    """Single tokens at each order of context length, rows together, with a chunk, each way to sample, a
+    copy."""
     first = 1
     while first < max_context - 1:
         yield (_row(first, 1, block_tokens),), ()

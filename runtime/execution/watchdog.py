@@ -1,7 +1,8 @@
-"""A runner that says how long its steps may take and whom they compute, so that a heartbeat can tell a slow
-step from a hung one, and a dead engine's parent whom to suspect.
+"""A runner that says how long its steps may take and which sequences they compute.
 
-Wraps any runner; learns from the steps it sees. Knows token counts and the clock, not what is computed.
+So a heartbeat can tell a slow step from a hung one, and when the engine dies its parent knows which sequences
+to suspect. Wraps any runner and learns from the steps it sees. Knows token counts and the clock, not what is
+computed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class WatchedRunner:
         self._flying: list[frozenset[int]] = []  # of each step in flight, its sequences
 
     def launch(self, plan: Plan) -> Handle:
-        """As the wrapped runner's."""
+        """Launch on the wrapped runner, after saying how long the step may take."""
         began = self._worked()
         self.expect(plan.tokens)
         sequences = frozenset([row.seq for row in plan.rows if row.seq != NO_SEQUENCE])
@@ -63,7 +64,7 @@ class WatchedRunner:
         return _WatchedHandle(handle, self, plan.tokens, began, sequences)
 
     def landed(self, sequences: frozenset[int]) -> None:
-        """A step of these is over."""
+        """A step of these sequences is over."""
         self._flying.remove(sequences)
 
     def expect(self, tokens: int) -> None:
@@ -76,15 +77,15 @@ class WatchedRunner:
         self._step_times.observe(tokens, self._worked() - began)
 
     def compiling(self, kernel: str) -> None:
-        """A step waits until ``kernel`` is compiled, which its limit is not made for."""
+        """A step waits until ``kernel`` is compiled: allow for that time."""
         self._compiling = self._clock()
         self._liveness.enter(Phase.COMPILING, FIRST_STEP, kernel)
 
     def compiled(self) -> None:
-        """It is; the step goes on."""
+        """The kernel is compiled, and the step goes on."""
         self._compiled += self._clock() - self._compiling
         self._liveness.enter(*self._expected)
 
     def _worked(self) -> float:
-        """The clock, which stood while kernels were compiled."""
+        """The clock, less the time in which kernels were compiled."""
         return self._clock() - self._compiled

@@ -1,8 +1,8 @@
-"""What a grammar may ask for: bounds that are looked up in its text, before anything compiles it.
+"""Limits of what a grammar may ask for, checked in its text before anything compiles it.
 
-A short text may stand for an automaton of millions of states, and a compiler that is at it cannot be stopped.
-So what makes it large is counted here: depth, properties, values and multiples of a schema, places of a regular
-expression with its counted repeats written out. Knows no library.
+A short text may stand for an automaton of millions of states, and a compiler that works on it cannot be
+stopped. So what makes an automaton large is counted here: depth, properties, values and multiples of a schema,
+and places of a regular expression with its counted repeats written out. Knows no library.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MAX_PROPERTIES = 1000
 MAX_VALUES = 5000
 MAX_MULTIPLE = 5000
 MAX_PLACES = 5000
-"""Of a regular expression."""
+"""Characters and classes of a regular expression, repeats written out."""
 
 _PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
 
 
 def check(grammar: Grammar) -> None:
-    """Raises ``GrammarInvalid`` for what would take long to compile, as far as its text shows."""
+    """Raises ``GrammarInvalid`` for a grammar that would take long to compile, as far as its text shows."""
     passed = None
     if grammar.kind is GrammarKind.JSON:
         passed = excess(_parsed(grammar.text))
@@ -39,7 +39,7 @@ def check(grammar: Grammar) -> None:
 
 
 def excess(schema: Any) -> str | None:
-    """The bound of a schema, parsed, that it passes; None: it keeps them all."""
+    """The first limit that a parsed schema exceeds; None if it keeps within all."""
     level, depth, properties, values, multiple = [schema], 0, 0, 0, 1
     while level:
         depth += 1
@@ -62,8 +62,8 @@ def excess(schema: Any) -> str | None:
 
 
 def places(regex: str) -> int:
-    """How many characters and classes a regular expression has, a counted repeat as often as it may stand."""
-    sizes, last = [0], 0  # of the groups that are open, and of what a repeat would repeat
+    """How many characters and classes a regular expression has, with counted repeats written out."""
+    sizes, last = [0], 0  # of the open groups, and of what a repeat would repeat
     for piece in _PIECE.finditer(regex):
         text, least, most = piece[0], piece[1], piece[2]
         if text == "(":
@@ -101,7 +101,7 @@ def _size(value: Any) -> int:
 
 
 def _digits(value: Any) -> int:
-    """A multiple without its decimal point: so many states it takes."""
+    """A multiple without its decimal point: the number of states that it takes."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or not value:
         return 1
     digits = Decimal(str(value)).normalize().as_tuple().digits

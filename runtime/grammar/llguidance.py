@@ -1,7 +1,8 @@
-"""Grammars by llguidance: compiled on threads of their own, kept by what they say, one matcher for each reply.
+"""Grammars by llguidance: compiled on threads of their own, cached by their text, with one matcher for each
+reply.
 
-The only place that knows the library, which is imported with the first grammar. Needs the tokenizer's file and
-nothing else of the model. https://github.com/guidance-ai/llguidance
+The only module that knows the library, which is imported with the first grammar. It needs the tokenizer's file
+and nothing else of the model. https://github.com/guidance-ai/llguidance
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 KEPT = 256
-"""Compiled grammars that are kept, the last used ones."""
+"""How many compiled grammars are cached; the last used ones stay."""
 
 KEPT_BYTES = 8 << 20
-"""Of the texts of those."""
+"""The most bytes of text that these may have together."""
 
 WORKERS = 4
 NICENESS = 10
-"""Of the threads that compile, where the system has one for each: a step goes first."""
+"""Of the threads that compile, so that a step goes first; on systems that have a niceness for each thread."""
 
 AT_ONCE = 64
-"""Tokens said before that are taken without a thread, where the grammar is known."""
+"""Up to so many tokens said before are taken without a thread, where the grammar is known."""
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 200_000,
@@ -55,7 +56,7 @@ LIMITS: dict[str, Any] = {
 }
 
 JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as templates write it; free space would let a model write nothing else for ever."""
+"""JSON as templates write it; with free white space a model could write that without end."""
 
 
 def available() -> bool:
@@ -64,7 +65,7 @@ def available() -> bool:
 
 
 class LLGuidance:
-    """`grammars.Compiler` for one model."""
+    """`matcher.Compiler` for one model."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._file = tokenizer_file
@@ -86,17 +87,17 @@ class LLGuidance:
 
     @property
     def threads(self) -> int:
-        """So many are compiled at once."""
+        """How many grammars are compiled at once."""
         return WORKERS
 
     def knows(self, grammar: Grammar) -> bool:
-        """Whether it is kept."""
+        """Whether it is cached."""
         return grammar in self._kept
 
     def compile(
         self, grammar: Grammar, stop_ids: tuple[int, ...], said: NDArray[np.int32]
     ) -> Future[Matcher]:
-        """A matcher for the reply that has ``said`` so much; see `grammars.Compiler`."""
+        """A matcher for the reply that has begun with ``said``; see `matcher.Compiler`."""
         with self._books:
             known = self._kept.get(grammar)
             if known is not None:
@@ -187,10 +188,10 @@ class LLGuidance:
 
 
 class LLGuidanceMatcher:
-    """`grammars.Matcher`: one reply's own copy of a compiled grammar.
+    """`matcher.Matcher`: one reply's own copy of a compiled grammar.
 
     ``ends``: tokens that end it, allowed exactly where the grammar accepts. ``others``: end tokens of the model
-    that do not end this reply, never allowed. ``stops``: ends too, but such as the grammar has as text.
+    that do not end this reply, never allowed. ``stops``: ends too, but ends that the grammar has as text.
     """
 
     def __init__(
@@ -203,20 +204,20 @@ class LLGuidanceMatcher:
 
     @property
     def complete(self) -> bool:
-        """As `grammars.Matcher` has it."""
+        """See `matcher.Matcher`."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def fault(self) -> str:
-        """As `grammars.Matcher` has it."""
+        """See `matcher.Matcher`."""
         return _shortened(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def take(self, token: int) -> None:
-        """As `grammars.Matcher` has it."""
+        """See `matcher.Matcher`."""
         self._matcher.consume_token(token)
 
     def go_on(self, most: int) -> list[int]:
-        """As `grammars.Matcher` has it."""
+        """See `matcher.Matcher`."""
         if most < 1 or self._matcher.is_error():
             return []
         forced = self._matcher.compute_ff_tokens()[:most]
@@ -224,7 +225,7 @@ class LLGuidanceMatcher:
         return ids if not ids or self._matcher.consume_tokens(ids) else []
 
     def fill(self, mask: NDArray[np.int64]) -> None:
-        """As `grammars.Matcher` has it."""
+        """See `matcher.Matcher`."""
         mask[:] = 0
         if self._matcher.is_error():
             return
@@ -266,7 +267,8 @@ def _source(grammar: Grammar) -> str:
 
 
 def _choice(text: str) -> str:
-    """One expression, which an automaton follows, however many there are; rules would be tried one by one."""
+    """One regular expression for all choices: an automaton follows it, where rules would be tried one by
+    one."""
     choices = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(one, str) for one in choices):
         raise ValueError("a choice is an array of strings")

@@ -1,8 +1,8 @@
-"""Turns with a grammar, until it is compiled: they hold no step, and the others go on.
+"""The queue of turns that wait for their grammar to be compiled. They are in no step, and other turns go on.
 
-One grammar of each tenant is compiled at a time, and the tenants take turns, so a flood of grammars delays only
-the tenant that it is from. A grammar that is not compiled in time ends its turn with an error. Knows turns and
-the clock it is told; nothing of what a grammar says.
+One grammar of each tenant is compiled at a time, and the tenants take turns, so that a flood of grammars delays
+only the tenant that it is from. A grammar that is not compiled in time ends its turn with an error. Knows
+nothing of what a grammar says.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..sequence import Sequence, Turn
 from .matcher import Compiler, Matcher
 
 COMPILE_SECONDS = 0.75
-"""A grammar may take to be compiled, its time in the queue included."""
+"""How long a grammar may take to be compiled, its time in the queue included."""
 
 POLL_SECONDS = 0.0003
 """Between two looks at the grammars that are being compiled."""
 
 MOST_GRAMMAR_BYTES = 256 << 10
 MOST_WAITING = 64
-"""Of one tenant."""
+"""Of one tenant; more are refused."""
 
 
 @dataclass(slots=True)
@@ -41,13 +41,13 @@ class _Awaited:
 
 
 class GrammarQueue:
-    """Gives turns their matchers. Without a ``compiler`` a grammar is refused."""
+    """Has grammars compiled, and gives out matchers. Without a ``compiler`` a grammar is refused."""
 
     def __init__(self, compiler: Compiler | None, queues: Queues) -> None:
         self._compiler = compiler
         self._queues = queues
         self._awaited: list[_Awaited] = []
-        self._running: dict[int, Future[Matcher]] = {}  # by tenant; the first began last longest ago
+        self._running: dict[int, Future[Matcher]] = {}  # by tenant; the longest ago begun first
 
     def check(self) -> None:
         """Raises ``GrammarUnavailable``."""
@@ -92,8 +92,10 @@ class GrammarQueue:
         return ready
 
     def _start(self, compiler: Compiler) -> None:
-        """Begin what may be compiled now: what is compiled already, and the next of each tenant that has none
-        running. A job that was given up runs to its end, and holds its tenant's place until then.
+        """Start jobs: for grammars that are compiled already, and the next one of each tenant without a running
+        job.
+
+        A job that was given up runs to its end, and counts as its tenant's running job until then.
         """
         waiting = [one for one in self._awaited if one.job is None]
         for awaited in waiting:
@@ -104,7 +106,7 @@ class GrammarQueue:
             if awaited.job is None:
                 queues.setdefault(awaited.sequence.tenant, awaited)
         running = sum(not job.done() for job in self._running.values())
-        order = list(self._running)  # tenants that had none for long, or never, go first
+        order = list(self._running)  # the tenant that had no job for longest goes first
         for tenant in sorted(queues, key=lambda tenant: order.index(tenant) if tenant in order else -1):
             job = self._running.get(tenant)
             if running < compiler.threads and (job is None or job.done()):
@@ -120,7 +122,8 @@ class GrammarQueue:
         return job
 
     def _wanted(self, awaited: _Awaited) -> bool:
-        """Whether its turn is not over yet; else its job is given up. It may have begun another turn."""
+        """Whether its turn is still open; if not, its job is given up. The sequence may have begun another
+        turn."""
         sequence = awaited.sequence
         if sequence.turn is awaited.turn and self._queues.compiling.get(sequence.id) is sequence:
             return True

@@ -61,10 +61,7 @@ class BlockManager:
         self._drop(sequence, own)
         sequence.table.extend(match.blocks)
         before = sequence.computed
-        sequence.computed = sequence.planned = own * self.block_tokens + match.tokens
-        sequence.sealed = len(sequence.table)
-        sequence.shared_tail = False
-        sequence.high_water = max(sequence.high_water, sequence.computed)
+        sequence.found(own * self.block_tokens + match.tokens, sealed=len(sequence.table))
         return sequence.computed - before
 
     def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
@@ -145,16 +142,14 @@ class BlockManager:
         """Append restored ``blocks`` behind the sequence's first ``own``; returns the tokens it gained."""
         sequence.table.extend(blocks)
         end = own * self.block_tokens + sum(tokens)
-        if sequence.from_disk:
-            pairs = zip(keys, tokens, strict=False)
-            sequence.disk += sum(count for key, count in pairs if key in sequence.from_disk)
+        from_disk, disk = sequence.from_tiers.from_disk, 0
+        if from_disk:
+            disk = sum(count for key, count in zip(keys, tokens, strict=False) if key in from_disk)
         if tokens[-1] < self.block_tokens:
-            sequence.tail = keys[len(tokens) - 1], end
-        restored, sequence.computed, sequence.planned = end - sequence.computed, end, end
-        sequence.sealed = end // self.block_tokens
-        sequence.shared_tail = False
-        sequence.high_water = max(sequence.high_water, end)
-        sequence.host += restored
+            sequence.saved_tail(keys[len(tokens) - 1], end)
+        restored = end - sequence.computed
+        sequence.found(end, sealed=end // self.block_tokens)
+        sequence.from_tiers.count(restored, disk)
         return restored
 
     def shortfall(self, sequence: Sequence, end: int) -> int:
@@ -177,7 +172,7 @@ class BlockManager:
         if sequence.shared_tail:
             target = blocks.pop()
             source = sequence.table.replace(sequence.computed // self.block_tokens, target)
-            sequence.shared_tail = False
+            sequence.share_tail(False)
             self._sources.append((source, sequence.id))
             copies = (BlockCopy(source, target),)
         sequence.table.extend(blocks)
@@ -208,7 +203,7 @@ class BlockManager:
             if kept != block:
                 sequence.table.replace(index, kept)
             self.transfers.save(sequence.keys[index], kept, tenant=sequence.tenant)
-        sequence.sealed = full
+        sequence.seal(full)
 
     def save_tail(self, sequence: Sequence) -> None:
         """Save the partial last block to the host tier, in place of the one saved before."""
@@ -219,7 +214,7 @@ class BlockManager:
         if sequence.tail is not None and sequence.tail[0] != key:
             self.transfers.drop(sequence.tail[0])
         self.transfers.save(key, sequence.table[full], part, sequence.tenant)
-        sequence.tail = key, sequence.computed
+        sequence.saved_tail(key, sequence.computed)
 
     def offload_tail(self, sequence: Sequence) -> None:
         """Save the partial last block, which counts as used now.
@@ -247,12 +242,8 @@ class BlockManager:
         held = parent.table.view[: self.blocks_for(computed)]
         self.pool.share(held, *(child.id for child in children))
         for child in children:
-            child.computed = child.planned = computed
-            child.high_water = min(parent.high_water, length)
+            child.inherit(parent, computed, self.block_tokens)
             child.table = parent.table.copy(len(held))
-            child.keys = parent.keys.copy(length // self.block_tokens)
-            child.sealed = min(parent.sealed, computed // self.block_tokens)
-            child.shared_tail = computed % self.block_tokens != 0
 
     # --- giving back ------------------------------------------------------------------------------------
 
@@ -269,25 +260,23 @@ class BlockManager:
             sequence.recall()
         if length >= sequence.computed:
             return self.trim(sequence)
-        sequence.computed = sequence.planned = length
+        sequence.fall_back(length)
         tail, partial = divmod(length, self.block_tokens)
         moved = len(sequence.table) > tail + 1
         self.trim(sequence)
         if not partial:
-            sequence.shared_tail = False
+            sequence.share_tail(False)
         elif tail < sequence.sealed or self.pool.references(sequence.table[tail]) > 1:
-            sequence.shared_tail = True
+            sequence.share_tail(True)
         elif moved:
-            sequence.shared_tail = False
-        sequence.sealed = min(sequence.sealed, tail)
+            sequence.share_tail(False)
+        sequence.seal(min(sequence.sealed, tail))
         return None
 
     def forget(self, sequence: Sequence, length: int) -> None:
         """Drop the tokens from ``length`` on, with their KV and keys."""
         self.cut(sequence, length)
-        sequence.tokens.truncate(length)
-        sequence.keys.truncate(length // self.block_tokens)
-        sequence.high_water = min(sequence.high_water, length)
+        sequence.forget(length, length // self.block_tokens)
 
     def distrust(self, sequence: Sequence, blocks: list[int]) -> bool:
         """Drop the KV from the first of ``blocks`` on: their content is unknown. Returns whether it had one."""
@@ -295,7 +284,7 @@ class BlockManager:
         if not len(places):
             return False
         self.cut(sequence, min(sequence.computed, int(places[0]) * self.block_tokens))
-        sequence.needs_lookup = True
+        sequence.look_up()
         return True
 
     def drop_tail(self, sequence: Sequence) -> None:
@@ -314,16 +303,14 @@ class BlockManager:
             self.save_tail(sequence)
         if kept:
             self.cut(sequence, kept * self.block_tokens)
-            sequence.needs_lookup = True
+            sequence.look_up()
             return held - len(sequence.table)
         self._drop(sequence, 0, keep=keep)
         if not keep:
             self._drop_below(sequence)
         if sequence.turn is None or sequence.turn.resident is None:
-            sequence.host = sequence.disk = 0
-        sequence.computed = sequence.planned = sequence.sealed = 0
-        sequence.shared_tail = False
-        sequence.needs_lookup = True
+            sequence.from_tiers.forget()
+        sequence.surrendered()
         return held
 
     def retire(self, sequence: Sequence) -> None:

@@ -71,7 +71,7 @@ class Leases:
                 return Receipt(Grant.DENIED, 0, 0.0, 0.0 if wish.returns_in is None else returns_in, 0, 0)
             grant = Grant.GRANTED if (asked, back) == (0.0, returns_in) else Grant.CLIPPED
             return Receipt(grant, 0, 0.0, returns_in, 0, 0)
-        sequence.lease = GrantedLease(priority, now + ttl, now + returns_in, 0, 0)
+        sequence.grant(GrantedLease(priority, now + ttl, now + returns_in, 0, 0))
         self._held[sequence.id] = sequence
         self._ends = min(self._ends, now + ttl)
         self._expect(sequence, now + returns_in, now)
@@ -91,16 +91,16 @@ class Leases:
         blocks = min(self._block_manager.blocks_for(len(sequence.tokens)), self._room(sequence))
         records = min(len(names), self._host_room(sequence))
         self._count(sequence, blocks, records)
-        sequence.lease = replace(lease, blocks=blocks, records=records)
+        sequence.grant(replace(lease, blocks=blocks, records=records))
         self._block_manager.transfers.lease(sequence.id, names[:records], lease.returns)
 
     def end(self, sequence: Sequence) -> None:
         """End the lease, if there is one."""
-        sequence.returns = None
+        sequence.expect_return(None)
         if sequence.lease is not None:
             del self._held[sequence.id]
             self._count(sequence, -sequence.lease.blocks, -sequence.lease.records)
-            sequence.lease = None
+            sequence.grant(None)
             self._block_manager.transfers.lease(sequence.id, [], 0.0)
             self._rank(sequence)
 
@@ -131,7 +131,7 @@ class Leases:
 
         Without a lease, one that is expected at once is not restored ahead: it asks for its KV when it is back.
         """
-        sequence.returns = returns
+        sequence.expect_return(returns)
         if returns is not None and (sequence.lease is not None or returns > now + LEAD_SECONDS):
             heappush(self._expected, (returns, next(self._counter), sequence))
             if len(self._expected) > 2 * len(self._queues.sequences) + SPARE:
@@ -155,7 +155,7 @@ class Leases:
         it again.
         """
         if sequence.turn is None and (sequence.lease is not None or self._restore.finds(sequence)):
-            sequence.needs_lookup = True
+            sequence.look_up()
             self._queues.touch(sequence, now)
             self._restore.stage(sequence, now)
 

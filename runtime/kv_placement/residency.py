@@ -139,4 +139,4 @@ class Residency:
         if done < blocks:
             parent = sequence.keys[-1] if done else sequence.root
             tokens = sequence.tokens.span(done * self._block_tokens, blocks * self._block_tokens)
-            sequence.keys.extend(self._hasher.chain(parent, tokens))
+            sequence.name(self._hasher.chain(parent, tokens))

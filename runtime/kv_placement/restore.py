@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
-from ..counters import Counters
 from ..scheduler.queues import Queues
 from ..sequence import Sequence
+from ..stats import Counters
 from .block_manager import BlockManager
 from .costs import CostBook, Restorable, blocks_to_compute
 
@@ -115,7 +115,7 @@ class Restore:
         if disk.reads_directly and (began is None or began.sequence is not sequence):
             before = disk.reading_seconds
             self._read(sequence, disk, tier, disk.offset_known, now)
-            sequence.restore_seconds += disk.reading_seconds - before
+            sequence.from_tiers.wait(disk.reading_seconds - before)
         meets, skipped = self._meeting(sequence, disk)
         direct &= disk.reads_directly and not meets
         if (
@@ -135,10 +135,10 @@ class Restore:
         self._ask(pending, disk, tier, now)
         if not pending.asked:
             return False
-        sequence.from_disk.update(keys)
+        sequence.from_tiers.expect(keys)
         self._pending[sequence.id] = pending
         if meets:
-            sequence.compute_until = meets
+            sequence.from_tiers.stop_at(meets)
         return not meets
 
     def line_up(self, sequence: Sequence, now: float) -> None:
@@ -160,7 +160,7 @@ class Restore:
         size = self._block_manager.block_tokens
         held = Restorable(first * size, tuple(on_disk), size, tier.memory.block_bytes)
         count = blocks_to_compute(held, costs)
-        sequence.chosen = count * size
+        sequence.from_tiers.choose(count * size)
         if any(on_disk[:count]) and not (costs.beside and any(on_disk[count:])):
             self.costs.passed_over()
         if count == len(
@@ -219,7 +219,7 @@ class Restore:
         del keys[max(1, AT_ONCE_BYTES // tier.memory.block_bytes) :]
         if len(keys) > self._block_manager.pool.available:
             self._relieve(len(keys), sequence, now)
-        sequence.from_disk.update(key for key in keys if key not in tier)
+        sequence.from_tiers.expect(key for key in keys if key not in tier)
         own = sequence.computed // self._block_manager.block_tokens
         restored = self._block_manager.read_up(sequence, keys, disk)
         self._counters.restored += restored
@@ -228,7 +228,7 @@ class Restore:
     def _adopt(self, sequence: Sequence) -> None:
         adopted = self._block_manager.adopt(sequence)
         self._counters.adopted += adopted
-        sequence.found(adopted)
+        sequence.count_found(adopted)
 
     def _ask(self, pending: _PendingRestore, disk: DiskTier, tier: HostTier, now: float) -> None:
         """Ask the disk for the next records: as many as its share of slots holds; read directly, as many as are
@@ -257,7 +257,7 @@ class Restore:
             pending.last_arrival = now
         if not self._wanted(pending.sequence):
             pending.stop()
-            pending.sequence.compute_until = None
+            pending.sequence.from_tiers.stop_at(None)
         elif (
             pending.direct
             and pending.arrived > pending.moved
@@ -268,7 +268,7 @@ class Restore:
             self._ask(pending, disk, tier, now)
         met = self._met(pending)
         if met and pending.arrived > pending.moved:
-            pending.sequence.needs_lookup = True
+            pending.sequence.look_up()
         over = pending.arrived == len(pending.keys) and met
         if over or now > pending.last_arrival + FETCH_SECONDS:
             self._arrived(pending, tier, now)
@@ -294,7 +294,7 @@ class Restore:
     def _fetch_into_slots(self, began: _PendingRestore, now: float) -> None:
         """Restore through host slots what could not be read directly."""
         sequence = began.sequence
-        sequence.restore_seconds += now - began.since
+        sequence.from_tiers.wait(now - began.since)
         if not self.fetch(sequence, now, direct=False):
             if self._pending[sequence.id] is began:
                 del self._pending[sequence.id]
@@ -325,30 +325,35 @@ class Restore:
         """Whether the sequence still waits: it was not stopped or closed, nor its KV taken for another."""
         queues = self._queues
         waits = queues.restoring.get(sequence.id) is sequence or queues.staged.get(sequence.id) is sequence
-        meets = sequence.compute_until is not None and queues.sequences.get(sequence.id) is sequence
+        meets = (
+            sequence.from_tiers.compute_until is not None and queues.sequences.get(sequence.id) is sequence
+        )
         return waits or meets
 
     def _met(self, pending: _PendingRestore) -> bool:
         """Whether the turn is computed up to the restored part, or never will be."""
         sequence = pending.sequence
-        return sequence.compute_until is None or sequence.computed >= sequence.compute_until
+        return (
+            sequence.from_tiers.compute_until is None
+            or sequence.computed >= sequence.from_tiers.compute_until
+        )
 
     def _arrived(self, pending: _PendingRestore, tier: HostTier, now: float) -> None:
         sequence = pending.sequence
         del self._pending[sequence.id]
-        sequence.compute_until = None
+        sequence.from_tiers.stop_at(None)
         whole = pending.arrived == len(pending.keys) and not pending.broken
         if whole and (self.costs.beside or not pending.compute_until):
             self.costs.fetched(
                 len(pending.keys) * tier.memory.block_bytes, pending.last_arrival - pending.since
             )
         if self._queues.sequences.get(sequence.id) is sequence:
-            sequence.restore_seconds += now - pending.since
+            sequence.from_tiers.wait(now - pending.since)
             self._finish(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:
         """The sequence does not wait for the disk any longer."""
-        sequence.needs_lookup = True
+        sequence.look_up()
         if self._queues.restoring.pop(sequence.id, None) is not None:
             self._queues.enqueue(sequence)
         elif sequence.turn is None:

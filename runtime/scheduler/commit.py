@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from ..counters import Counters
 from ..grammar.matcher import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
 from ..link.messages import Finish, Row, TokenLogprob, Work
 from ..plan import Outcome, Plan, RowFault, Scored
 from ..sequence import Flight, Sequence, Turn
+from ..stats import Counters
 from .policy import Policy
 from .queues import Queues
 
@@ -93,8 +93,7 @@ class Committer:
 
         None: it leaves a choice at once.
         """
-        assert sequence.turn is not None
-        sequence.turn.grammar = self._matchers.add(matcher)
+        sequence.follow(self._matchers.add(matcher))
         ids = self._go_on(sequence)
         return self._said(sequence, ids, now) if ids else None
 
@@ -127,7 +126,7 @@ class Committer:
     def _flight(self, seq: int, step: int) -> tuple[Sequence, Flight] | None:
         """What step ``step`` did for a sequence; None if it was stopped, cut, preempted or closed since."""
         sequence = self._queues.sequences.get(seq)
-        flight = sequence.in_flight.pop(step, None) if sequence is not None else None
+        flight = sequence.flight_of(step) if sequence is not None else None
         if sequence is None or flight is None:
             self._counters.discarded += 1
             return None
@@ -139,9 +138,7 @@ class Committer:
         prefilled, recomputed = sequence.land(flight)
         computed = flight.end - flight.first
         self._policy.charge(sequence, computed)
-        self._counters.computed += computed
-        self._counters.prefilled += prefilled
-        self._counters.recomputed += recomputed
+        self._counters.landed(computed, prefilled, recomputed)
         self._block_manager.seal(sequence)
         if not flight.samples:
             return None
@@ -152,7 +149,7 @@ class Committer:
         tokens = _until_end(sequence.turn, sampled)
         assert tokens, "a row that samples came back without a token"
         sequence.keep(tokens)
-        self._counters.sampled += len(tokens)
+        self._counters.drawn(len(tokens))
         if tokens[-1] not in sequence.turn.limits.stop_ids:
             tokens = tokens + self._go_on(sequence, tokens)
         return self._said(sequence, tokens, now, logprobs[: len(tokens)])
@@ -179,12 +176,11 @@ class Committer:
         """The row of these tokens and of those that waited to be told with them; None while they wait, too."""
         turn = sequence.turn
         assert turn is not None
-        turn.untold += tokens
-        turn.scores += logprobs
+        sequence.tell(tokens, logprobs)
         finish = self._finish(turn, tokens[-1])
         if finish is None and len(turn.untold) < turn.limits.gather:
             return None
-        told, scores, turn.untold, turn.scores = turn.untold, turn.scores, [], []
+        told, scores = sequence.told()
         work = self.end(sequence, now) if finish is not None else None
         length = len(sequence.tokens)
         return Row(sequence.id, sequence.epoch, told, length, finish, work, logprobs=scores or None)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from ..sequence import Sequence
 
 USUAL_ABSENCE = 120.0
-"""Seconds: the pauses of people, who say nothing of them, have medians of 85 to 123 in the traces we know."""
+"""Seconds: pauses of people have medians of 85 to 123 in the traces we know."""
 
 
 class IdleEviction:

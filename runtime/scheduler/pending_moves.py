@@ -1,15 +1,16 @@
-"""Stage and settle followed to their end, for who waits for it: where the tokens came from, or went.
+"""Stage and settle verbs that wait: each is followed to its end and then answered.
 
-Watches what `offload`, `planner` and the moves do for a sequence between two steps; only a settling takes
-the next thing itself: a record that is safe below leaves the tiers above. The clock is the caller's.
+Looks at what offload, restore, planner and transfers do for a sequence between two steps. It acts only for a
+settle: a record that is safe in a lower tier is dropped from the tiers above.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ...kvstore.disk.client import DiskTier
 from ..kv_placement.block_manager import BlockManager
-from ..kv_placement.offload import Offload
 from ..kv_placement.restore import Restore
 from ..link.messages import Moved, VerbReply
 from ..sequence import Sequence
@@ -21,8 +22,9 @@ AGAIN_SECONDS = 0.25  # between two tries to have the disk take what it has not:
 
 @dataclass(slots=True)
 class PendingMove:
-    """``lowest``: a settling's keys go to disk too; ``left``: those that have not arrived; ``again``: when they
-    are sent once more.
+    """One verb that waits. ``settling``: it is a settle. ``lowest``: its keys are to go to disk too; ``left``:
+    keys that have not arrived; ``again``: when they are sent once more. ``host``, ``disk``, ``computed``: the
+    sequence's token counts before a stage.
     """
 
     request: int
@@ -38,33 +40,42 @@ class PendingMove:
 
 
 class PendingMoves:
-    """All stages and settlings that somebody waits for. ``answers`` are for who asks next."""
+    """All stage and settle verbs that wait.
+
+    ``send`` has records of the host tier go to ``disk``.
+    """
 
     def __init__(
-        self, queues: Queues, block_manager: BlockManager, offload: Offload, restore: Restore
+        self,
+        queues: Queues,
+        block_manager: BlockManager,
+        restore: Restore,
+        disk: DiskTier | None,
+        send: Callable[[Iterable[bytes]], None],
     ) -> None:
+        self._restore = restore
+        self._disk = disk
+        self._send = send
         self._queues = queues
         self._block_manager = block_manager
-        self._offload = offload
-        self._restore = restore
         self._running: list[PendingMove] = []
         self._answers: list[VerbReply] = []
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits."""
+        """Whether any verb waits."""
         return bool(self._running)
 
     def of_stage(self, request: int, sequence: Sequence, now: float) -> PendingMove:
         """The move of a sequence that is about to be staged: some of it may come at once."""
         move = PendingMove(request, sequence, now, settling=False)
-        move.computed = sequence.prefilled + sequence.recomputed
-        move.host, move.disk = sequence.host, sequence.disk
+        move.computed = sequence.work.total
+        move.host, move.disk = sequence.from_tiers.host, sequence.from_tiers.disk
         return move
 
     def of_settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> PendingMove:
         """The move of a sequence that has just been settled."""
-        lowest = disk and self._offload.disk is not None
+        lowest = disk and self._disk is not None
         return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=sequence.names())
 
     def follow(self, move: PendingMove) -> None:
@@ -72,22 +83,23 @@ class PendingMoves:
         self._running.append(move)
 
     def tick(self, now: float, *, idle: bool) -> None:
-        """See how far each is. ``idle``: no step can be planned before a verb or an answer of the disk."""
+        """Complete those that are ready. ``idle``: no step can be planned before a verb or an answer of the
+        disk."""
         for move in list(self._running):
-            over = self._settled(move, now) if move.settling else self._staged(move, idle=idle)
+            over = self._is_down(move, now) if move.settling else self._is_up(move, idle=idle)
             if over or now > move.since + PATIENCE_SECONDS:
                 self._running.remove(move)
-                moved = self._where(move, now) if move.settling else self._whence(move, now)
+                moved = self._found_where(move, now) if move.settling else self._came_from(move, now)
                 self._answers.append(VerbReply(move.request, move.sequence.state, moved=moved))
 
     def answers(self) -> list[VerbReply]:
-        """Those that became ready since this was asked last."""
+        """Replies that became ready since the last call."""
         ready, self._answers = self._answers, []
         return ready
 
     # --- up ---------------------------------------------------------------------------------------------
 
-    def _staged(self, move: PendingMove, *, idle: bool) -> bool:
+    def _is_up(self, move: PendingMove, *, idle: bool) -> bool:
         sequence = move.sequence
         if self._used(sequence):
             return True
@@ -95,17 +107,17 @@ class PendingMoves:
             return False
         return idle or sequence.id not in self._queues.prefill
 
-    def _whence(self, move: PendingMove, now: float) -> Moved:
+    def _came_from(self, move: PendingMove, now: float) -> Moved:
         sequence = move.sequence
-        left = sequence.computed  # what came twice, since it was taken in between, counts once
-        disk = min(left, max(0, sequence.disk - move.disk))
-        host = min(left - disk, max(0, sequence.host - move.host - disk))
-        computed = min(left - disk - host, max(0, sequence.prefilled + sequence.recomputed - move.computed))
+        left = sequence.computed  # tokens that came twice, having been taken in between, count once
+        disk = min(left, max(0, sequence.from_tiers.disk - move.disk))
+        host = min(left - disk, max(0, sequence.from_tiers.host - move.host - disk))
+        computed = min(left - disk - host, max(0, sequence.work.total - move.computed))
         return Moved(left - disk - host - computed, host, disk, computed, now - move.since)
 
     # --- down -------------------------------------------------------------------------------------------
 
-    def _settled(self, move: PendingMove, now: float) -> bool:
+    def _is_down(self, move: PendingMove, now: float) -> bool:
         sequence = move.sequence
         if (
             self._used(sequence)
@@ -115,13 +127,13 @@ class PendingMoves:
             return True
         move.left = [key for key in move.left if not self._gone_down(key, move)]
         if move.left and move.lowest and now >= move.again:
-            self._offload.send(move.left)
+            self._send(move.left)
             move.again = now + AGAIN_SECONDS
         return not move.left
 
     def _gone_down(self, key: bytes, move: PendingMove) -> bool:
-        """Whether the record is where it is to be, or will not come there; what stands above it lets go."""
-        block_manager, disk = self._block_manager, self._offload.disk
+        """Whether the record is where it is to be, or will not get there; its copies above are dropped."""
+        block_manager, disk = self._block_manager, self._disk
         tier = block_manager.transfers.tier
         if tier is None or block_manager.transfers.saving(key):
             return tier is None
@@ -141,12 +153,10 @@ class PendingMoves:
             tier.drop(key)
         return on_disk
 
-    def _where(self, move: PendingMove, now: float) -> Moved:
-        sequence, block_manager, disk = move.sequence, self._block_manager, self._offload.disk
+    def _found_where(self, move: PendingMove, now: float) -> Moved:
+        sequence, block_manager, disk = move.sequence, self._block_manager, self._disk
         size, tier = block_manager.block_tokens, block_manager.transfers.tier
-        end = (
-            0 if sequence.tail is None else sequence.tail[1]
-        )  # where it has grown since, it counts for nothing
+        end = 0 if sequence.tail is None else sequence.tail[1]  # tokens that came since are not counted
         found = {"device": 0, "host": 0, "disk": 0}
         for at, key in enumerate(sequence.names()):
             tokens = size if at < len(sequence.keys) else max(0, end - size * at)
@@ -162,5 +172,5 @@ class PendingMoves:
         return Moved(**found, recomputed=lost, seconds=now - move.since)
 
     def _used(self, sequence: Sequence) -> bool:
-        """Whether it was closed, or has a turn."""
+        """Whether the sequence was closed, or has a turn."""
         return sequence.turn is not None or self._queues.sequences.get(sequence.id) is not sequence

@@ -1,12 +1,14 @@
-"""What the next step computes: rows in order of age within the budgets of tokens and blocks.
+"""Plans a step: rows in the order of turns, within the budgets of tokens and blocks.
 
-Every running turn that decodes keeps its one token of the budget; what is left goes to prompts in chunks, the
-oldest turn first; what is left then goes to idle sequences, but only while no turn waits, and beside turns no
-more than `prefill_budget` allows, unless a turn on them is due.
-A turn may find no block because those taken for it still lie behind the step fence: it stands still for one
-step, and in the next, where it comes before all younger ones, they are there.
-A turn that is suspected of killing engines comes before all others and shares no step until it has sampled a
-token: if the engine dies again, it was the only one there. No tensors, no clock, no I/O.
+Each running turn that decodes has one token of the budget. What is left goes to prompts in chunks, in the order
+of turns. What is left then goes to idle sequences, but only while no turn waits, and beside turns no more than
+`prefill_budget` allows, unless a turn on them is expected.
+
+A turn may find no block because the blocks taken for it still lie behind the step fence. It stalls for one
+step; in the next, where it comes before all turns behind it, they are there.
+
+A turn that is suspected of having killed an engine comes before all others and shares no step until it has
+sampled a token: if the engine dies again, only that turn was in the step. No tensors, no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -16,24 +18,24 @@ from itertools import islice
 
 import numpy as np
 
-from ..counters import Counters
 from ..kv_placement.block_manager import BlockManager
 from ..plan import BlockCopy, Plan, PlanRow
 from ..sequence import Flight, Sequence
 from ..settings import SchedulerSettings
+from ..stats import Counters
 from .preemption import Preemption
 from .prefill_budget import PrefillBudget
 from .queues import Queues
 
 PARTS = 8
-"""Through a full host tier one part in so many of its slots comes up in a step."""
+"""When the host tier is full, one part in so many of its slots is restored in a step."""
 
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making. ``chunk``: tokens left for prompts."""
+    """A plan that is being made. ``chunk``: tokens left for prompts."""
 
     step: int
     chunk: int
@@ -42,7 +44,7 @@ class _Draft:
 
 
 class Planner:
-    """Makes plans, and notes in each sequence what is in flight for it."""
+    """Makes plans, and records in each sequence what is in flight for it."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Planner:
         suspect = next((sequence for sequence in queues.running.values() if sequence.isolated), None)
         if suspect is not None:
             if any(other.in_flight for other in queues.sequences.values() if other is not suspect):
-                return None  # what is in flight lands first: its step is to hold nobody else
+                return None  # steps in flight land first: the suspect shares no step
             plan = self.plan_alone(suspect, now)
             if plan is not None or suspect.in_flight:
                 return plan
@@ -79,10 +81,10 @@ class Planner:
         to_do = [sequence.to_do for sequence in running]
         draft = self._draft(self._settings.max_step_tokens - to_do.count(1))
         for sequence, tokens in zip(running, to_do, strict=True):
-            # Else it was preempted for an older one, or waits for blocks to bring KV up into.
+            # If not, it was preempted for a turn before it, or waits for blocks to restore KV into.
             if sequence.id in queues.running and sequence.id in ready:
                 self._add(draft, sequence, tokens, now, reserved=tokens == 1)
-        # What a turn waits for would go to those that nobody waits for, a little in each step.
+        # Otherwise idle sequences would take, a little in each step, the blocks that a turn waits for.
         if not queues.waiting and len(ready) == len(running):
             self._add_idle(draft, now)
         return self._emit(draft)
@@ -109,16 +111,17 @@ class Planner:
         return plan
 
     def _adopt(self, sequence: Sequence, now: float) -> bool:
-        """Take over what the prefix cache and the host tier hold of a sequence, if not asked since it changed.
+        """Take over what the prefix cache and the host tier hold of a sequence, if it changed since the last
+        look.
 
-        False: the blocks to bring KV up into lie behind the step fence; the sequence stands still meanwhile.
+        False: the blocks to restore into lie behind the step fence, and the sequence stalls.
         """
         if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
-        sequence.needs_lookup = False
+        sequence.look_up(False)
         adopted = self._block_manager.adopt(sequence)
         self._counters.adopted += adopted
-        sequence.found(adopted)
+        sequence.count_found(adopted)
         keys = self._block_manager.residency.locate(sequence).in_host()
         if not keys:
             return True
@@ -126,21 +129,23 @@ class Planner:
             self._preemption.relieve(len(keys), sequence, now)
         room, coming = self._pool.available, self._pool.statistics().fenced
         if room < len(keys):
-            sequence.needs_lookup = True  # the rest another time
+            sequence.look_up()  # the rest another time
             if coming and room + coming >= len(keys):
                 self._counters.stalls += 1
                 return False
         most = self._at_once(len(keys))
         self._counters.restored += self._block_manager.restore(sequence, keys[: min(room, most)])
-        sequence.needs_lookup |= most < len(keys)
+        if most < len(keys):
+            sequence.look_up()
         # The rest comes in the next step, if this one carries anything: of damaged records it does not.
         return most >= min(room, len(keys)) or not self._block_manager.transfers.waiting
 
     def _at_once(self, blocks: int) -> int:
-        """Blocks to bring up in this step, of so many.
+        """How many of ``blocks`` blocks are restored in this step.
 
-        Where the host tier is full, what they push off the device takes the slots that those of the step before
-        have left; else it would push out what is not on disk yet. Never fewer than would be computed.
+        When the host tier is full, the blocks they evict from the device need slots. They take those that the
+        restores of the step before have freed; otherwise they would push out records that are not on disk yet.
+        Never fewer than a step would compute.
         """
         tier = self._block_manager.transfers.tier
         if tier is None or tier.free >= blocks:
@@ -149,7 +154,7 @@ class Planner:
         return max(least, tier.memory.slots // PARTS)
 
     def _bring_up(self, now: float) -> None:
-        """What has come from disk for sequences that do not run goes to the device, while the rest comes."""
+        """Restore to the device what has come from disk for sequences that do not run, while the rest comes."""
         for sequence in (*self._queues.restoring.values(), *self._queues.staged.values()):
             if sequence.needs_lookup:
                 self._adopt(sequence, now)
@@ -170,7 +175,7 @@ class Planner:
         for sequence in sequences:
             if draft.chunk <= 0 or len(draft.rows) >= self._settings.max_sequences:
                 return
-            # else its KV was taken for one used after it; a suspect is not computed before its turn
+            # Not if its KV was taken meanwhile; a suspect is not computed before its turn.
             if sequence.id in self._queues.prefill and not sequence.isolated:
                 if not self._adopt(sequence, now):
                     continue
@@ -179,7 +184,8 @@ class Planner:
                     del self._queues.prefill[sequence.id]
 
     def _add(self, draft: _Draft, sequence: Sequence, to_do: int, now: float, *, reserved: bool) -> None:
-        """Give the sequence a row, as far as budgets allow; ``reserved``: one token was put aside for it."""
+        """Give the sequence a row, as far as budgets allow. ``reserved``: one token of the budget is its
+        own."""
         most = min(to_do, max(draft.chunk, reserved))
         if most <= 0:
             return
@@ -193,11 +199,12 @@ class Planner:
         draft.rows.append(self._row(draft, sequence, end))
 
     def _secure(self, sequence: Sequence, most: int, now: float) -> int:
-        """Position, at most ``most`` ahead, up to which blocks are there or can be leased now."""
+        """Position, at most ``most`` tokens ahead, up to which there are blocks or they can be allocated
+        now."""
         end = self._find_room(sequence, most, now)
         if end > sequence.planned or not sequence.shared_tail or self._pool.statistics().fenced:
             return end
-        # No block for the copy and none to come: the last few tokens are computed again in its stead.
+        # There is no block for the copy, and none will come: compute the last few tokens again instead.
         self._block_manager.drop_tail(sequence)
         return self._find_room(sequence, most, now)
 

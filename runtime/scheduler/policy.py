@@ -9,12 +9,12 @@ policy that has none. ``README.md`` beside this file says how to write a policy.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from importlib import import_module
 from operator import attrgetter
 
 from ..errors import SettingsInvalid
 from ..sequence import Sequence
-from .idle_eviction import IdleEviction
 
 by_age = attrgetter("place")
 """Sorts turns by age, the oldest first. A lease of priority p makes a turn as old as one 32 p turns before
@@ -38,12 +38,13 @@ class Policy(ABC):
         far.
         """
 
-    def idle_victim(self, idle: IdleEviction, now: float) -> Sequence:
-        """The one of ``idle`` (iterable, not empty) that loses its KV next; by default the longest away.
+    def idle_victim(self, idle: Iterable[Sequence], longest: Sequence, now: float) -> Sequence:
+        """The one of ``idle`` that loses its KV next; by default ``longest``, which is likely to stay away
+        longest.
 
-        ``now``: seconds, by the clock of ``Sequence.used`` and ``Sequence.returns``.
+        ``idle``: in no order. ``now``: seconds, by the clock of ``Sequence.used`` and ``Sequence.returns``.
         """
-        return idle.longest(now)
+        return longest
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """A step has computed ``tokens`` tokens of ``sequence``, for the first time or again."""
@@ -90,9 +91,9 @@ class Aged(Policy):
         others = [turn for turn in turns if turn.place.step > since]
         return sorted(old, key=by_age) + self._policy.order(others, step)
 
-    def idle_victim(self, idle: IdleEviction, now: float) -> Sequence:
+    def idle_victim(self, idle: Iterable[Sequence], longest: Sequence, now: float) -> Sequence:
         """The wrapped policy's."""
-        return self._policy.idle_victim(idle, now)
+        return self._policy.idle_victim(idle, longest, now)
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """Tell the wrapped policy."""

@@ -1,14 +1,21 @@
-"""Who gets blocks when they are short: admission of turns, and whose KV goes first.
+"""Admission of turns, and which sequence gives up blocks when they are short.
 
-KV is held by promise, never locked. For a running turn the order of taking is: blocks nobody holds; turns
-whose KV still comes up from disk, the last first; idle sequences without a lease, who is likely to stay away
-longest first (`idle_eviction`); of leased ones what their lease does not cover, then the rest, the latest
-expected return first; turns whose grammar is being compiled; turns that wait, the last first; running turns
-behind it, the last first. Who has no row to compute gives from its end, and keeps a beginning. A turn that
-comes up from disk takes from those behind it that do, and from idle sequences; prefill of an idle sequence
-takes from those that go before itself in this order; neither takes from anybody else.
-What is given back while a step runs lies behind the step fence: it counts as on its way, and nobody is robbed
-twice.
+A running turn that needs blocks takes them in this order:
+
+1. blocks that no sequence holds;
+2. turns with KV that still comes up from disk, the last first;
+3. idle sequences without a lease, as the policy says (`Policy.idle_victim`);
+4. of leased idle sequences what their lease does not cover, then the rest, the latest expected return first;
+5. turns with a grammar that is being compiled;
+6. waiting turns, the last first;
+7. running turns behind it, the last first: these are preempted.
+
+A sequence without a row to compute gives blocks from its end, and keeps a beginning. A turn that comes up from
+disk takes from those of its kind behind it, and from idle sequences. Prefill of an idle sequence takes from the
+idle sequences before itself in this order. Neither takes from any other.
+
+Blocks that are given back while a step runs lie behind the step fence. They count as free, so that no second
+victim is chosen.
 """
 
 from __future__ import annotations
@@ -17,24 +24,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, takewhile
 
-from ..counters import Counters
 from ..kv_placement.block_manager import BlockManager
 from ..sequence import Sequence
 from ..settings import SchedulerSettings
+from ..stats import Counters
 from .policy import Policy
 from .queues import Queues
 
 
 @dataclass(frozen=True, slots=True)
 class _Victim:
-    """Who is to give blocks, and how many of its first it keeps."""
+    """A sequence that is to give blocks, and how many of its first blocks it keeps."""
 
     sequence: Sequence
     kept: int = 0
 
 
 class Preemption:
-    """Admits turns, and makes room in the pool at the cost of the right sequence."""
+    """Admits turns, and makes room in the pool."""
 
     def __init__(
         self,
@@ -54,7 +61,7 @@ class Preemption:
     # --- admission --------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Let turns run, first come first served, while their prompts find room beside the running ones."""
+        """Let waiting turns run, from the front, while their prompts find room beside the running ones."""
         queues = self._queues
         while queues.waiting and len(queues.running) < self._settings.max_sequences:
             if not self._fits(queues.waiting[0]):
@@ -64,10 +71,11 @@ class Preemption:
             sequence.admit()
 
     def _fits(self, head: Sequence) -> bool:
-        """Whether the tokens of the first waiting turn and of the running ones can all be held; an estimate.
+        """Whether there are blocks for all tokens of the first waiting turn and of the running ones; an
+        estimate.
 
-        Shared blocks of idle sequences are counted as often as they are shared. Too early an admission costs
-        a preemption, never progress: the oldest turn takes what it needs.
+        Shared blocks of idle sequences are counted once for each sequence. If a turn is admitted too early it
+        is preempted later; the turn that runs first takes what it needs, so there is always progress.
         """
         needed = self._missing(head)
         if self._queues.running:
@@ -90,13 +98,14 @@ class Preemption:
         return True
 
     def _missing(self, sequence: Sequence) -> int:
-        """Blocks to lease before the turn has sampled one more token."""
+        """Blocks to allocate before the turn can sample one more token."""
         return max(0, self._block_manager.blocks_for(sequence.total) - len(sequence.table))
 
     # --- room -------------------------------------------------------------------------------------------
 
     def relieve(self, blocks: int, sequence: Sequence, now: float) -> None:
-        """Have ``blocks`` available, now or behind the fence, at the cost of KV whose turn does not run."""
+        """Make ``blocks`` blocks available for ``sequence``, now or behind the fence; no running turn gives
+        any."""
         if sequence.turn is None:
             return self._take(blocks, self._before(blocks, sequence, now))
         coming_up = reversed(self._queues.restoring.values())
@@ -109,7 +118,7 @@ class Preemption:
         )
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
-        """The same at the cost of running turns behind ``sequence``, the last first."""
+        """The same, taking from running turns behind ``sequence``, the last first."""
         running = self._queues.running
         while self._coming() < blocks:
             last = next(reversed(running.values()))
@@ -133,29 +142,34 @@ class Preemption:
                 self._queues.taken(holder)
 
     def _ends(self, blocks: int, sequences: Iterator[Sequence]) -> Iterator[_Victim]:
-        """Of each the end first, as much as is missing; then all, where others share that end."""
+        """Of each sequence its last blocks, as many as are missing; then all, in case those are shared."""
         for sequence in sequences:
             yield _Victim(sequence, max(0, len(sequence.table) - (blocks - self._coming())))
             yield _Victim(sequence)
 
     def _idle(self, blocks: int, now: float) -> Iterator[_Victim]:
-        """Idle holders in the order of taking; each is taken, or keeps what it may, before the next comes."""
+        """Idle sequences with blocks, in the order in which they give; one gives before the next is chosen."""
         while self._queues.idle_eviction:
-            yield from self._ends(blocks, iter([self._policy.idle_victim(self._queues.idle_eviction, now)]))
+            yield from self._ends(blocks, iter([self._next_idle(now)]))
         leased = sorted(self._queues.leased.values(), key=_return, reverse=True)
-        size = self._block_manager.block_tokens  # what is only being written beyond it goes with the rest
+        size = self._block_manager.block_tokens  # blocks beyond it that are being written go with the rest
         beyond = [holder for holder in leased if holder.computed > _covered(holder) * size]
         yield from (_Victim(holder, _covered(holder)) for holder in beyond)
         yield from self._ends(blocks, iter(leased))
 
+    def _next_idle(self, now: float) -> Sequence:
+        """The idle sequence without a lease that gives its blocks next."""
+        idle = self._queues.idle_eviction
+        return self._policy.idle_victim(idle, idle.longest(now), now)
+
     def _before(self, blocks: int, sequence: Sequence, now: float) -> Iterator[_Victim]:
-        """Idle holders before ``sequence``, as far as the step being planned has no row for them yet."""
+        """Idle sequences before ``sequence`` in that order, up to the first that has a row in this step."""
         step = self._counters.steps + 1
         before = takewhile(lambda victim: victim.sequence is not sequence, self._idle(blocks, now))
         return takewhile(lambda victim: step not in victim.sequence.in_flight, before)
 
     def _coming(self) -> int:
-        """Blocks that can be leased now or when the steps in flight have finished."""
+        """Blocks that can be allocated now, or when the steps in flight have finished."""
         return self._pool.available + self._pool.statistics().fenced
 
 

@@ -1,22 +1,24 @@
 """How much prefill of idle sequences a step may carry, so that turns hardly feel it.
 
-Nobody waits for it yet; but whoever will waits for all that is not done by then. So, by measured step time:
+No turn waits for this prefill yet, but the next turn of the sequence waits for what is not done by then. The
+budget is set by measured step times:
 
-- Beside prompts of turns none goes: for those somebody waits.
-- Beside turns that decode as much rides along as makes a step at most ``stretch`` times as long. Few tokens can
-  cost far more each than many do (on a CPU 8 behind 2,000 others as much as 32), so what rides is measured by
-  itself; where not even ``LEAST`` may ride, none do.
-- Where riding with ``EVERY`` steps would not be enough, one in so many or a few more catches up, for up to
-  ``SHARE`` of the device's time since the last that did. So input that comes is computed at the pace at which
-  it comes, in chunks that are worth it, and only one of so many token gaps is a long one, no longer than beside
-  a turn's prompt. It is the first step for which something has just come, for ``PATIENCE`` steps: input comes
-  in pieces, and what a long step leaves to the next one waits for that whole time.
-- Where no turn runs a step still ends soon, for one may begin; not as soon where all who could begin one have
-  something to be computed in it: longer chunks are cheaper by the token, and these wait for all of it anyway.
+- Beside prompts of turns there is none: a turn waits for those.
+- Beside turns that decode, as much *rides* along as makes a step at most ``stretch`` times as long. Few tokens
+  can cost far more each than many do (on a CPU 8 tokens behind 2,000 others cost as much as 32), so the cost
+  of riding tokens is measured by itself. Where not even ``LEAST`` tokens may ride, none do.
+- Where riding with ``EVERY`` steps would not be enough, one step in so many *catches up*: it may take up to
+  ``SHARE`` of the device's time since the last one that did. So input is computed as fast as it comes, in
+  chunks that are worth it, and only one token gap in so many is a long one, no longer than beside a turn's
+  prompt. The step is the first one for which new input has just come, or the last of ``PATIENCE`` steps: input
+  comes in pieces, and what a long step leaves out waits until the next long one.
+- Where no turn runs a step still ends soon, because a turn may begin. It may take longer where each open
+  sequence has something to compute in it: longer chunks cost less by the token, and a turn would wait for all
+  of it anyway.
 
-While tokens ride with every step nothing tells what a step takes without, and while none do what they cost; so
-now and then one goes without, or `LEAST` do.
-Is told of steps and their seconds; knows no clock, no sequence.
+While tokens ride with each step, nothing tells how long a step takes without them; and while none ride, nothing
+tells what they cost. So now and then a step goes without, or with `LEAST`, to measure that. This module is told
+of steps and their seconds; it knows no clock and no sequence.
 """
 
 from __future__ import annotations
@@ -27,24 +29,24 @@ from statistics import median
 from ..plan import Plan, PlanRow
 
 LAST = 7
-"""Steps of a kind, whose median is believed: now and then one takes thrice as long."""
+"""Steps of a kind that are remembered. Their median counts: now and then one takes three times as long."""
 
 LIGHT = 0.01
-"""Of a step, which what rides in it takes at least: less could not be told from nothing."""
+"""The least share of a step's time that riding tokens are taken to cost: less cannot be measured."""
 
 FEW = 32  # prompt tokens in a step: fewer than these ride
 EVERY, SHARE = 13, 2 / 3
 PATIENCE = 7
 PROBE_EVERY = 32
 LEAST = 8
-"""Tokens that are worth riding; as many do before anything is measured."""
+"""The fewest tokens that are worth riding; so many ride before anything is measured."""
 
 SOON, SOON_ENOUGH = 0.05, 0.2
-"""Seconds of a step in which no turn has a row; where nobody else is there, either."""
+"""Seconds that a step without turns may take; the second where no other sequence could begin one."""
 
 
 class PrefillBudget:
-    """``stretch``: see above; 1 or less: no limit."""
+    """Sets the limit for each step. ``stretch``: see above; 1 or less: no limit."""
 
     def __init__(self, stretch: float) -> None:
         self._stretch = stretch
@@ -55,9 +57,9 @@ class PrefillBudget:
         self._left = 0  # tokens that waited when the last step was planned, and were not in it
 
     def limit(self, chunk: int, rows: list[PlanRow], waiting: int, *, others: bool = True) -> int:
-        """Of ``chunk`` tokens those that idle sequences may have beside ``rows``, which are of turns.
+        """How many of ``chunk`` tokens idle sequences may have beside ``rows``, which are of turns.
 
-        ``waiting``: tokens that they have to compute. ``others``: some sequences have none.
+        ``waiting``: tokens that they have to compute. ``others``: some open sequences have none to compute.
         """
         came, self._left = waiting > self._left, waiting
         limit = self._limit(chunk, rows, waiting, SOON if others else SOON_ENOUGH, came=came)
@@ -85,7 +87,7 @@ class PrefillBudget:
         return min(chunk, self._riding(riders))
 
     def took(self, plan: Plan, seconds: float) -> None:
-        """The step took so long on the device."""
+        """Learn from a step that took ``seconds`` on the device."""
         decodes = sum(map(_decodes, plan.rows))
         prompts = plan.tokens - decodes
         self._since += bool(decodes)
@@ -97,11 +99,11 @@ class PrefillBudget:
             added = max(seconds - alone, LIGHT * seconds) / prompts
             if prompts >= FEW:
                 self._token.took(added)
-            elif decodes:  # a few by themselves have a whole pass on their account
+            elif decodes:  # a few tokens alone would be charged with a whole pass
                 self._rider.took(added)
 
     def _riding(self, riders: int) -> int:
-        """So many but in a step that measures."""
+        """``riders``, but for a step that measures."""
         self._alike += 1
         if self._alike <= PROBE_EVERY:
             return riders
@@ -110,7 +112,7 @@ class PrefillBudget:
 
 
 class _Recent:
-    """What steps of one kind took lately."""
+    """What the last steps of one kind took."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=LAST)
@@ -118,7 +120,7 @@ class _Recent:
         """Their median; 0 before the first."""
 
     def took(self, seconds: float) -> None:
-        """One more."""
+        """Add one."""
         self._last.append(seconds)
         self.usual = median(self._last)
 

@@ -22,9 +22,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from itertools import islice
 
-from ..counters import Counters
 from ..errors import SequenceUnknown
 from ..sequence import Sequence, TurnPlace
+from ..stats import Counters
 from .idle_eviction import IdleEviction
 from .policy import FirstComeFirstServed, Policy
 
@@ -37,9 +37,9 @@ class Queues:
 
     ``idle_eviction``: idle ones without a lease that may hold blocks; ``leased``: those with one. ``prefill``:
     idle ones with tokens to compute, in the order of their verbs, leased and expected ones before others.
-    ``restoring``: turns whose KV comes up from disk, in the order in which they began; they have no place among
-    the others yet. ``staged``: idle ones for which the same is done. ``compiling``: turns whose grammar is
-    being compiled; they have no place yet either, and keep what they hold unless others need it.
+    ``restoring``: turns with KV that comes up from disk, in the order in which they began; they have no place
+    among the others yet. ``staged``: idle ones for which the same is done. ``compiling``: turns with a grammar
+    that is being compiled; they have no place yet either, and keep what they hold unless others need it.
     """
 
     def __init__(self, policy: Policy | None = None, counters: Counters | None = None) -> None:
@@ -66,7 +66,7 @@ class Queues:
     def touch(self, sequence: Sequence, now: float) -> None:
         """An idle sequence was used: insert it, rank it anew for idle eviction, and queue its prefill."""
         self.sequences[sequence.id] = sequence
-        sequence.used = now
+        sequence.use(now)
         self.rank(sequence)
         if sequence.to_do:
             self.prefill[sequence.id] = sequence
@@ -96,7 +96,7 @@ class Queues:
         self.taken(sequence)
         self._turns += 1
         rank = self._turns - HEAD_START * sequence.priority
-        sequence.place = TurnPlace(rank, self._turns, self._counters.steps)
+        sequence.queue(TurnPlace(rank, self._turns, self._counters.steps))
         self._await(sequence)
 
     def arrange(self) -> None:

@@ -1,7 +1,7 @@
-"""Bounds of ``Sampling`` and ``TokenLimits``, as the engine needs them: all numbers stay finite.
+"""Limits of `Sampling` and `TokenLimits` in the engine, wide enough that all numbers stay finite.
 
-What a client may ask is narrower and checked by the sessions; this keeps a caller of the link from breaking
-a step that others share.
+What a client may ask for is narrower, and the sessions check that. These limits keep a caller of the link from
+breaking a step that other sequences share.
 """
 
 from __future__ import annotations

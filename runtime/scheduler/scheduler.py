@@ -28,7 +28,6 @@ from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
-from ..counters import Counters
 from ..errors import (
     ContextExceeded,
     EngineOverloaded,
@@ -68,6 +67,7 @@ from ..link.messages import (
 from ..plan import Outcome, Plan, RowFault
 from ..sequence import Sequence, Turn
 from ..settings import SchedulerSettings
+from ..stats import Counters
 from ..tokens import TokenList, checked_tokens
 from .commit import Committer
 from .pending_moves import PendingMoves
@@ -129,7 +129,7 @@ class Scheduler:
         self._restore = Restore(queues, blocks, preemption.relieve, self.counters, disk, costs)
         self.offload = Offload(blocks, disk, costs)
         self._leases = Leases(settings, queues, blocks, self._restore)
-        self._pending_moves = PendingMoves(queues, blocks, self.offload, self._restore)
+        self._pending_moves = PendingMoves(queues, blocks, self._restore, disk, self.offload.send)
         self._committer = Committer(policy, queues, blocks, self._matchers, self.counters)
         self._grammar_queue = GrammarQueue(compiler, queues)
         self._rows: list[Row] = []  # of turns that went on or ended without a step
@@ -185,8 +185,7 @@ class Scheduler:
         sequence = self._idle(verb.seq, verb.expect_length)
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(sequence.total + len(tokens))
-        sequence.extend(tokens)
-        sequence.turn_expected = verb.turn_expected
+        sequence.extend(tokens, turn_expected=verb.turn_expected)
         self._queues.touch(sequence, now)
         self._restore.stage(sequence, now)
         return sequence.state
@@ -272,7 +271,7 @@ class Scheduler:
         """Bring up what lower tiers hold of an idle sequence, and compute the rest."""
         sequence = self._idle(verb.seq)
         move = self._pending_moves.of_stage(verb.request, sequence, now)  # before any of it comes at once
-        sequence.needs_lookup = True
+        sequence.look_up()
         self._queues.touch(sequence, now)
         self._restore.stage(sequence, now)
         if not verb.wait:
@@ -432,7 +431,7 @@ class Scheduler:
         if sequence.turn is not None:
             self._committer.end(sequence, now)
             self._rest(now)
-        sequence.epoch += 1
+        sequence.halt()
 
     def _rest(self, now: float) -> None:
         """Turns have ended: leases cover what the sequences are now, and in a while their KV goes to disk."""

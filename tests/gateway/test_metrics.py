@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.gateway.metrics import TOKENS, MetricsSnapshot, exposition
-from holdfast.runtime.counters import Counters
+from holdfast.runtime.stats import Counters
 
 ENGINE = {"steps": 7, "computed": 100, "adopted": 32, "sampled": 9, "running": 2, "pool_free": 500}
 

@@ -263,7 +263,7 @@ def test_a_slow_disk_and_the_device_meet_in_the_middle() -> None:
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
     here.generate(0, 4)
-    assert here._queues[0].compute_until == 8 and not here._queues.restoring
+    assert here._queues[0].from_tiers.compute_until == 8 and not here._queues.restoring
     met = False
     while here.beings[0].turn is not None:  # it stands still where it meets what has not come
         step = here.engine.step()
@@ -288,7 +288,7 @@ def test_nothing_more_is_asked_for_a_turn_that_is_closed_before_it_meets_what_co
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
     here.generate(0, 2)
-    assert here._queues[0].compute_until
+    assert here._queues[0].from_tiers.compute_until
     (awaited,) = here.scheduler._restore._pending.values()
     assert awaited.asked < len(awaited.keys)
     here.close(0)
@@ -310,7 +310,7 @@ def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
     here.generate(0, 4)
-    assert not here._queues.restoring and here._queues[0].compute_until is None
+    assert not here._queues.restoring and here._queues[0].from_tiers.compute_until is None
     here.run()
     assert work_of(here, 0).disk == 0 and work_of(here, 0).prefilled == 20
     assert work_of(here, 0).chosen >= 16, "full blocks that lay on disk"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 
-from holdfast.runtime.scheduler.idle_eviction import IdleEviction
 from holdfast.runtime.scheduler.policy import Policy
 from holdfast.runtime.sequence import Sequence
 
@@ -18,5 +18,5 @@ class Shuffled(Policy):
     def order(self, turns: list[Sequence], step: int) -> list[Sequence]:
         return self._random.sample(turns, len(turns))
 
-    def idle_victim(self, idle: IdleEviction, now: float) -> Sequence:
+    def idle_victim(self, idle: Iterable[Sequence], longest: Sequence, now: float) -> Sequence:
         return self._random.choice(list(idle))

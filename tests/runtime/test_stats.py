@@ -6,8 +6,7 @@ from itertools import count
 
 import pytest
 
-from holdfast.runtime.counters import Counters
-from holdfast.runtime.step_log import StepLog, StepRecord
+from holdfast.runtime.stats import Counters, StepLog, StepRecord
 from holdfast.tests.runtime.worlds import LAUNCH_BOMB, World, world
 
 STORY = list(range(30, 78))

@@ -1,6 +1,8 @@
-"""What each step took and what it computed: a bounded log, and running totals for ``statistics()``.
+"""What the engine has done: counts since the start, and what each step took and computed.
 
-Six readings of the clock and one tuple a step: cheap enough to be always on. Knows no plan and no tensor.
+`Counters` only counts; lengths of queues are read where the queues are. `StepLog` keeps a bounded log of steps
+and running totals for ``statistics()``: six readings of the clock and one tuple a step, cheap enough to be
+always on.
 """
 
 from __future__ import annotations
@@ -8,11 +10,51 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from .counters import Counters
-
 STEPS_KEPT = 1024
+
+
+@dataclass(slots=True)
+class Counters:
+    """Tokens: ``computed`` by all rows; of these ``prefilled`` for the first time and ``recomputed``, the rest
+    decoded; ``adopted`` from the prefix cache, ``restored`` from the host tier, ``sampled``, ``forced`` by
+    grammars without being sampled.
+
+    Rows: ``rows``, ``discarded`` (their sequence was stopped, cut or preempted meanwhile), ``faults``.
+    Sequences: ``turns`` ended, ``preempted`` (running), ``taken`` (idle or waiting ones that lost their KV).
+    ``stalls``: rows left out for want of blocks. ``copies``: blocks. ``steps``: plans made. ``isolations``:
+    steps that failed, so that their sequences were run one at a time.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    discarded: int = 0
+    faults: int = 0
+    computed: int = 0
+    prefilled: int = 0
+    recomputed: int = 0
+    adopted: int = 0
+    restored: int = 0
+    sampled: int = 0
+    forced: int = 0
+    turns: int = 0
+    preempted: int = 0
+    taken: int = 0
+    stalls: int = 0
+    copies: int = 0
+    isolations: int = 0
+
+    def landed(self, computed: int, prefilled: int, recomputed: int) -> None:
+        """A row computed so many tokens, of these so many for the first time and so many again."""
+        self.computed += computed
+        self.prefilled += prefilled
+        self.recomputed += recomputed
+
+    def drawn(self, tokens: int) -> None:
+        """A row sampled so many tokens."""
+        self.sampled += tokens
 
 
 class StepRecord(NamedTuple):
@@ -20,8 +62,8 @@ class StepRecord(NamedTuple):
 
     ``t_plan``: making the plan. ``t_launch``: handing it to the device, which on a CPU is computing it.
     ``t_device``: waiting for its outcomes. ``t_commit``: taking them over. ``t_gap``: the time before its
-    launch in which the device had no work, from the outcomes of the step before; 0 where it was launched
-    before they came, or where the engine had come to rest.
+    launch in which the device had no work, since the outcomes of the step before; 0 where it was launched
+    before they came, or where the engine was idle.
     ``prefilled``: tokens computed for the first time; ``recomputed``: again; ``decoded``: sampled ones.
     """
 
@@ -68,7 +110,7 @@ class StepLog:
         return Timing(self._clock())
 
     def planned(self, timing: Timing) -> None:
-        """It is planned, and about to be launched."""
+        """The step is planned, and about to be launched."""
         timing.planned = self._clock()
 
     def launched(self, timing: Timing) -> None:
@@ -80,7 +122,7 @@ class StepLog:
         timing.waited = self._clock()
 
     def landed(self, timing: Timing) -> None:
-        """They are here, and about to be committed."""
+        """Its outcomes are here, and about to be committed."""
         timing.landed = self._clock()
         timing.before = self._tokens()
         timing.busy = timing.landed - timing.planned
@@ -90,11 +132,12 @@ class StepLog:
         self._landed = timing.landed
 
     def rest(self) -> None:
-        """There is nothing to compute, or a step failed: the time until the next launch is no gap."""
+        """There is nothing to compute, or a step failed: do not count the time until the next launch as a
+        gap."""
         self._landed = None
 
     def committed(self, timing: Timing, step: int, rows: int) -> None:
-        """Keep its record."""
+        """The step is committed: keep its record."""
         prefilled, recomputed, computed = (
             now - before for now, before in zip(self._tokens(), timing.before, strict=True)
         )
