@@ -43,7 +43,8 @@ from .errors import (
     ToolRoundsExceeded,
     ToolTypeUnsupported,
 )
-from .reply import Finished, Reply
+from .reply import Reply
+from .responses import Finished
 from .text_input import TextInput
 from .tools.context import ToolContext
 from .tools.tool import Tool, tool

@@ -17,8 +17,7 @@ import msgspec
 
 from ..errors import ToolFailed, ToolInvalid
 from ..frames.formats import FunctionTool
-from ..tools.context import ToolContext
-from ..tools.outputs import output_text
+from ..tools.context import ToolContext, output_text
 from ..tools.tool import Tool
 
 MAX_PAGES = 64

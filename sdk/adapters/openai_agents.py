@@ -38,7 +38,7 @@ from ..client import Client
 from ..errors import ServerError
 from ..frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem, MessageItem, Role
 from ..frames.server import OutputItemDone, TextDelta
-from ..reply import Finished
+from ..responses import Finished
 
 KEPT_SESSIONS = 8
 

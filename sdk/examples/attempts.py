@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import anyio
 
-from .. import Chat, Client, connect
+from ..chat import Chat
+from ..client import Client, connect
 
 
 @dataclass(frozen=True, slots=True)

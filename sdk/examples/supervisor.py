@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 
-from .. import Chat, Client, connect
+from ..chat import Chat
+from ..client import Client, connect
 from ..frames.items import ItemReference, MessageItem
 
 QUESTIONS = {"name": "What is my name?", "code": "What is my locker code?"}

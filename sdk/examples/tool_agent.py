@@ -11,7 +11,10 @@ from typing import Any
 
 import anyio
 
-from .. import CallFinished, CallStarted, Client, RunDone, RunEvent, RunLimits, TextPiece, connect, tool
+from ..agent.events import CallFinished, CallStarted, RunDone, RunEvent, TextPiece
+from ..agent.limits import RunLimits
+from ..client import Client, connect
+from ..tools.tool import tool
 
 ERRANDS = ("What is the weather in Oslo?", "What is 17 plus 25?", "Set a timer for 5 minutes.")
 SKIES = {"Oslo": (7, "cloudy"), "Lima": (19, "foggy"), "Cairo": (31, "sunny")}

@@ -123,16 +123,16 @@ async def test_what_was_left_behind_is_cancelled_with_the_session(
 
 async def test_what_is_left_behind_is_left_in_peace(stubborn: Stubborn) -> None:
     """A scope that is cancelled goes on cancelling: the loop would do little else."""
-    apart = Detached()
-    outcome = await tool(timeout=0.01)(stubborn.catches).call("{}", apart=apart)
+    detached = Detached()
+    outcome = await tool(timeout=0.01)(stubborn.catches).call("{}", detached=detached)
     await anyio.wait_all_tasks_blocked()
     refusals = stubborn.refusals
-    assert outcome.kind == "timed_out" and refusals and len(apart) == 1
+    assert outcome.kind == "timed_out" and refusals and len(detached) == 1
     for _ in range(100):
         await asyncio.sleep(0)
     assert stubborn.refusals == refusals
     stubborn.go_on.set()
-    assert await comes_to_be(lambda: not len(apart))
+    assert await comes_to_be(lambda: not len(detached))
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -198,9 +198,9 @@ async def test_a_tool_has_a_moment_to_tidy_up() -> None:
 
 async def test_what_a_shield_keeps_is_done_after_the_timeout(stubborn: Stubborn) -> None:
     """The shield of a tool that is left is not broken while its session is open."""
-    apart = Detached()
+    detached = Detached()
     made: Callable[..., Any] = tool(timeout=0.01)(stubborn.shields).call
-    assert (await made("{}", apart=apart)).kind == "timed_out"
+    assert (await made("{}", detached=detached)).kind == "timed_out"
     stubborn.go_on.set()
-    assert await comes_to_be(lambda: not len(apart))
+    assert await comes_to_be(lambda: not len(detached))
     assert stubborn.ended == ["shields"]

@@ -13,7 +13,7 @@ from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.response import Response
 from holdfast.sdk.frames.session import SessionResource
-from holdfast.sdk.reconnect import MAX_UNSURE, Patience, Return
+from holdfast.sdk.reconnect import MAX_UNSURE, Patience, Resumption
 from holdfast.sdk.transport import Transport, realtime_url
 
 from .scripted import Script
@@ -50,7 +50,7 @@ class Line:
         return [event.event_id for event in self.sent[1:]]
 
 
-def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Return:
+def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Resumption:
     waiting = list(lines)
 
     async def dial() -> Transport:
@@ -59,7 +59,7 @@ def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Return:
             raise line
         return line
 
-    back = Return(dial, patience)
+    back = Resumption(dial, patience)
     back.handle = "first"
     return back
 

@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from holdfast.sdk import CallFinished, ToolContext, ToolInvalid, tool
-from holdfast.sdk.tools.outputs import MAX_OUTPUT_BYTES
+from holdfast.sdk.tools.context import MAX_OUTPUT_BYTES
 from holdfast.sdk.tools.tool import tool_of
 
 from ..scripted import Script, chatting

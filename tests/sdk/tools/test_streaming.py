@@ -26,7 +26,7 @@ from holdfast.sdk import (
 )
 from holdfast.sdk.frames import client, items, server
 from holdfast.sdk.frames.client import ClientEvent
-from holdfast.sdk.tools.outputs import MAX_OUTPUT_BYTES
+from holdfast.sdk.tools.context import MAX_OUTPUT_BYTES
 from holdfast.sdk.tools.tool import tool_of
 
 from ..agent.test_run import Streaming, called, of
