@@ -16,7 +16,7 @@ from typing import Any
 
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
-from ..runtime.link.messages import Close, Extend, Fork, Generate, Limits, Open, Sampling
+from ..runtime.link.messages import Close, Extend, Fork, Generate, Open, Sampling, TokenLimits
 from ..runtime.plan import Outcome, Plan
 from ..runtime.scheduler.scheduler import Scheduler, SequenceVerb
 from ..runtime.settings import SchedulerSettings
@@ -40,7 +40,7 @@ class _Nothing:
     plan: Plan
 
     def tokens(self) -> list[Outcome]:
-        return [None if row.sampling is None else row.seq % VOCAB for row in self.plan.rows]
+        return [[] if row.sampling is None else [row.seq % VOCAB] for row in self.plan.rows]
 
 
 class Stage:
@@ -67,14 +67,14 @@ class Stage:
     def apply(self, verb: SequenceVerb) -> float:
         """Seconds that a verb took."""
         began = time.perf_counter()
-        self.scheduler.apply(verb)
+        self.scheduler.apply(verb, 0.0)
         return time.perf_counter() - began
 
     def step(self) -> bool:
         """One step; whether there was anything to do."""
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(0.0)
         if plan is not None:
-            self.scheduler.commit(plan, _Nothing(plan).tokens())
+            self.scheduler.commit(plan, _Nothing(plan).tokens(), 0.0)
         return plan is not None
 
     def rest(self) -> None:
@@ -84,7 +84,7 @@ class Stage:
 
     def generate(self, seq: int, tokens: int) -> None:
         """Begin a turn."""
-        self.apply(Generate(0, seq, Sampling(), Limits(tokens)))
+        self.apply(Generate(0, seq, Sampling(), TokenLimits(tokens)))
 
     def fork(self, children: int) -> tuple[list[int], float]:
         """Children of the parent, and the seconds that took."""

@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Limits, Row, Sampling
+from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Row, Sampling, TokenLimits
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
@@ -111,7 +111,7 @@ async def _rate(link: EngineLink, sampling: Sampling, out: int) -> float:
     counts = [0] * BATCH
 
     async def read(number: int) -> None:
-        async for row in await link.generate(opened[number], sampling, Limits(out)):
+        async for row in await link.generate(opened[number], sampling, TokenLimits(out)):
             counts[number] += len(row.tokens)
             _check(row)
 
@@ -140,7 +140,7 @@ async def _first_token(link: EngineLink, sampling: Sampling) -> float:
     seq = (await link.open(_prompt(0))).seq
     await link.stage(seq)
     began = time.perf_counter()
-    async with await link.generate(seq, sampling, Limits(1)) as generation:
+    async with await link.generate(seq, sampling, TokenLimits(1)) as generation:
         async for row in generation:
             _check(row)
     ms = 1e3 * (time.perf_counter() - began)
@@ -161,7 +161,7 @@ async def _refusals(link: EngineLink, options: Options) -> tuple[dict[str, float
     told: dict[str, float] = {}
     gaps = _Gaps([])
     seq = (await link.open(_prompt(1))).seq
-    async with await link.generate(seq, Sampling(), Limits(3000)) as talk:
+    async with await link.generate(seq, Sampling(), TokenLimits(3000)) as talk:
 
         async def listen() -> None:
             last = time.perf_counter()
@@ -189,7 +189,7 @@ async def _refused(link: EngineLink, grammar: Grammar) -> float:
     seq = (await link.open(_prompt(2))).seq
     began = time.perf_counter()
     last: Row | None = None
-    async for row in await link.generate(seq, Sampling(grammar=grammar), Limits(400)):
+    async for row in await link.generate(seq, Sampling(grammar=grammar), TokenLimits(400)):
         last = row
     ms = 1e3 * (time.perf_counter() - began)
     await link.close(seq)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.link.messages import Limits, Sampling
+from holdfast.runtime.link.messages import Sampling, TokenLimits
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
 
@@ -82,7 +82,7 @@ async def _peak(folder: Path, model: str, options: Options, kv_bytes: int) -> di
         while room >= hello.block_tokens:
             length = min(LENGTH, hello.max_context - 1, room - 1)
             state = await link.open(prompt(rng, length, vocabulary(model)))
-            async for row in await link.generate(state.seq, Sampling(), Limits(1)):
+            async for row in await link.generate(state.seq, Sampling(), TokenLimits(1)):
                 assert row.error is None
             room -= -(-length // hello.block_tokens) * hello.block_tokens
         filled = await link.statistics()

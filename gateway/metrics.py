@@ -40,11 +40,11 @@ class Snapshot:
     """Everybody's statistics at one moment. ``engine`` is empty while there is none.
 
     ``tenant``: of the one who asks, and of no other. A tenant that is not an operator gets nothing else: then
-    ``gateway`` and ``engine`` are empty and ``incarnation`` is None.
+    ``gateway`` and ``engine`` are empty and ``engine_number`` is None.
     """
 
     ready: bool
-    incarnation: int | None
+    engine_number: int | None
     gateway: Mapping[str, float]
     engine: Mapping[str, float]
     tenant: TenantSnapshot | None = None
@@ -65,8 +65,8 @@ class _Reader(Collector):
         """One family per statistic, and one for all tokens by class."""
         snapshot = self._snapshot
         yield _gauge("holdfast_ready", "Whether new turns can run now", float(snapshot.ready))
-        if snapshot.incarnation is not None:
-            yield _counter("holdfast_engine_starts", "Engines loaded so far", snapshot.incarnation)
+        if snapshot.engine_number is not None:
+            yield _counter("holdfast_engine_starts", "Engines loaded so far", snapshot.engine_number)
         for name, value in sorted(snapshot.gateway.items()):
             yield _gauge(f"holdfast_{name}", f"The gateway's {name.replace('_', ' ')}", value)
         if snapshot.tenant is not None:

@@ -1,7 +1,4 @@
-"""From settings to an engine that is ready to serve: the runtime's parts put together.
-
-For both forms of the link. Imports torch; knows every part's constructor and nothing of how they work.
-"""
+"""Builds an engine that is ready to serve from its settings, for both forms of the link. Imports torch."""
 
 from __future__ import annotations
 
@@ -26,6 +23,7 @@ from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
 from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
+from .grammar.matcher import Matchers
 from .kv_placement.costs import CostBook, measure, this_machine
 from .kv_placement.sizing import (
     blocks_of,
@@ -37,10 +35,10 @@ from .kv_placement.sizing import (
     refusal,
 )
 from .kv_placement.tier_setup import costs_file, disk_tier, host_bytes, host_memory, host_tier
-from .link.engine_loop import Loaded, Progress
-from .link.heartbeat import LOAD_STALL, Pulse
+from .link.engine_end import LoadedEngine, Progress
+from .link.heartbeat import LOAD_STALL, Liveness
 from .link.messages import Hello, Phase
-from .model.defaults import read_defaults
+from .model.config import read_defaults
 from .model.load import LoadedModel, device_named, load_model
 from .scheduler.scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
@@ -51,14 +49,15 @@ KVGroups: TypeAlias = tuple[KVGroup, ...]
 def load_engine(
     settings: EngineSettings,
     progress: Progress,
-    pulse: Pulse,
+    liveness: Liveness,
     memory: int | None = None,
-    shelf: int | None = None,
-) -> Loaded:
-    """Load the model and build its engine; ``pulse`` is told before each step how long it may take.
+    disk_socket: int | None = None,
+) -> LoadedEngine:
+    """Load the model and build its engine. The engine tells ``liveness`` before each step how long it may
+    take.
 
-    ``memory``: the host tier's, a file descriptor that outlives the engine; without it the engine makes one.
-    ``shelf``: the control socket of a shelf's keeper, with such a memory.
+    ``memory``: the descriptor of a host tier's memory that outlives the engine; without it the engine makes
+    its own. ``disk_socket``: the control socket of the disk tier's process, which shares that memory.
 
     Raises:
         ModelUnreadable: naming file and cause.
@@ -69,10 +68,12 @@ def load_engine(
     )
     try:
         with device_of(model.decoder.device).active():
-            backend = _backend(settings, model, pulse)
+            backend = _backend(settings, model, liveness)
             model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
             progress(1.0, "allocating the KV arena")
-            engine, numbers, groups, mover = _engine(settings, model, pulse, memory, shelf)
+            groups = model.kv_groups(settings.block_tokens)
+            numbers = _resolved(settings, model, groups)
+            engine, mover = _engine(settings, numbers, model, groups, liveness, memory, disk_socket)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
 
@@ -81,70 +82,88 @@ def load_engine(
         if mover is not None:
             mover.close()
 
-    return Loaded(engine, _hello(model, numbers, groups, backend), engine.due, leave, engine.answers)
+    return LoadedEngine(engine, _hello(model, numbers, groups, backend), engine.due, leave, engine.answers)
 
 
-def _engine(
-    settings: EngineSettings, model: LoadedModel, pulse: Pulse, memory: int | None, shelf: int | None
-) -> tuple[Engine, SchedulerSettings, KVGroups, BlockMover | None]:
-    device = model.decoder.device
-    groups = model.kv_groups(settings.block_tokens)
-    blocks = blocks_of(settings, _block_bytes(groups), _allowed_bytes(device))
+def _resolved(settings: EngineSettings, model: LoadedModel, groups: KVGroups) -> SchedulerSettings:
+    """The scheduler's settings, with the number of blocks and the context that fit the device's memory."""
+    device, block_bytes = model.decoder.device, _block_bytes(groups)
+    blocks = blocks_of(settings, block_bytes, _allowed_bytes(device))
     if device.type == "cpu":
-        asked = blocks * _block_bytes(groups) + host_bytes(settings)
+        asked = blocks * block_bytes + host_bytes(settings)
         named = "KV on the device and in the host tier (--kv-bytes, --host-bytes)"
         check_budget(named, asked, machine_bytes(), "this machine's memory")
-    numbers = settings.resolved(
+    return settings.resolved(
         blocks=blocks,
-        block_bytes=_block_bytes(groups),
+        block_bytes=block_bytes,
         max_context=context_of(settings, blocks, model.config.max_context),
         vocab_size=model.config.vocab_size,
         depth=2 if device.type == "cuda" else 1,
     )
-    arenas = _arenas(groups, blocks, device)
+
+
+def _engine(
+    settings: EngineSettings,
+    numbers: SchedulerSettings,
+    model: LoadedModel,
+    groups: KVGroups,
+    liveness: Liveness,
+    memory: int | None,
+    disk_socket: int | None,
+) -> tuple[Engine, BlockMover | None]:
+    device = model.decoder.device
+    arenas = _arenas(groups, numbers.blocks, device)
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
-    pool = BlockPool(blocks, settings.block_tokens, debug=settings.debug)
+    pool = BlockPool(numbers.blocks, settings.block_tokens, debug=settings.debug)
     namespace = model.namespace(groups)
     tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
     mover = None if tier is None else BlockMover(arenas, tier.memory, model.decoder.kernels.copy_pieces)
     disk = None
-    if tier is not None and mover is not None and shelf is not None:
-        disk = disk_tier(shelf, tier, settings, hasher, namespace, mover.reach)
-    bare = TorchRunner(model.decoder, *arenas, mover=mover)
-    runner = WatchedRunner(bare, pulse)
+    if tier is not None and mover is not None and disk_socket is not None:
+        disk = disk_tier(disk_socket, tier, settings, hasher, namespace, mover.reach)
+    matchers = Matchers()
+    bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers)
+    runner = WatchedRunner(bare, liveness)
     gpu = device.type != "cpu"
     if gpu:
         tell_compiling(runner.compiling, runner.compiled)
     rehearse(runner, settings.block_tokens, numbers.max_context, kernels=gpu)
     if mover is not None:
         mover.registration.begin()
-    # On a CPU the shelf and the computing threads share the cores: nothing is won by doing both at once.
     path = costs_file(settings, hasher, namespace) if disk is not None else None
-    computes = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    )
-    costs = CostBook(path, machine=this_machine(computes), beside=device.type == "cuda")
+    costs = CostBook(path, machine=this_machine(_processor(device)), beside=device.type == "cuda")
     if tier is not None and disk is not None and not costs.calibrated:
-        pulse.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
-        size = _block_bytes(groups)
+        liveness.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
         costs.calibrate(
             measure(
                 bare,
                 slots=tier.memory.slots,
-                blocks=blocks,
+                blocks=numbers.blocks,
                 block_tokens=settings.block_tokens,
-                block_bytes=size,
+                block_bytes=_block_bytes(groups),
             )
         )
     if settings.debug:
         for arena in arenas:
-            arena.poison(range(blocks))
-    compiler = None
-    if llguidance.available():
-        tokenizer = model.folder / "tokenizer.json"
-        compiler = llguidance.LLGuidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
-    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler)
-    return Engine(scheduler, runner, debug=settings.debug), numbers, groups, mover
+            arena.poison(range(numbers.blocks))
+    compiler = _grammar_compiler(model)
+    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler, matchers)
+    return Engine(scheduler, runner, debug=settings.debug), mover
+
+
+def _processor(device: torch.device) -> str:
+    """What computes, by name: measured costs hold for it alone."""
+    return (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    )
+
+
+def _grammar_compiler(model: LoadedModel) -> llguidance.LLGuidance | None:
+    """The compiler of grammars for the model's tokenizer; None if llguidance is not installed."""
+    if not llguidance.available():
+        return None
+    tokenizer = model.folder / "tokenizer.json"
+    return llguidance.LLGuidance(tokenizer, model.config.vocab_size, model.config.eos_ids)
 
 
 def _tier(
@@ -161,9 +180,9 @@ def _tier(
         os.close(own)
 
 
-def _backend(settings: EngineSettings, model: LoadedModel, pulse: Pulse) -> Backend:
+def _backend(settings: EngineSettings, model: LoadedModel, liveness: Liveness) -> Backend:
     def compiling(fraction: float, detail: str) -> None:
-        pulse.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
+        liveness.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
 
     groups = model.kv_groups(settings.block_tokens)
     caches = [(group.head_dim, group.block_tokens) for group in groups]
@@ -175,7 +194,7 @@ def _backend(settings: EngineSettings, model: LoadedModel, pulse: Pulse) -> Back
 
 
 def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[str, str]:
-    """The backend that would compute a model of ``dtype``, and why not the faster one; loads nothing.
+    """The name of the backend for a model of ``dtype``, and why a faster one is not used; loads nothing.
 
     Raises:
         SettingsInvalid
@@ -193,7 +212,7 @@ def _allowed_bytes(device: torch.device) -> int:
 
 
 def _block_bytes(groups: KVGroups) -> int:
-    """Bytes that one block id names: a block in every group's arena."""
+    """Bytes of one block in all groups' arenas together."""
     return sum(group.block_bytes for group in groups)
 
 

@@ -1,8 +1,8 @@
 """An engine's process that does something terrible in a step, when it is told to.
 
-``python -m holdfast.benchmarks.faults.marked_child WHAT TOKEN FLAG --fd N --box M``. WHAT: ``exit`` ends the
-process in each step that computes TOKEN; ``hang`` waits for ever in the first step that finds no file FLAG, and
-makes that first.
+``python -m holdfast.benchmarks.faults.marked_child WHAT TOKEN FLAG --fd N --crash-report M``. WHAT: ``exit``
+ends the process in each step that computes TOKEN; ``hang`` waits for ever in the first step that finds no
+file FLAG, and makes that first.
 """
 
 from __future__ import annotations

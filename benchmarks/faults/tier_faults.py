@@ -76,7 +76,7 @@ def shelf_stopped(engine: ChildEngine) -> None:
 
 
 def _signal_shelf(engine: ChildEngine, number: signal.Signals) -> None:
-    if (pid := engine.shelf_pid) is not None:
+    if (pid := engine.disk_pid) is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 

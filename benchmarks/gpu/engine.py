@@ -121,7 +121,7 @@ def generate(
     said: list[list[Any]] = [[] for _ in prompts]
     for seq, prompt in enumerate(prompts):
         made.apply(messages.Open(0, seq, b"", prompt))
-        made.apply(messages.Generate(0, seq, sampling, messages.Limits(new)))
+        made.apply(messages.Generate(0, seq, sampling, messages.TokenLimits(new)))
     start = time.perf_counter()
     for row in rows_of(made):
         scores = [one.logprob for one in row.logprobs or ()]

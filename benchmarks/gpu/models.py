@@ -115,7 +115,7 @@ def _run(model: LoadedModel, prompts: list[list[int]], new: int) -> float:
     made = engine_of(model, step_tokens=2048, blocks=max(blocks, 320), context=4400)
     for seq, prompt in enumerate(prompts):
         made.apply(messages.Open(0, seq, b"", prompt))
-        made.apply(messages.Generate(0, seq, messages.Sampling(), messages.Limits(new, min_tokens=new)))
+        made.apply(messages.Generate(0, seq, messages.Sampling(), messages.TokenLimits(new, min_tokens=new)))
     if model.decoder.device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()

@@ -19,18 +19,18 @@ from torch.profiler import ProfilerActivity, profile
 from holdfast.kernels.cpu.cores import bind
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.link.heartbeat import Pulse
+from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
     Extend,
     Finish,
     Generate,
-    Limits,
     Open,
     Refusal,
     Row,
     Sampling,
+    TokenLimits,
 )
 from holdfast.runtime.settings import EngineSettings
 
@@ -53,7 +53,7 @@ class Ours:
         """Load with the settings a server has by default, but for the memory for KV."""
         torch.set_num_threads(threads)
         settings = EngineSettings(model=str(folder), device="cpu", dtype=dtype, kv_bytes=KV_BYTES)
-        engine = load_engine(settings, lambda done, what: None, Pulse()).engine
+        engine = load_engine(settings, lambda done, what: None, Liveness()).engine
         assert isinstance(engine, Engine)
         self._engine = engine
         bind()  # as the engine's own process does
@@ -134,7 +134,7 @@ class Ours:
         return seq
 
     def _generate(self, seq: int, out: int) -> None:
-        self._apply(Generate(0, seq, Sampling(), Limits(out)))
+        self._apply(Generate(0, seq, Sampling(), TokenLimits(out)))
 
     def _apply(self, verb: AnyVerb) -> None:
         answer = self._engine.apply(verb)

@@ -1,6 +1,6 @@
 """An engine's process that writes down when it has sampled a token: a line of nanoseconds, by CLOCK_MONOTONIC.
 
-``python -m holdfast.benchmarks.harness.stamped_child TOKEN FILE --fd N --box M``
+``python -m holdfast.benchmarks.harness.stamped_child TOKEN FILE --fd N --crash-report M``
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def program(token: int, file: Path) -> Sequence[str]:
 def main(token: int, file: Path) -> int:
     """Serve as the engine's process does, with an engine that looks at what its steps sampled."""
     from holdfast.runtime import __main__, build
-    from holdfast.runtime.link.engine_loop import Loaded
+    from holdfast.runtime.link.engine_end import LoadedEngine
     from holdfast.runtime.link.messages import AnyVerb, Step
 
     load_engine = build.load_engine
@@ -46,7 +46,7 @@ def main(token: int, file: Path) -> int:
                     stamps.write(f"{time.monotonic_ns()}\n")
             return done
 
-    def load(*given: Any) -> Loaded:
+    def load(*given: Any) -> LoadedEngine:
         loaded = load_engine(*given)
         return replace(loaded, engine=Stamped(loaded.engine))
 

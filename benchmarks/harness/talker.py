@@ -15,10 +15,10 @@ from holdfast.runtime.link.messages import (
     Finish,
     Generate,
     Lease,
-    Limits,
     Open,
     Refusal,
     Sampling,
+    TokenLimits,
     Work,
 )
 
@@ -52,7 +52,7 @@ class Talker:
         fresh = self._text(hash((turn.session, turn.before)), turn.fresh)
         began = time.perf_counter()
         self._apply(Extend(0, seq, fresh) if turn.before else Open(0, seq, b"", [*self._shared, *fresh]))
-        self._apply(Generate(0, seq, Sampling(), Limits(turn.said)))
+        self._apply(Generate(0, seq, Sampling(), TokenLimits(turn.said)))
         first, said, work = 0.0, list[int](), None
         while work is None:
             step = self._engine.step()

@@ -26,7 +26,7 @@ from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.kv_placement.tier_setup import host_memory, with_secret
-from holdfast.runtime.link.heartbeat import Pulse
+from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import Extend, Finish, Settle, Truncate, Work
 from holdfast.runtime.settings import EngineSettings
 
@@ -71,7 +71,7 @@ class Tiered(Ours):
         self._keeper = DiskProcess(memory)
         control = os.dup(self._keeper.theirs.fileno())
         self._keeper.start()
-        engine = load_engine(settings, lambda done, what: None, Pulse(), memory, control).engine
+        engine = load_engine(settings, lambda done, what: None, Liveness(), memory, control).engine
         assert isinstance(engine, Engine)
         # Restoring is what is measured: never computed instead.
         engine.scheduler.offload.restore.costs = CostBook(None)

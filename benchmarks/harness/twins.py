@@ -13,7 +13,7 @@ import torch
 
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.link.heartbeat import Pulse
+from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.settings import EngineSettings
 
 from ..peers.worker import answer_all
@@ -66,7 +66,7 @@ class Twins(Ours):
             max_context=REAL.context,
             host_bytes=below * (1 << 18),
         )
-        engine = load_engine(settings, lambda done, what: None, Pulse()).engine
+        engine = load_engine(settings, lambda done, what: None, Liveness()).engine
         assert isinstance(engine, Engine)
         return engine
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..link.heartbeat import FIRST_STEP, Pace, Pulse
+from ..link.heartbeat import FIRST_STEP, Liveness, StepTimes
 from ..link.messages import Phase
-from ..plan import NOBODY, Handle, Outcome, Plan, Runner
+from ..plan import NO_SEQUENCE, Handle, Outcome, Plan, Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,16 @@ class _WatchedHandle:
 
 
 class WatchedRunner:
-    """Enters the pulse's phase before each launch and each wait, and while a kernel is compiled in them."""
+    """Enters the liveness's phase before each launch and each wait, and while a kernel is compiled in them."""
 
-    def __init__(self, runner: Runner, pulse: Pulse, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, runner: Runner, liveness: Liveness, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._runner = runner
-        self._pulse = pulse
+        self._liveness = liveness
         self._clock = clock
-        self._pace = Pace()
-        self._expected = self._pace.expect(0)
+        self._step_times = StepTimes()
+        self._expected = self._step_times.expect(0)
         self._compiling = 0.0  # since when
         self._compiled = 0.0  # seconds in all
         self._flying: list[frozenset[int]] = []  # of each step in flight, its sequences
@@ -50,10 +52,10 @@ class WatchedRunner:
         """As the wrapped runner's."""
         began = self._worked()
         self.expect(plan.tokens)
-        sequences = frozenset([row.seq for row in plan.rows if row.seq != NOBODY])
+        sequences = frozenset([row.seq for row in plan.rows if row.seq != NO_SEQUENCE])
         self._flying.append(sequences)
         try:
-            self._pulse.engage(sequences if len(self._flying) == 1 else frozenset().union(*self._flying))
+            self._liveness.engage(sequences if len(self._flying) == 1 else frozenset().union(*self._flying))
             handle = self._runner.launch(plan)
         except BaseException:
             self.landed(sequences)
@@ -66,22 +68,22 @@ class WatchedRunner:
 
     def expect(self, tokens: int) -> None:
         """The device thread is about to wait for a step of ``tokens`` tokens."""
-        self._expected = self._pace.expect(tokens)
-        self._pulse.enter(*self._expected)
+        self._expected = self._step_times.expect(tokens)
+        self._liveness.enter(*self._expected)
 
     def observe(self, tokens: int, began: float) -> None:
         """A step of ``tokens`` tokens, launched at ``began``, has ended."""
-        self._pace.observe(tokens, self._worked() - began)
+        self._step_times.observe(tokens, self._worked() - began)
 
     def compiling(self, kernel: str) -> None:
         """A step waits until ``kernel`` is compiled, which its limit is not made for."""
         self._compiling = self._clock()
-        self._pulse.enter(Phase.COMPILING, FIRST_STEP, kernel)
+        self._liveness.enter(Phase.COMPILING, FIRST_STEP, kernel)
 
     def compiled(self) -> None:
         """It is; the step goes on."""
         self._compiled += self._clock() - self._compiling
-        self._pulse.enter(*self._expected)
+        self._liveness.enter(*self._expected)
 
     def _worked(self) -> float:
         """The clock, which stood while kernels were compiled."""

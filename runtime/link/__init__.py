@@ -1,8 +1,6 @@
-"""The link: how the gateway's process talks to the engine's; token ids only, one message up per step.
+"""The link: how the gateway's process talks to the engine's, in token ids, with one message up per step.
 
-Holds the messages (``messages``), their framing (``codec``), the gateway's end (``client``, ``wire``,
-``generation``), the engine's end (``uplink``, ``pulse``, ``serve``), what a dead engine leaves (``blackbox``,
-``incarnation``) and the two forms behind one interface: a supervised child process (``process``) and a thread
-(``thread``).
-Does not know text, sessions, models or schedules; the gateway's end imports no torch.
+It holds the messages, the gateway's end, the engine's end, the heartbeat, the crash report, and two forms of
+the engine behind one interface: a supervised child process and a thread. It knows no text, sessions, models
+or schedules. The gateway's end imports no torch.
 """

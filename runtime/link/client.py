@@ -1,8 +1,8 @@
-"""The engine, as sessions see it: one object that stays while engines come and go behind it.
+"""The engine, as sessions see it: one object that stays while engines die and restart behind it.
 
-Every verb is one coroutine; a refusal raises the class of ``runtime.errors`` whose code it carries. Sequence
-ids are given out here and never twice, so a sequence of an engine that died is unknown to the next. Knows no
-processes and no threads: ``process`` and ``thread`` put an engine behind it.
+Every verb is one coroutine. A refusal raises the class of ``runtime.errors`` that its code names. Sequence
+ids are made here and never reused, so a sequence of a dead engine is unknown to the next one. ``process``
+and ``thread`` put an engine behind this object.
 """
 
 from __future__ import annotations
@@ -12,61 +12,71 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
-from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
-from .crash_report import Death
+import msgspec
+
+from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown, VerbRefused
+from .crash_report import EngineDeath
 from .gateway_end import GatewayEnd
 from .generation import Generation
 from .messages import (
     Close,
     Extend,
+    Finish,
     Fork,
     Generate,
     Heartbeat,
     Hello,
     Lease,
-    Limits,
     Moved,
     Open,
     Opening,
     Phase,
     Receipt,
-    Reply,
+    Row,
     Sampling,
+    SequenceState,
     Settle,
     Stage,
-    State,
     Statistics,
     Stop,
+    TokenLimits,
+    TokenLogprob,
     Truncate,
+    VerbReply,
 )
 
 KEPT_DEATHS = 16
+_SEEDS = 2**63
 
 
 class EngineLink:
     """Verbs for many concurrent callers on one event loop.
 
-    While no engine is there every verb raises ``EngineDied`` at once; ``wait_ready`` waits for the next one.
+    ``engine_number`` counts the engines that have loaded; ``deaths`` holds the latest deaths of loaded
+    engines, oldest first. While no engine is loaded every verb raises ``EngineDied`` at once; ``wait_ready``
+    waits for the next one.
     """
 
     def __init__(self) -> None:
-        self.incarnation = 0
-        self.deaths: deque[Death] = deque(maxlen=KEPT_DEATHS)  # of engines that were ready, the latest last
-        self._recovered: list[Callable[[float], None]] = []
-        self._wire: GatewayEnd | None = None
+        self.engine_number = 0
+        self.deaths: deque[EngineDeath] = deque(maxlen=KEPT_DEATHS)
+        self._on_recovery: list[Callable[[float], None]] = []
+        self._end: GatewayEnd | None = None
         self._hello: Hello | None = None
-        self._ended: EngineGone | None = None
-        self._settled = asyncio.Event()  # an engine is there, or none will ever be
+        self._fault: EngineGone | None = None  # why no engine will be started again
+        self._changed = asyncio.Event()  # an engine is ready, or none will be started again
         self._loaded = False
         self._next_id = 1
-        self._gone_below = 1  # ids below were given out for engines that are gone
+        self._gone_below = 1  # sequence ids below this one belong to dead engines
 
-    # --- how the engine is ----------------------------------------------------------------------------------
+    # --- the engine's state ---------------------------------------------------------------------------------
 
     @property
     def hello(self) -> Hello:
-        """What the latest engine serves."""
+        """What the latest engine serves. Raises ``EngineDied`` before the first is loaded."""
         if self._hello is None:
             raise EngineDied("no engine has been ready yet")
         return self._hello
@@ -74,93 +84,95 @@ class EngineLink:
     @property
     def heartbeat(self) -> Heartbeat | None:
         """The latest heartbeat of the engine that runs or loads."""
-        return self._wire.heartbeat if self._wire else None
+        return self._end.heartbeat if self._end else None
 
     @property
     def last_heartbeat(self) -> float:
-        """When it came, by ``time.monotonic()``; before the first, when the engine was started."""
-        return self._wire.last_heartbeat if self._wire else 0.0
+        """When it arrived, by ``time.monotonic()``; before the first, when the engine was started."""
+        return self._end.last_heartbeat if self._end else 0.0
 
     @property
     def phase(self) -> Phase:
-        """What the engine last said it was doing; an engine not heard of yet is loading."""
+        """The phase of the latest heartbeat; loading before the first."""
         return self.heartbeat.phase if self.heartbeat else Phase.LOADING
 
     @property
     def overdue(self) -> float:
-        """Seconds since the engine should have been heard of again; 0.0 while in time, or about to restart.
+        """Seconds since the next heartbeat should have arrived; 0.0 if it is in time, or the engine restarts.
 
-        Infinite where none will come again.
+        Infinite once no engine will be started again.
         """
-        if self._ended is not None:
+        if self._fault is not None:
             return math.inf
-        return self._wire.overdue if self._wire is not None else 0.0
+        return self._end.overdue if self._end is not None else 0.0
 
     @property
     def ready(self) -> bool:
-        """Whether verbs can be given now: an engine is loaded, there, and in time with its heartbeats."""
-        return self._up is not None and self.overdue == 0.0
+        """Whether an engine is loaded and in time with its heartbeats, so that it takes verbs."""
+        return self._ready_end is not None and self.overdue == 0.0
 
     async def wait_ready(self) -> Hello:
-        """Wait until an engine is there; raises ``EngineGone`` where none will ever be again."""
-        while self._up is None:
-            if self._ended is not None:
-                raise type(self._ended)(self._ended.message)
-            self._settled.clear()
-            await self._settled.wait()
+        """Wait until an engine is loaded. Raises ``EngineGone`` once none will be started again."""
+        while self._ready_end is None:
+            if self._fault is not None:
+                raise type(self._fault)(self._fault.message)
+            self._changed.clear()
+            await self._changed.wait()
         return self.hello
 
-    def death_of(self, incarnation: int) -> Death | None:
-        """How that engine ended, if it did and is remembered."""
-        return next((death for death in self.deaths if death.incarnation == incarnation), None)
+    def death_of(self, engine_number: int) -> EngineDeath | None:
+        """How that engine died; None if it runs, or is among the dead no longer kept."""
+        return next((death for death in self.deaths if death.engine_number == engine_number), None)
 
-    def on_recovery(self, told: Callable[[float], None]) -> None:
-        """Call ``told`` with the seconds without an engine whenever another one has taken over."""
-        self._recovered.append(told)
+    def on_recovery(self, callback: Callable[[float], None]) -> None:
+        """Call ``callback`` with the seconds without an engine each time a new one replaces a dead one."""
+        self._on_recovery.append(callback)
 
     # --- verbs ----------------------------------------------------------------------------------------------
 
-    async def open(self, tokens: Sequence[int], salt: bytes = b"", alone: bool = False) -> State:
-        """Begin a sequence; its id is in the state. ``salt`` separates tenants' cached blocks.
+    async def open(self, tokens: Sequence[int], salt: bytes = b"", isolated: bool = False) -> SequenceState:
+        """Begin a sequence; its id is in the state. ``salt`` separates the tenants' cached blocks.
 
-        ``alone``: it is computed in steps of its own until it has sampled a token.
+        ``isolated``: no other sequence shares its steps until it has sampled a token.
         """
-        wire = self._there()
+        end = self._end_for()
         seq = self._new_id()
-        return _state(await wire.call(Open(wire.next_request(), seq, salt, list(tokens), alone)))
+        return _state(await end.call(Open(end.next_request(), seq, salt, list(tokens), isolated)))
 
     def extend(
-        self, seq: int, tokens: Sequence[int], due: bool = False, expect_length: int | None = None
-    ) -> asyncio.Future[Reply]:
-        """Append tokens; refused while the sequence generates. ``due``: they are computed like a turn's.
+        self, seq: int, tokens: Sequence[int], turn_expected: bool = False, expect_length: int | None = None
+    ) -> asyncio.Future[VerbReply]:
+        """Append tokens; refused while the sequence generates. ``turn_expected``: compute them like a
+        turn's.
 
-        On its way when this returns: verbs behind it need not wait for the reply, which has the state. Refused
-        if the sequence has not ``expect_length`` tokens, so that a verb which takes for granted what was
-        refused is refused, too. Raises at once what keeps it from being sent.
+        The verb is sent when this returns, so later verbs need not wait for the reply, which has the state.
+        It is refused if the sequence has not ``expect_length`` tokens: then a verb that builds on a refused
+        one is refused, too. Raises at once if the verb cannot be sent.
         """
-        wire = self._there(seq)
-        return wire.ask(Extend(wire.next_request(), seq, list(tokens), due, expect_length))
+        end = self._end_for(seq)
+        return end.ask(Extend(end.next_request(), seq, list(tokens), turn_expected, expect_length))
 
-    async def truncate(self, seq: int, length: int, expect_epoch: int) -> State:
-        """Keep the first ``length`` tokens, ending what runs; refused where the epoch is another."""
-        wire = self._there(seq)
-        return _state(await wire.call(Truncate(wire.next_request(), seq, length, expect_epoch)))
+    async def truncate(self, seq: int, length: int, expect_epoch: int) -> SequenceState:
+        """End what runs and keep the first ``length`` tokens; refused if the epoch is not ``expect_epoch``."""
+        end = self._end_for(seq)
+        return _state(await end.call(Truncate(end.next_request(), seq, length, expect_epoch)))
 
     async def generate(
         self,
         seq: int,
         sampling: Sampling,
-        limits: Limits,
+        limits: TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
         expect_length: int | None = None,
     ) -> Generation:
-        """Append ``tokens`` and sample what follows. ``generated_from``: how many of the last tokens were
-        generated before this call. ``expect_length``: as of `extend`.
+        """Append ``tokens`` and sample what follows. ``expect_length``: as in `extend`.
+
+        ``generated_from``: how many of the last tokens were generated before this call.
         """
-        wire = self._there(seq)
+        end = self._end_for(seq)
         verb = Generate(
-            wire.next_request(),
+            end.next_request(),
             seq,
             sampling,
             limits,
@@ -168,42 +180,43 @@ class EngineLink:
             list(tokens),
             expect_length=expect_length,
         )
-        return await self._generated(wire, verb)
+        return await self._generated(end, verb)
 
     async def begin(
         self,
         opening: Opening,
         sampling: Sampling,
-        limits: Limits,
+        limits: TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
     ) -> Generation:
-        """`open`, or `fork`, and `generate` in one: the prompt is planned as that of a turn. The id of the
-        sequence is in the generation's state.
-        """
-        wire = self._there(opening.parent)
-        request, seq = wire.next_request(), self._new_id()
-        verb = Generate(request, seq, sampling, limits, generated_from, list(tokens), opening)
-        return await self._generated(wire, verb)
+        """`open` or `fork`, and `generate`, in one verb, so that the prompt is scheduled as a turn's.
 
-    async def _generated(self, wire: GatewayEnd, verb: Generate) -> Generation:
+        The id of the sequence is in the generation's state.
+        """
+        end = self._end_for(opening.parent)
+        request, seq = end.next_request(), self._new_id()
+        verb = Generate(request, seq, sampling, limits, generated_from, list(tokens), opening)
+        return await self._generated(end, verb)
+
+    async def _generated(self, end: GatewayEnd, verb: Generate) -> Generation:
         generation = Generation(self.stop)
-        await wire.call(verb, generation)
+        await end.call(verb, generation)
         return generation
 
-    async def stop(self, seq: int, keep: int | None = None) -> State:
-        """End the generation, if one runs; the length is the authoritative one. Its iterator ends cleanly.
+    async def stop(self, seq: int, keep: int | None = None) -> SequenceState:
+        """End the generation, if one runs; its iterator ends without an error. The state has the true length.
 
-        ``keep``: cut the sequence to so many tokens, too, if it has more.
+        ``keep``: also cut the sequence to this many tokens, if it has more.
         """
-        wire = self._there(seq)
-        return _state(await wire.call(Stop(wire.next_request(), seq, keep)))
+        end = self._end_for(seq)
+        return _state(await end.call(Stop(end.next_request(), seq, keep)))
 
     async def fork(self, seq: int, children: int, at: int | None = None) -> list[int]:
-        """Make sequences that share the first ``at`` tokens (by default all committed); gives their ids."""
-        wire = self._there(seq)
+        """Make sequences that share the first ``at`` tokens (None: all committed ones); returns their ids."""
+        end = self._end_for(seq)
         ids = [self._new_id() for _ in range(children)]
-        await wire.call(Fork(wire.next_request(), seq, ids, at))
+        await end.call(Fork(end.next_request(), seq, ids, at))
         return ids
 
     async def lease(
@@ -213,92 +226,153 @@ class EngineLink:
         ttl: float | None = None,
         returns_in: float | None = None,
     ) -> Receipt:
-        """Keep its KV first and bring it back first, within the budget; the receipt says what is promised."""
-        wire = self._there(seq)
-        reply = await wire.call(Lease(wire.next_request(), seq, priority, ttl, returns_in))
+        """Evict its KV last and restore it first, within the budget; the receipt says what is promised."""
+        end = self._end_for(seq)
+        reply = await end.call(Lease(end.next_request(), seq, priority, ttl, returns_in))
         if reply.receipt is None:
             raise FrameInvalid("the reply to a lease has no receipt")
         return reply.receipt
 
     async def stage(self, seq: int) -> Moved:
-        """Bring an idle sequence's KV up, and wait until it is there; tells where it came from."""
-        wire = self._there(seq)
-        return _moved(await wire.call(Stage(wire.next_request(), seq, wait=True)))
+        """Restore an idle sequence's KV to the device and wait; returns where it came from."""
+        end = self._end_for(seq)
+        return _moved(await end.call(Stage(end.next_request(), seq, wait=True)))
 
     async def settle(self, seq: int, disk: bool = False) -> Moved:
-        """Send an idle sequence's KV down from the device, or to ``disk``, and wait; tells where it is."""
-        wire = self._there(seq)
-        return _moved(await wire.call(Settle(wire.next_request(), seq, disk, wait=True)))
+        """Offload an idle sequence's KV from the device, or to ``disk``, and wait; returns where it is now."""
+        end = self._end_for(seq)
+        return _moved(await end.call(Settle(end.next_request(), seq, disk, wait=True)))
 
     async def close(self, seq: int, keep_kv: bool = True) -> None:
-        """Forget a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""
-        wire = self._there(seq)
-        await wire.call(Close(wire.next_request(), seq, keep_kv))
+        """Remove a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""
+        end = self._end_for(seq)
+        await end.call(Close(end.next_request(), seq, keep_kv))
 
     async def statistics(self) -> dict[str, float]:
         """The engine's counters and both ends' queue lengths (``link_*``)."""
-        wire = self._there()
-        reply = await wire.call(Statistics(wire.next_request()))
-        return {**(reply.statistics or {}), **wire.lengths(), "link_incarnation": self.incarnation}
+        end = self._end_for()
+        reply = await end.call(Statistics(end.next_request()))
+        return {**(reply.statistics or {}), **end.lengths(), "link_incarnation": self.engine_number}
 
     # --- for the two forms ----------------------------------------------------------------------------------
 
-    def attach(self, wire: GatewayEnd) -> None:
-        """An engine has been started on ``wire``; it loads."""
-        self._wire = wire
+    def attach(self, end: GatewayEnd) -> None:
+        """An engine has been started behind ``end`` and is loading."""
+        self._end = end
         self._loaded = False
 
     def welcome(self, hello: Hello) -> None:
-        """It is loaded: verbs go to it, and the sequences of the one before are gone."""
-        self.incarnation += 1
+        """The engine is loaded: it gets the verbs, and sequences of earlier engines become unknown."""
+        self.engine_number += 1
         self._hello = hello
         self._loaded = True
         self._gone_below = self._next_id
-        self._settled.set()
-        death = self.death_of(self.incarnation - 1)
+        self._changed.set()
+        death = self.death_of(self.engine_number - 1)
         if death is not None:
-            for told in self._recovered:
-                told(time.monotonic() - death.lost_at)
+            for callback in self._on_recovery:
+                callback(time.monotonic() - death.lost_at)
 
-    def bury(self, death: Death) -> None:
-        """An engine that was ready is gone, and this is how; before the next is welcomed."""
+    def record(self, death: EngineDeath) -> None:
+        """A loaded engine died. Call it before the next one is welcomed."""
         self.deaths.append(death)
 
-    def end(self, fault: EngineGone) -> None:
-        """None will ever be there again; the first reason stays."""
-        self._ended = self._ended or fault
-        if self._wire is not None:
-            self._wire.close()
-        self._settled.set()
+    def fail(self, fault: EngineGone) -> None:
+        """No engine will be started again: verbs raise ``fault``, that of the first call."""
+        self._fault = self._fault or fault
+        if self._end is not None:
+            self._end.close()
+        self._changed.set()
 
     @property
-    def _up(self) -> GatewayEnd | None:
-        """The wire to an engine that is loaded and there."""
-        return self._wire if self._wire and self._loaded and self._wire.gone is None else None
+    def _ready_end(self) -> GatewayEnd | None:
+        """This end of the link to a loaded engine."""
+        return self._end if self._end and self._loaded and self._end.gone is None else None
 
-    def _there(self, seq: int | None = None) -> GatewayEnd:
+    def _end_for(self, seq: int | None = None) -> GatewayEnd:
+        """The end to send a verb on ``seq``. Raises ``SequenceUnknown``, ``EngineGone``."""
         if seq is not None and 0 < seq < self._gone_below:
             raise SequenceUnknown(f"sequence {seq} was of an engine that is gone")
-        if self._up is None:
-            raise self._absence()
-        return self._up
-
-    def _absence(self) -> EngineGone:
-        fault = self._ended or (self._wire.gone if self._wire else None)
-        return type(fault)(fault.message) if fault else EngineDied("the engine is loading")
+        end = self._ready_end
+        if end is None:
+            fault = self._fault or (self._end.gone if self._end else None)
+            raise type(fault)(fault.message) if fault else EngineDied("the engine is loading")
+        return end
 
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
 
 
-def _state(reply: Reply) -> State:
+def _state(reply: VerbReply) -> SequenceState:
     if reply.state is None:
         raise FrameInvalid("the reply to a verb has no state")
     return reply.state
 
 
-def _moved(reply: Reply) -> Moved:
+def _moved(reply: VerbReply) -> Moved:
     if reply.moved is None:
         raise FrameInvalid("the reply to a verb does not say where KV went")
     return reply.moved
+
+
+# --- several replies to one prompt --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of several generations. ``finish`` None: it was stopped. ``logprobs``, if requested: one per
+    token.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    error: str | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def take(self, row: Row) -> None:
+        """Append a row."""
+        self.tokens += row.tokens
+        self.logprobs += row.logprobs or []
+        self.finish, self.error = row.finish, row.error
+
+
+async def choices(
+    link: EngineLink,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    limits: TokenLimits,
+    n: int,
+    salt: bytes = b"",
+) -> list[Choice]:
+    """Sample ``n`` generations of ``prompt``, which is computed once; number i has the seed ``sampling.seed
+    + i``.
+
+    Raises what the link's verbs raise. All its sequences are closed at the end.
+    """
+    assert n >= 1, "at least one generation"
+    first = await link.begin(Opening(salt), sampling, limits, tokens=prompt)
+    opened = [first.state.seq]
+    made = [Choice() for _ in range(n)]
+    try:
+        async for row in first:  # once the first token is sampled the prompt has KV to share
+            made[0].take(row)
+            break
+        if n > 1:
+            opened += await link.fork(opened[0], n - 1, len(prompt))
+        seeds = ((sampling.seed + number) % _SEEDS for number in range(1, n))
+        others = [
+            await link.generate(seq, msgspec.structs.replace(sampling, seed=seed), limits)
+            for seq, seed in zip(opened[1:], seeds, strict=True)
+        ]
+        await asyncio.gather(*map(_read, (first, *others), made))
+    finally:
+        for seq in opened:
+            with suppress(EngineGone, VerbRefused):
+                await link.close(seq)
+    return made
+
+
+async def _read(generation: Generation, choice: Choice) -> None:
+    async for row in generation:
+        choice.take(row)

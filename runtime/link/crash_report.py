@@ -1,13 +1,12 @@
-"""What a dead engine leaves behind: the sequences of the step it died in, and its Python stacks.
+"""The crash report of an engine process: the sequences of the step it died in, and its Python stacks.
 
-One file in memory, made by the parent and inherited by the child, so that nothing has to be sent by a process
-that is about to die::
+It is one file in memory that the parent makes and the child inherits, so that a dying process need not send
+anything::
 
     [0, STACKS)   "<n>Q": how many, then the ids of the sequences in the steps in flight
     [STACKS, ..)  text that faulthandler writes: at a fatal signal, or when asked by ASK
 
-The count is set to 0 while the ids behind it change: a process that dies in between was not in a step yet.
-Knows no processes and no engine.
+The count is 0 while the ids behind it change: a process that dies in between was not in a step yet.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 STACKS = 64 * 1024
-MOST = STACKS // 8 - 1  # sequences that are named; a wider step accuses only so many
+MOST = STACKS // 8 - 1  # ids that fit; those of a wider step are cut
 MOST_TEXT = 256 * 1024  # bytes of stacks that are read
 ASK = signal.SIGUSR1
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
-    """How an engine ended.
+class EngineDeath:
+    """How an engine process ended.
 
-    ``outside``: somebody else killed or stopped it, so that no sequence is to blame. ``step``: ids of the
-    sequences in the steps that were in flight, empty between steps. ``lost_at``: when it was last known to
-    work, by ``time.monotonic()``. ``stacks``: its Python stacks, empty where it left none.
+    ``outside``: another process killed or stopped it, so no sequence is to blame. ``step``: ids of the
+    sequences in the steps in flight, empty between steps. ``lost_at``: when it was last known to work, by
+    ``time.monotonic()``. ``stacks``: its Python stacks, or empty.
     """
 
-    incarnation: int
+    engine_number: int
     cause: str
     outside: bool
     step: frozenset[int]
@@ -44,7 +43,7 @@ class Death:
 
 
 class CrashReport:
-    """The parent's end makes it with ``new``; the child's opens the descriptor that it inherited."""
+    """The parent makes it with ``new``; the child opens the descriptor that it inherited."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -52,8 +51,8 @@ class CrashReport:
 
     @classmethod
     def new(cls) -> CrashReport:
-        """An empty one, closed at exec unless it is passed on."""
-        fd = os.memfd_create("holdfast-blackbox")
+        """An empty report. Its descriptor is closed at exec unless it is passed on."""
+        fd = os.memfd_create("holdfast-crash-report")
         try:
             os.ftruncate(fd, STACKS)
         except OSError as error:
@@ -63,31 +62,33 @@ class CrashReport:
         return cls(fd)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unmap it and close its descriptor."""
         self._record.close()
         os.close(self.fd)
 
     # --- the child --------------------------------------------------------------------------------------
 
     def record(self, sequences: Collection[int]) -> None:
-        """These are on the device from now on; costs a copy of so many words."""
+        """Store the ids of the sequences that are on the device from now on; copies 8 bytes for each."""
         ids = list(sequences)[:MOST]
         struct.pack_into("<Q", self._record, 0, 0)
         struct.pack_into(f"<{len(ids)}Q", self._record, 8, *ids)
         struct.pack_into("<Q", self._record, 0, len(ids))
 
     def take_stacks(self) -> None:
-        """Write all threads' stacks at a fatal signal and whenever ``ASK`` comes, even in a hung extension."""
+        """Let faulthandler write all threads' stacks at a fatal signal and at ``ASK``, even if an extension
+        hangs.
+        """
         faulthandler.enable(self.fd, all_threads=True)
         faulthandler.register(ASK, self.fd, all_threads=True)
 
     # --- the parent -------------------------------------------------------------------------------------
 
     def sequences(self) -> frozenset[int]:
-        """Those of the step that was in flight last."""
+        """The ids of the sequences in the last steps in flight."""
         (count,) = struct.unpack_from("<Q", self._record)
         return frozenset(struct.unpack_from(f"<{min(count, MOST)}Q", self._record, 8))
 
     def stacks(self) -> str:
-        """What faulthandler has written so far."""
+        """The stacks that faulthandler has written so far."""
         return os.pread(self.fd, MOST_TEXT, STACKS).decode(errors="replace")

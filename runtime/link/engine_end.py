@@ -1,9 +1,10 @@
-"""The engine's end of the link: verbs in, reports out, and the thread that reads, writes and beats.
+"""The engine's end of the link: the socket and its thread, and the loop that applies verbs and steps.
 
-The device thread calls ``take`` and ``send``. ``send`` writes at once what the socket takes and leaves the
-rest to the link thread, so a slow gateway does not hold up a step. Once ``OUTBOX_BYTES`` wait, ``send`` waits
-too (a step is worthless if nobody hears of it), for ``STALL_SECONDS`` at most: a gateway that reads nothing
-for so long is gone, the link closes and the engine ends. Knows nothing of what verbs mean.
+`serve` runs on the device thread: it takes the verbs that have arrived, applies them, makes a step and sends
+its rows. The link thread reads, writes and sends heartbeats. ``EngineEnd.send`` writes at once what the
+socket takes and leaves the rest to the link thread, so that a slow gateway does not hold up a step. Once
+``OUTBOX_BYTES`` wait it blocks, for ``STALL_SECONDS`` at most: then the gateway counts as gone, the link
+closes and the engine ends.
 """
 
 from __future__ import annotations
@@ -14,11 +15,26 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
-from ..errors import FrameInvalid, LinkClosed, RuntimeFault
-from .codec import frame, verb_reader
-from .heartbeat import Pulse
-from .messages import AnyReport, AnyVerb, Fatal, Phase
+import msgspec
+
+from ..errors import EngineDied, FrameInvalid, LinkClosed, RuntimeFault
+from .heartbeat import LOAD_STALL, STEP_FLOOR, Liveness
+from .messages import (
+    AnyReport,
+    AnyVerb,
+    Fatal,
+    Hello,
+    Phase,
+    Refusal,
+    Statistics,
+    Step,
+    VerbReply,
+    frame,
+    verb_reader,
+)
 
 OUTBOX_BYTES = 8 * 1024 * 1024  # beyond the kernel's own buffer
 STALL_SECONDS = 30.0
@@ -26,19 +42,21 @@ READ_BYTES = 256 * 1024
 
 
 class EngineEnd:
-    """Owns ``sock``. ``orphaned`` is called on the link thread at the gateway's end; it must not wait."""
+    """Owns ``sock``. ``on_gateway_gone`` is called on the link thread when the gateway closes; it must not
+    block.
+    """
 
     def __init__(
         self,
         sock: socket.socket,
-        pulse: Pulse,
-        orphaned: Callable[[], None] = lambda: None,
+        liveness: Liveness,
+        on_gateway_gone: Callable[[], None] = lambda: None,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._pulse = pulse
-        self._orphaned = orphaned
+        self._liveness = liveness
+        self._on_gateway_gone = on_gateway_gone
         self._stall_seconds = stall_seconds
         self._reader = verb_reader()
         self._woken, self._waker = socket.socketpair()
@@ -52,11 +70,11 @@ class EngineEnd:
         self._thread = threading.Thread(target=self._run, name="holdfast-link", daemon=True)
 
     def start(self) -> None:
-        """Begin to read and to beat."""
+        """Begin to read and to send heartbeats."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the link thread and close the socket; what that has not taken by now is lost."""
+        """End the link thread and close the socket; unsent reports are lost."""
         if self._closing:
             return
         self._closing = True
@@ -67,19 +85,19 @@ class EngineEnd:
             sock.close()
 
     def statistics(self) -> dict[str, float]:
-        """Verbs that wait for the device thread, bytes that wait for the gateway."""
+        """The number of waiting verbs and of unsent bytes."""
         with self._changed:
             return {"link_inbox_verbs": len(self._inbox), "link_outbox_bytes": self._outbox_bytes}
 
     def check(self) -> None:
-        """Raise ``LinkClosed`` if nobody is there any more."""
+        """Raise ``LinkClosed`` if the link has ended."""
         if self._closed:
             raise LinkClosed(self._closed.message)
 
     def take(self, wait: bool, seconds: float | None = None) -> list[AnyVerb]:
-        """All verbs that have come, in order; with ``wait`` one at least. ``LinkClosed`` at the end.
+        """All verbs that have arrived, in order. With ``wait``, block until there is one, or for ``seconds``.
 
-        ``seconds``: wait no longer; then there may be none.
+        Raises ``LinkClosed`` when the link has ended.
         """
         with self._changed:
             if wait:
@@ -90,7 +108,7 @@ class EngineEnd:
             return verbs
 
     def send(self, report: AnyReport) -> None:
-        """Write ``report``, or leave it to the link thread. Raises ``LinkClosed`` where nobody is there."""
+        """Write ``report``, or leave it to the link thread. Raises ``LinkClosed`` when the link has ended."""
         data = memoryview(frame(report))
         with self._changed:
             self.check()
@@ -103,15 +121,15 @@ class EngineEnd:
             if self._outbox_bytes > OUTBOX_BYTES:
                 self._wait_for_room()
 
-    def part(self, fault: RuntimeFault) -> None:
-        """Say why this end goes, as the last word; a gateway that is not reading goes without."""
+    def send_fatal(self, fault: RuntimeFault) -> None:
+        """Send why this end closes, unless earlier reports are still unsent, and end the link."""
         with self._changed:
             if self._closed is None and not self._outbox:
                 self.send(Fatal(fault.code, fault.message))
             self._end(fault.message)
 
     def _wait_for_room(self) -> None:
-        self._pulse.enter(Phase.IDLE, detail="waiting for the gateway to read")
+        self._liveness.enter(Phase.IDLE, detail="waiting for the gateway to read")
         if not self._changed.wait_for(self._has_room, self._stall_seconds):
             self._end(f"the gateway read nothing for {self._stall_seconds} s")
         self.check()
@@ -127,18 +145,18 @@ class EngineEnd:
                 selector.register(self._woken, selectors.EVENT_READ)
                 selector.register(self._sock, selectors.EVENT_READ)
                 while not self._closed:
-                    self._turn(selector)
+                    self._poll(selector)
         except FrameInvalid as fault:
-            self.part(fault)
+            self.send_fatal(fault)
         except OSError as error:
             self._hang_up(f"the link broke: {error}")
         if not self._closing:
-            self._orphaned()
+            self._on_gateway_gone()
 
-    def _turn(self, selector: selectors.BaseSelector) -> None:
+    def _poll(self, selector: selectors.BaseSelector) -> None:
         writing = selectors.EVENT_WRITE if self._outbox else 0
         selector.modify(self._sock, selectors.EVENT_READ | writing)
-        for key, mask in selector.select(self._pulse.due()):
+        for key, mask in selector.select(self._liveness.due()):
             if key.fileobj is self._woken:
                 self._woken.recv(READ_BYTES)
                 continue
@@ -183,10 +201,10 @@ class EngineEnd:
             return 0
 
     def _beat(self) -> None:
-        """A heartbeat never waits behind rows: it would be old when it came, and the rows show life."""
+        """Send a heartbeat if one is due. None waits behind rows: the rows show that the engine is alive."""
         if self._outbox or self._closed:
             return
-        heartbeat = self._pulse.beat()
+        heartbeat = self._liveness.beat()
         if heartbeat is not None:
             with contextlib.suppress(LinkClosed):
                 self.send(heartbeat)
@@ -203,3 +221,122 @@ class EngineEnd:
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._waker.send(b"\0")
+
+
+# --- the device thread's loop -----------------------------------------------------------------------------
+
+Progress: TypeAlias = Callable[[float, str], None]
+"""Called with the fraction of loading that is done, 0 to 1, and what is being done."""
+
+
+class ServedEngine(Protocol):
+    """The engine, as the link sees it."""
+
+    def apply(self, verb: AnyVerb) -> VerbReply | Refusal | None:
+        """Apply a verb or refuse it; None: the reply comes later, by ``LoadedEngine.answers``."""
+        ...
+
+    def step(self) -> Step | None:
+        """Make one step; None if there is nothing to do until the next verb."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine that is ready to serve.
+
+    ``next_step_in``: seconds until it must step though no verb arrives; None for never. ``leave``: called
+    when the gateway has closed. ``answers``: the late replies that became ready since the last call.
+    """
+
+    engine: ServedEngine
+    hello: Hello
+    next_step_in: Callable[[], float | None] = lambda: None
+    leave: Callable[[], None] = lambda: None
+    answers: Callable[[], list[VerbReply]] = list
+
+
+Load: TypeAlias = Callable[[Progress, Liveness], LoadedEngine]
+"""Makes an engine, which reports to the liveness how long a step may take."""
+
+
+def serve(
+    sock: socket.socket,
+    load: Load,
+    on_gateway_gone: Callable[[], None] = lambda: None,
+    liveness: Liveness | None = None,
+) -> None:
+    """Load an engine and serve it on ``sock`` until the gateway closes; then close ``sock``.
+
+    Verbs take effect between two steps, in order. Each is answered before the rows of the next step, unless
+    it asked to wait. When the gateway closes, ``on_gateway_gone`` is called on the link thread, and this
+    returns after the step in flight. Raises what ``load`` or the engine raised, after sending a ``Fatal``
+    that names it.
+    """
+    liveness = liveness or Liveness()
+    end = EngineEnd(sock, liveness, on_gateway_gone)
+    end.start()
+    try:
+        loaded = _load(load, end, liveness)
+        liveness.enter(Phase.IDLE)
+        _shorten(end, liveness)
+        end.send(loaded.hello)
+        try:
+            _drive(loaded, end, liveness)
+        except LinkClosed:
+            loaded.leave()
+    except LinkClosed:
+        return
+    except Exception as error:
+        end.send_fatal(
+            error if isinstance(error, RuntimeFault) else EngineDied(f"{type(error).__name__}: {error}")
+        )
+        raise
+    finally:
+        end.close()
+
+
+def _load(load: Load, end: EngineEnd, liveness: Liveness) -> LoadedEngine:
+    def progress(fraction: float, detail: str) -> None:
+        end.check()  # stop loading if the gateway is gone
+        liveness.enter(Phase.LOADING, LOAD_STALL, detail, fraction)
+
+    progress(0.0, "starting")
+    return load(progress, liveness)
+
+
+def _drive(loaded: LoadedEngine, end: EngineEnd, liveness: Liveness) -> None:
+    engine, busy = loaded.engine, True
+    while True:
+        if not busy:
+            liveness.enter(Phase.IDLE)
+        verbs = end.take(wait=not busy, seconds=None if busy else loaded.next_step_in())
+        liveness.enter(Phase.STEPPING, STEP_FLOOR)  # the runner sets a better limit once it has a plan
+        for verb in verbs:
+            answer = _answer(engine, verb, end)
+            if answer is not None:
+                end.send(answer)
+        step = engine.step()
+        busy = step is not None
+        for reply in loaded.answers():
+            end.send(reply)
+        if step is not None:
+            liveness.enter(Phase.STEPPING, STEP_FLOOR)
+            _shorten(end, liveness)
+            if step.rows:  # a step of prefill alone need not wake the gateway
+                liveness.release([row.seq for row in step.rows if row.finish is not None])
+                end.send(step)
+
+
+def _shorten(end: EngineEnd, liveness: Liveness) -> None:
+    """Send a short deadline after a long phase: a process that stops now must not look busy with that phase."""
+    beat = liveness.shortened()
+    if beat is not None:
+        end.send(beat)
+
+
+def _answer(engine: ServedEngine, verb: AnyVerb, end: EngineEnd) -> VerbReply | Refusal | None:
+    answer = engine.apply(verb)
+    if isinstance(verb, Statistics) and isinstance(answer, VerbReply):
+        return msgspec.structs.replace(answer, statistics={**(answer.statistics or {}), **end.statistics()})
+    return answer

@@ -1,8 +1,8 @@
 """The gateway's end of one socket: calls that await their reply, generations that await their rows.
 
-One object per incarnation of the engine. What arrives is dispatched where it arrives, in order and without a
-task in between: a row can follow its generation's reply in the same read, and a caller that was cancelled
-disturbs nobody. Knows request ids and epochs; not sequence ids' meaning, restarts or processes.
+There is one object per engine. A message is handled as it arrives, in order and in no task: the rows of a
+generation may follow its reply in the same read. This end knows request ids, sequence ids and epochs; it
+knows no processes and no restarts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import cast
 
 from ..errors import EngineDied, EngineGone, FrameInvalid, LinkClosed, RuntimeFault, fault_of
-from .codec import frame, report_reader
 from .generation import Generation
 from .messages import (
     AnyReport,
@@ -30,38 +29,48 @@ from .messages import (
     Hello,
     Open,
     Refusal,
-    Reply,
     Row,
     Step,
     Stop,
+    VerbReply,
+    frame,
+    report_reader,
 )
 
 
 @dataclass(slots=True)
-class _Call:
+class _PendingVerb:
     verb: AnyVerb
-    reply: asyncio.Future[Reply] | None = None  # None: nobody waits
+    reply: asyncio.Future[VerbReply] | None = None  # None: nothing awaits it
     generation: Generation | None = None
 
 
-FIRST_HEARTBEAT = 20.0  # seconds a new engine has to be heard of; its process starts in them
+FIRST_HEARTBEAT = 20.0  # seconds until the first heartbeat of a new engine; its process starts in them
 
 
 class GatewayEnd(asyncio.Protocol):
-    """Made on the event loop that it is used on; ``heard`` is told of each heartbeat."""
+    """The protocol of one connection; made on the event loop that it runs on.
 
-    def __init__(self, heard: Callable[[Heartbeat], None] = lambda beat: None) -> None:
+    ``on_heartbeat`` is called with each heartbeat. ``clock``: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.hello: asyncio.Future[Hello] = asyncio.get_running_loop().create_future()
         self.hello.add_done_callback(lambda hello: hello.cancelled() or hello.exception())  # may go unread
         self.lost = asyncio.Event()
         self.heartbeat: Heartbeat | None = None
-        self.last_heartbeat = time.monotonic()
-        self.gone_at = math.inf  # when nothing came any more, by ``time.monotonic()``
+        self.last_heartbeat = clock()
+        self.gone_at = math.inf  # when the link ended, by ``clock``
         self.stale_rows = 0
-        self._heard = heard
+        self._on_heartbeat = on_heartbeat
+        self._clock = clock
         self._reader = report_reader()
         self._requests = itertools.count(1)
-        self._calls: dict[int, _Call] = {}
+        self._pending: dict[int, _PendingVerb] = {}
         self._generations: dict[int, Generation] = {}
         self._unread: weakref.WeakSet[Generation] = weakref.WeakSet()
         self._transport: asyncio.WriteTransport | None = None
@@ -72,99 +81,95 @@ class GatewayEnd(asyncio.Protocol):
 
     @property
     def gone(self) -> EngineGone | None:
-        """Why nothing will come any more; None while the engine is there."""
+        """Why the link ended; None while it is up."""
         return self._gone
 
     @property
     def overdue(self) -> float:
-        """Seconds since the engine should have been heard of again; 0.0 while in time, or gone.
+        """Seconds since the next heartbeat should have arrived; 0.0 if it is in time, or the link ended.
 
-        By arrival here: a blocked loop must read before it judges.
+        Heartbeats count when they arrive here: an event loop that was blocked must read before it judges.
         """
         if self._gone is not None:
             return 0.0
         allowed = self.heartbeat.deadline if self.heartbeat else FIRST_HEARTBEAT
-        return max(0.0, time.monotonic() - self.last_heartbeat - allowed)
+        return max(0.0, self._clock() - self.last_heartbeat - allowed)
 
     def next_request(self) -> int:
         """The id for the next verb."""
         return next(self._requests)
 
-    async def call(self, verb: AnyVerb, generation: Generation | None = None) -> Reply:
+    async def call(self, verb: AnyVerb, generation: Generation | None = None) -> VerbReply:
         """Send a verb and wait for its reply; ``generation`` begins with it.
 
-        Raises what the engine refused it with, or ``EngineGone``. A caller cancelled here leaves nothing
-        behind: what the verb began is stopped or closed by one sent at once, before any later verb of
-        anybody.
+        Raises the error of the engine's refusal, or ``EngineGone``. If the caller is cancelled here, what the
+        verb began is stopped or closed by another verb, which is sent at once and before all later ones.
         """
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        call = _Call(verb, reply, generation)
-        self._send(call)
+        reply: asyncio.Future[VerbReply] = asyncio.get_running_loop().create_future()
+        pending = _PendingVerb(verb, reply, generation)
+        self._send(pending)
         try:
             return await reply
         except asyncio.CancelledError:
-            self._undo(call)
+            self._undo(pending)
             raise
 
-    def ask(self, verb: AnyVerb) -> asyncio.Future[Reply]:
-        """Send a verb; its reply when it comes, or what `call` would raise. Raises ``EngineGone``.
+    def ask(self, verb: AnyVerb) -> asyncio.Future[VerbReply]:
+        """Send a verb that need not be undone; returns the future of its reply, which fails as `call` does.
 
-        For verbs that are nothing to undo.
+        Raises ``EngineGone`` if it cannot be sent.
         """
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._send(_Call(verb, reply))
+        reply: asyncio.Future[VerbReply] = asyncio.get_running_loop().create_future()
+        self._send(_PendingVerb(verb, reply))
         return reply
 
     def post(self, verb: AnyVerb) -> None:
-        """Send a verb whose reply nobody waits for."""
-        self._send(_Call(verb))
+        """Send a verb and drop its reply."""
+        self._send(_PendingVerb(verb))
 
-    def close(self) -> None:
-        """Close this end: whoever waits gets ``LinkClosed``."""
-        self._end(LinkClosed("this end closed the link"))
-
-    def give_up(self, fault: EngineGone) -> None:
-        """The engine is there, but of no use: whoever waits gets ``fault``."""
-        self._end(fault)
+    def close(self, fault: EngineGone | None = None) -> None:
+        """Close this end; pending calls and generations fail with ``fault``, by default ``LinkClosed``."""
+        self._end(fault or LinkClosed("this end closed the link"))
 
     def lengths(self) -> dict[str, float]:
-        """Calls without reply, running generations, rows nobody has read, rows dropped for an old epoch."""
+        """Calls without reply, running generations, unread rows, and rows dropped for an old epoch."""
         return {
-            "link_calls": len(self._calls),
+            "link_calls": len(self._pending),
             "link_generations": len(self._generations),
             "link_rows": sum(generation.queued for generation in self._unread),
             "link_stale_rows": self.stale_rows,
         }
 
-    def _send(self, call: _Call) -> None:
-        data = frame(call.verb)
+    def _send(self, pending: _PendingVerb) -> None:
+        data = frame(pending.verb)
         if self._gone is not None or self._transport is None:
-            raise _anew(self._gone or EngineDied("the engine is not connected"))
-        self._calls[call.verb.request] = call
+            raise _copy(self._gone or EngineDied("the engine is not connected"))
+        self._pending[pending.verb.request] = pending
         self._transport.write(data)
 
-    def _undo(self, call: _Call) -> None:
-        reply, call.reply = call.reply, None
+    def _undo(self, pending: _PendingVerb) -> None:
+        """Stop or close what a cancelled call began, unless it was refused."""
+        reply, pending.reply = pending.reply, None
         refused = reply is not None and reply.done() and not reply.cancelled() and reply.exception()
         if refused or self._gone is not None:
             return
-        begun = _begun_by(call.verb)
-        if isinstance(call.verb, Generate):
-            if self._generations.get(call.verb.seq) is call.generation:
-                self._over(call.verb.seq)
+        begun = _begun_by(pending.verb)
+        if isinstance(pending.verb, Generate):
+            if self._generations.get(pending.verb.seq) is pending.generation:
+                self._end_generation(pending.verb.seq)
             if not begun:
-                self.post(Stop(self.next_request(), call.verb.seq))
+                self.post(Stop(self.next_request(), pending.verb.seq))
         for seq in begun:
             self.post(Close(self.next_request(), seq))
 
     # --- up (called by the event loop) ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is ours."""
+        """Keep the transport to write to."""
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came, of any number of reports."""
+        """Handle the reports that ``data`` completes; an invalid frame ends the link."""
         try:
             for report in self._reader.feed(data):
                 self._receive(report)
@@ -172,7 +177,7 @@ class GatewayEnd(asyncio.Protocol):
             self._end(fault)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The other end closed, or this one did."""
+        """The socket is closed, by either end."""
         reason = (
             self._fatal.message if self._fatal else f"the engine closed its link{f': {error}' * bool(error)}"
         )
@@ -183,21 +188,21 @@ class GatewayEnd(asyncio.Protocol):
         match report:
             case Step():
                 for row in report.rows:
-                    self._row(row)
-            case Reply():
-                self._reply(report)
+                    self._receive_row(row)
+            case VerbReply():
+                self._receive_reply(report)
             case Refusal():
-                self._settle(self._called(report.request), fault_of(report.code, report.message))
+                _resolve(self._take(report.request), fault_of(report.code, report.message))
             case Heartbeat():
-                self.heartbeat, self.last_heartbeat = report, time.monotonic()
-                self._heard(report)
+                self.heartbeat, self.last_heartbeat = report, self._clock()
+                self._on_heartbeat(report)
             case Hello():
                 if not self.hello.done():
                     self.hello.set_result(report)
             case Fatal():
                 self._fatal = report
 
-    def _row(self, row: Row) -> None:
+    def _receive_row(self, row: Row) -> None:
         generation = self._generations.get(row.seq)
         if generation is None or row.epoch != generation.state.epoch:
             self.stale_rows += 1
@@ -206,60 +211,61 @@ class GatewayEnd(asyncio.Protocol):
         if row.finish is not None:
             del self._generations[row.seq]
 
-    def _reply(self, reply: Reply) -> None:
-        call = self._called(reply.request)
-        if isinstance(call.verb, Close):
-            self._over(call.verb.seq)
+    def _receive_reply(self, reply: VerbReply) -> None:
+        pending = self._take(reply.request)
+        if isinstance(pending.verb, Close):
+            self._end_generation(pending.verb.seq)
         elif reply.state is not None:
             running = self._generations.get(reply.state.seq)
             if running is not None and running.state.epoch != reply.state.epoch:
-                self._over(reply.state.seq)
-            if call.generation is not None and call.reply is not None:
-                call.generation.state = reply.state
-                self._generations[reply.state.seq] = call.generation
-                self._unread.add(call.generation)
-        self._settle(call, reply)
+                self._end_generation(reply.state.seq)
+            if pending.generation is not None and pending.reply is not None:
+                pending.generation.state = reply.state
+                self._generations[reply.state.seq] = pending.generation
+                self._unread.add(pending.generation)
+        _resolve(pending, reply)
 
-    def _called(self, request: int) -> _Call:
-        call = self._calls.pop(request, None)
-        if call is None:
+    def _take(self, request: int) -> _PendingVerb:
+        pending = self._pending.pop(request, None)
+        if pending is None:
             raise FrameInvalid(f"an answer to request {request}, which awaits none")
-        return call
+        return pending
 
-    def _settle(self, call: _Call, answer: Reply | RuntimeFault) -> None:
-        if call.reply is None or call.reply.done():
-            return
-        if isinstance(answer, Reply):
-            call.reply.set_result(answer)
-        else:
-            call.reply.set_exception(answer)
-
-    def _over(self, seq: int) -> None:
+    def _end_generation(self, seq: int) -> None:
         generation = self._generations.pop(seq, None)
         if generation is not None:
             generation.end()
 
     def _end(self, fault: EngineGone) -> None:
-        """Everybody who waits learns it now; the first reason stays."""
+        """Fail all pending calls and generations with ``fault``; only the first call has an effect."""
         if self._gone is not None:
             return
         self._gone = fault
-        self.gone_at = time.monotonic()
+        self.gone_at = self._clock()
         if not self.hello.done():
             early = self._fatal
-            self.hello.set_exception(fault_of(early.code, early.message) if early else _anew(fault))
-        for call in self._calls.values():
-            self._settle(call, _anew(fault))
+            self.hello.set_exception(fault_of(early.code, early.message) if early else _copy(fault))
+        for pending in self._pending.values():
+            _resolve(pending, _copy(fault))
         for generation in self._generations.values():
             generation.fail(fault)
-        self._calls.clear()
+        self._pending.clear()
         self._generations.clear()
         if self._transport is not None:
             self._transport.abort()
 
 
-def _anew(fault: EngineGone) -> EngineGone:
-    """One exception per raise: a shared one would collect everybody's traceback."""
+def _resolve(pending: _PendingVerb, answer: VerbReply | RuntimeFault) -> None:
+    if pending.reply is None or pending.reply.done():
+        return
+    if isinstance(answer, VerbReply):
+        pending.reply.set_result(answer)
+    else:
+        pending.reply.set_exception(answer)
+
+
+def _copy(fault: EngineGone) -> EngineGone:
+    """A new exception for each raise: a shared one would collect the traceback of each caller."""
     return type(fault)(fault.message)
 
 

@@ -1,7 +1,6 @@
 """One running generation, as the gateway sees it: an async iterator of its rows.
 
-Its queue is bounded by nature: a step gives a sequence one row at most, and a generation ``max_tokens``
-tokens. Knows its rows and how it ended; not the wire they came by.
+Its queue is bounded: a step gives a sequence at most one row, and a generation has ``max_tokens`` tokens.
 """
 
 from __future__ import annotations
@@ -15,20 +14,21 @@ from types import TracebackType
 import anyio
 
 from ..errors import EngineGone
-from .messages import Row, State
+from .messages import Row, SequenceState
 
 
 class Generation:
-    """Rows in order, each once; ends after one with ``finish``, or where the generation was stopped.
+    """Yields each row once, in order; ends after the row with ``finish``, or where the generation was
+    stopped.
 
-    ``state`` is the sequence as the generation began: row tokens follow on ``state.length``. ``last`` is the
-    row with ``finish``, as soon as it is known; rows that came before are still delivered. If the engine dies
-    the rows that came are delivered, then ``EngineDied`` is raised. For one reader; leaving ``async with``, or
-    ``aclose``, stops what still runs.
+    ``state`` is the sequence when the generation began; the rows' tokens follow behind ``state.length``.
+    ``last`` is the row with ``finish``, set as soon as it arrives, also while earlier rows are unread. If
+    the engine dies, the rows that have arrived are yielded, then ``EngineDied`` is raised. It has one
+    reader. ``async with`` or ``aclose`` stops a generation that still runs.
     """
 
-    def __init__(self, stop: Callable[[int, int | None], Coroutine[None, None, State]]) -> None:
-        self.state: State
+    def __init__(self, stop: Callable[[int, int | None], Coroutine[None, None, SequenceState]]) -> None:
+        self.state: SequenceState
         self.last: Row | None = None
         self._stop = stop
         self._rows: deque[Row] = deque()
@@ -43,7 +43,7 @@ class Generation:
 
     @property
     def queued(self) -> int:
-        """Rows that have come and were not read."""
+        """Rows that have arrived and are unread."""
         return len(self._rows)
 
     def __aiter__(self) -> Generation:
@@ -55,10 +55,10 @@ class Generation:
                 raise type(self._fault)(self._fault.message)
             if self._over:
                 raise StopAsyncIteration
-            await self._news()
+            await self._wait()
         return self._rows.popleft()
 
-    async def _news(self) -> None:
+    async def _wait(self) -> None:
         if self._reader is not None and not self._reader.done():
             raise anyio.BusyResourceError("reading from this generation")
         self._reader = asyncio.get_running_loop().create_future()
@@ -73,52 +73,51 @@ class Generation:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop it if it runs. The stop is sent at once: it holds even where the wait for its reply is cut."""
+        """Stop it if it runs. The verb is sent at once, so it stops even if this call is cancelled."""
         if not self._over:
             with suppress(EngineGone):
                 await self._stop(self.state.seq, None)
 
-    def leave(self, keep: int) -> asyncio.Future[State] | None:
-        """Stop it if it runs, and end here without the engine's answer, which may be a step away: that is
-        returned. None: it was over.
+    def leave(self, keep: int) -> asyncio.Future[SequenceState] | None:
+        """Stop it if it runs and end the iterator now; returns the engine's answer, or None if it had ended.
 
-        ``keep``: so many tokens of the sequence stay at most.
+        ``keep``: at most this many tokens of the sequence stay.
         """
         if self._over:
             return None
         stopping = asyncio.ensure_future(self._stop(self.state.seq, keep))
-        stopping.add_done_callback(_heard)
+        stopping.add_done_callback(_retrieve)
         self.end()
         return stopping
 
-    # --- for the wire ---------------------------------------------------------------------------------------
+    # --- for the gateway end --------------------------------------------------------------------------------
 
     def put(self, row: Row) -> None:
-        """A row of this generation's epoch has come."""
+        """Add a row of this generation's epoch."""
         self._rows.append(row)
         if row.finish is not None:
             self.last = row
             self._over = True
-        self._tell()
+        self._wake()
 
     def end(self) -> None:
-        """No more rows will come: it was stopped."""
+        """It was stopped: no more rows will come."""
         self._over = True
-        self._tell()
+        self._wake()
 
     def fail(self, fault: EngineGone) -> None:
-        """No more rows will come: the engine is gone."""
+        """The engine is gone: no more rows will come."""
         if not self._over:
             self._fault = fault
             self._over = True
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
 
-def _heard(stopping: asyncio.Future[State]) -> None:
-    """A failure is nobody's who does not wait for it."""
+def _retrieve(stopping: asyncio.Future[SequenceState]) -> None:
+    """Mark the error as seen: asyncio logs one that nothing awaits."""
     if not stopping.cancelled():
         stopping.exception()

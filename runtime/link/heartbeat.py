@@ -1,9 +1,8 @@
-"""When the engine says that it is alive, and what it may honestly promise.
+"""When the engine sends a heartbeat, and which deadline that promises.
 
-The device thread says what it is doing and within how long it will be doing something else; the link thread
-asks for heartbeats. Past that limit there is one that says so, with a deadline of zero, and then silence: a
-hung device thread must not look alive because another thread of its process is. Pure: the clock is given;
-knows no socket and no engine.
+The device thread says what it is doing and for how long at most; the link thread asks for heartbeats. Past
+that limit there is one more, with a deadline of zero, and then none: a hung device thread must not look
+alive because the link thread is. No I/O; the clock is an argument.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from dataclasses import dataclass
 from .messages import Heartbeat, Phase
 
 INTERVAL = 0.5  # seconds between heartbeats
-IDLE_PROMISE = 2.0  # seconds within which an idle engine is heard again
+IDLE_PROMISE = 2.0  # seconds until the next heartbeat of an idle engine
 SLACK = 0.1  # seconds a heartbeat may take to be written and read
 
 STEP_FLOOR = 2.0  # seconds any step may take
-STEP_FACTOR = 10.0  # and how many times the predicted ones
-FORGET = 0.99  # what the slowest step of a size still counts after one more of that size
-FIRST_STEP = 120.0  # seconds for the first, which builds kernels and touches all memory
-LOAD_STALL = 300.0  # seconds between two signs of progress while loading; a kernel that compiles gives none
+STEP_FACTOR = 10.0  # times the predicted seconds of a step
+FORGET = 0.99  # the slowest time of a size decays by this factor with each step of that size
+FIRST_STEP = 120.0  # seconds for the first step, which builds kernels and touches all memory
+LOAD_STALL = 300.0  # seconds between two reports of progress while loading; compiling a kernel makes none
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +34,12 @@ class _Entered:
     fraction: float = 0.0
 
 
-class Pulse:
-    """The phase of one engine. ``enter``, ``engage`` and ``release`` are for the device thread, the others for
-    the link's.
+class Liveness:
+    """What one engine is doing, and the heartbeats that follow from it.
 
-    ``record`` keeps the ids of the sequences on the device where they outlive the process (``blackbox``).
+    ``enter``, ``engage`` and ``release`` are for the device thread, the others for the link thread.
+    ``record`` stores the ids of the sequences on the device where they outlive the process
+    (``crash_report``).
     """
 
     def __init__(
@@ -51,44 +51,44 @@ class Pulse:
         self._record = record
         self._engaged: frozenset[int] = frozenset()
         self._now = _Entered(Phase.LOADING, clock(), LOAD_STALL)
-        self._told: _Entered | None = None
+        self._overdue_sent: _Entered | None = None
         self._next = clock()
         self._until = clock()  # what the last heartbeat promised
 
     def enter(self, phase: Phase, limit: float = math.inf, detail: str = "", fraction: float = 0.0) -> None:
-        """From now on the device thread is in ``phase``, for at most ``limit`` seconds."""
+        """The device thread is in ``phase`` from now on, for at most ``limit`` seconds."""
         self._now = _Entered(phase, self._clock(), limit, detail, fraction)
         if phase is Phase.IDLE:
             self.engage(frozenset())
 
     def engage(self, sequences: frozenset[int]) -> None:
-        """These are about to be in steps in flight; recorded only where they are others than before."""
+        """These sequences are in the steps in flight from now on; recorded if they changed."""
         if sequences != self._engaged:
             self._engaged = sequences
             self._record(sequences)
 
     def release(self, ended: Collection[int]) -> None:
-        """These sequences have ended: no death of the engine accuses them any more.
+        """These sequences have ended, so that they are not blamed if the engine dies now.
 
-        Call it before the other end hears of their end.
+        Call it before the gateway learns that they ended.
         """
         if ended:
             self.engage(self._engaged.difference(ended))
 
     def due(self) -> float:
-        """Seconds until ``beat`` should be asked again."""
+        """Seconds until ``beat`` should be called again."""
         now, entered = self._clock(), self._now
         left = entered.at + entered.limit - now
-        if left <= 0 and self._told is entered:
+        if left <= 0 and self._overdue_sent is entered:
             return INTERVAL
         return max(0.0, min(self._next - now, left))
 
     def beat(self) -> Heartbeat | None:
-        """The heartbeat to send now, if any."""
+        """The heartbeat to send now; None if none is due."""
         now, entered = self._clock(), self._now
         left = entered.at + entered.limit - now
         if left <= 0:
-            return self._tell(entered, now - entered.at)
+            return self._overdue(entered, now - entered.at)
         if now < self._next:
             return None
         self._next = now + min(INTERVAL, left)  # before the promise runs out, whatever the phase is by then
@@ -97,38 +97,38 @@ class Pulse:
         return Heartbeat(entered.phase, promise + SLACK, entered.detail, entered.fraction)
 
     def shortened(self) -> Heartbeat | None:
-        """One to send at once, where the last promised far more than is needed now: loading, a first step."""
+        """One to send at once if the last promised far more than is needed now, as in loading; else None."""
         entered, now = self._now, self._clock()
         if self._until - now <= IDLE_PROMISE + STEP_FLOOR:
             return None
         self._until = now + IDLE_PROMISE
         return Heartbeat(entered.phase, IDLE_PROMISE + SLACK, entered.detail, entered.fraction)
 
-    def _tell(self, entered: _Entered, elapsed: float) -> Heartbeat | None:
-        if self._told is entered:
+    def _overdue(self, entered: _Entered, elapsed: float) -> Heartbeat | None:
+        if self._overdue_sent is entered:
             return None
-        self._told = entered
+        self._overdue_sent = entered
         overdue = f"{elapsed:.1f} s without progress, {entered.limit:.1f} s allowed"
         return Heartbeat(entered.phase, 0.0, f"{entered.detail}: {overdue}".lstrip(": "), entered.fraction)
 
 
-class Pace:
-    """How long a step of so many tokens may take, learnt from those before it.
+class StepTimes:
+    """Predicts the seconds of a step from its number of tokens and the steps before it.
 
-    Steps are told apart by the power of two that their tokens reach. Of each size the slowest counts, and is
-    forgotten slowly; a size not seen yet is taken in proportion to the next smaller one, which overrates it.
+    Steps are grouped by the power of two of their tokens. The slowest step of each group counts, and decays
+    slowly. A group without steps is scaled up from the next smaller one, which is an overestimate.
     """
 
     def __init__(self) -> None:
         self._slowest: dict[int, float] = {}
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step of ``tokens`` tokens took ``seconds``."""
+        """Learn that a step of ``tokens`` tokens took ``seconds``."""
         size = tokens.bit_length()
         self._slowest[size] = max(seconds, FORGET * self._slowest.get(size, 0.0))
 
     def predicted(self, tokens: int) -> float | None:
-        """Seconds that a step of ``tokens`` tokens will take; None before the first step."""
+        """Seconds for a step of ``tokens`` tokens; None before the first step."""
         size = tokens.bit_length()
         smaller = [known for known in self._slowest if known <= size]
         if smaller:

@@ -1,20 +1,27 @@
-"""What crosses the link: verbs down, replies, step rows and heartbeats up; token ids only.
+"""What crosses the link: verbs go down; replies, step rows and heartbeats come up. Text is token ids.
 
-One definition shared by both ends. A frame is a 4-byte little-endian length and one MessagePack object. Every
-verb has a request id and exactly one ``Reply`` or ``Refusal``. Knows nothing of text, sockets or tensors.
+Both ends share these definitions. Every verb has a request id and gets exactly one ``VerbReply`` or
+``Refusal``. A frame is a 4-byte little-endian length and one MessagePack object; the framing stands at the
+end of this file.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from ..errors import FrameInvalid, LengthInvalid, LinkClosed
+
 
 class GrammarKind(StrEnum):
-    """What a grammar is written in: JSON Schema, a regular expression, a JSON array of strings, or llguidance's
-    Lark."""
+    """The language of a grammar: JSON Schema, a regular expression, a JSON array of strings, or llguidance's
+    Lark.
+    """
 
     JSON = "json"
     REGEX = "regex"
@@ -23,24 +30,25 @@ class GrammarKind(StrEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What a reply may say, from its first token on. The end tokens may come exactly where ``text`` accepts."""
+    """What a generation may sample, from its first token on. An end token is allowed where ``text`` accepts."""
 
     kind: GrammarKind
     text: str
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How a sequence's next token is drawn. ``temperature`` 0 is greedy.
+    """The sampling parameters of one generation. ``temperature`` 0 is greedy.
 
-    ``seed`` and the position of the drawn token alone decide the draw, so it repeats after a crash or
-    preemption. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``typical_p`` 1 keep everything.
+    A sampled token depends on ``seed`` and its position only, so sampling repeats after a crash or a
+    preemption. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``typical_p`` 1 keep all tokens.
 
-    ``repetition_penalty`` (1: none) regards all tokens of the sequence; ``presence_penalty`` and
-    ``frequency_penalty`` (0: none) what this generation has sampled, before ``generated_from`` too.
-    ``logit_bias``: (id, addend). ``bad_words``: token sequences that are never completed, wherever they
-    began. ``logprobs``: how many alternatives are told with each token's log probability, which is that of
-    the model, before all of this; None: none is told. ``grammar``: no token comes that it does not allow; where
-    nothing but an end may follow, the reply has ended.
+    ``repetition_penalty`` (1: none) counts all tokens of the sequence. ``presence_penalty`` and
+    ``frequency_penalty`` (0: none) count what this generation has sampled, with the ``generated_from``
+    tokens. ``logit_bias``: pairs (token id, addend). ``bad_words``: token sequences that are never
+    completed. ``logprobs``: how many alternatives are reported beside each token's log probability; None
+    reports nothing. Log probabilities are those of the model, before any of the other fields apply.
+    ``grammar``: only tokens that it allows are sampled; the generation ends where only an end token may
+    follow.
     """
 
     temperature: float = 0.0
@@ -59,20 +67,20 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def penalizes(self) -> bool:
-        """Whether what was said changes the logits of its tokens."""
+        """Whether earlier tokens change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def reads_past(self) -> bool:
-        """Whether the draw needs to know what was said."""
+        """Whether sampling needs the earlier tokens."""
         return self.penalizes or bool(self.bad_words)
 
 
-class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """When a generation ends: after ``max_tokens`` tokens, or at a stop id, which stays in the sequence.
+class TokenLimits(msgspec.Struct, frozen=True, array_like=True):
+    """A generation ends after ``max_tokens`` tokens, or at a stop id, which stays in the sequence.
 
-    No stop id is sampled before ``min_tokens`` tokens were. ``generated_from`` counts in both. ``gather``: a
-    row that ends nothing is told with those after it, once they have so many tokens.
+    No stop id is sampled before there are ``min_tokens`` tokens. ``generated_from`` counts in both.
+    ``gather``: rows are sent once they have this many tokens together, or when the generation ends.
     """
 
     max_tokens: int
@@ -100,26 +108,27 @@ class Verb(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(Verb, frozen=True, tag="open"):
-    """Begin a sequence with ``tokens``. ``salt`` separates tenants' cached blocks.
+    """Begin a sequence with ``tokens``. ``salt`` separates the tenants' cached blocks.
 
-    ``alone``: it may be what killed the engine before, so its steps hold nobody else until it has sampled.
+    ``isolated``: the sequence may have killed an earlier engine, so no other sequence shares its steps until
+    it has sampled a token.
     """
 
     seq: int
     salt: bytes
     tokens: list[int]
-    alone: bool = False
+    isolated: bool = False
 
 
 class Extend(Verb, frozen=True, tag="extend"):
-    """Append tokens. Refused while the sequence generates. ``due``: a turn on them is about to begin.
+    """Append tokens. Refused while the sequence generates. ``turn_expected``: a turn on them will begin soon.
 
-    ``expect_length``: refused if the sequence has another: a verb before this one was.
+    ``expect_length``: refused if the sequence has another length, as when an earlier verb was refused.
     """
 
     seq: int
     tokens: list[int]
-    due: bool = False
+    turn_expected: bool = False
     expect_length: int | None = None
 
 
@@ -132,26 +141,26 @@ class Truncate(Verb, frozen=True, tag="truncate"):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """What a sequence is before the first verb on it: empty, with ``salt`` and ``alone`` as in `Open`; or, of a
-    ``parent``, its first ``at`` tokens, as `Fork` makes a child.
+    """How a sequence begins: empty, with ``salt`` and ``isolated`` as in `Open`; or as a fork that shares
+    the first ``at`` tokens of ``parent``.
     """
 
     salt: bytes = b""
-    alone: bool = False
+    isolated: bool = False
     parent: int | None = None
     at: int = 0
 
 
 class Generate(Verb, frozen=True, tag="generate"):
-    """Append ``tokens``, then sample until a limit. Of all ``generated_from`` were generated before.
+    """Append ``tokens``, then sample until a limit. The last ``generated_from`` tokens were generated before.
 
-    ``opening``: the sequence begins with this verb, so that no step comes between its prompt and its turn.
-    ``expect_length``: as of `Extend`; of a sequence that is there.
+    ``opening``: the sequence begins with this verb, so that no step runs between its prompt and its turn.
+    ``expect_length``: as in `Extend`, for a sequence that exists.
     """
 
     seq: int
     sampling: Sampling
-    limits: Limits
+    limits: TokenLimits
     generated_from: int = 0
     tokens: list[int] = []
     opening: Opening | None = None
@@ -159,9 +168,9 @@ class Generate(Verb, frozen=True, tag="generate"):
 
 
 class Stop(Verb, frozen=True, tag="stop"):
-    """End the running generation, if any; the reply's length is the authoritative one.
+    """End the running generation, if any. The reply has the sequence's true length.
 
-    ``keep``: so many tokens stay at most; None: all that are committed.
+    ``keep``: at most this many tokens stay; None: all committed ones.
     """
 
     seq: int
@@ -177,18 +186,18 @@ class Fork(Verb, frozen=True, tag="fork"):
 
 
 class Close(Verb, frozen=True, tag="close"):
-    """Forget a sequence; with ``keep_kv`` its sealed blocks stay in the prefix cache until evicted."""
+    """Remove a sequence. With ``keep_kv`` its sealed blocks stay in the prefix cache until they are evicted."""
 
     seq: int
     keep_kv: bool = True
 
 
 class Lease(Verb, frozen=True, tag="lease"):
-    """Keep a sequence's KV first and bring it back first, within the budget, for ``ttl`` seconds.
+    """Evict a sequence's KV last and restore it first, within the budget, for ``ttl`` seconds.
 
-    ``priority``: of its turns while the lease lasts, higher goes first. ``returns_in``: seconds until it is
-    wanted again. None: the engine's default. A ``ttl`` of 0 gives the lease back, and promises nothing; what
-    ``returns_in`` says then is foresight all the same: who stays away longest loses KV first.
+    ``priority``: of its turns while the lease lasts; higher goes first. ``returns_in``: seconds until the
+    next turn is expected. None means the engine's default. A ``ttl`` of 0 ends the lease; ``returns_in``
+    still counts then, as sequences that return last are evicted first.
     """
 
     seq: int
@@ -198,14 +207,14 @@ class Lease(Verb, frozen=True, tag="lease"):
 
 
 class Stage(Verb, frozen=True, tag="stage"):
-    """An idle sequence will be wanted: bring its KV up. With ``wait`` the reply comes when it is there."""
+    """Restore an idle sequence's KV to the device. With ``wait`` the reply comes when it is there."""
 
     seq: int
     wait: bool = False
 
 
 class Settle(Verb, frozen=True, tag="settle"):
-    """Nobody will want an idle sequence for a while: its KV leaves the device, to ``disk`` also the host.
+    """Offload an idle sequence's KV to the host tier, or with ``disk`` to the disk tier.
 
     With ``wait`` the reply comes when it is there.
     """
@@ -227,8 +236,8 @@ AnyVerb: TypeAlias = (
 # --- up -----------------------------------------------------------------------------------------------------
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine holds of a sequence after a verb: tokens, those whose KV is computed, its epoch."""
+class SequenceState(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence in the engine after a verb: its tokens, how many of them have KV, and its epoch."""
 
     seq: int
     length: int
@@ -237,7 +246,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Grant(StrEnum):
-    """What became of a wish for a lease."""
+    """The answer to a request for a lease."""
 
     GRANTED = "granted"
     CLIPPED = "clipped"
@@ -245,9 +254,10 @@ class Grant(StrEnum):
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
-    """What a lease really promises: ``tokens`` of KV are kept on the device first, ``host_tokens`` in the host
-    tier. Seconds count from the reply. *Clipped*: some number is less than was asked for, or the budget covers
-    only the beginning of the sequence; *denied*: nothing is promised. When it comes back is known all the same.
+    """What a lease promises: KV of ``tokens`` tokens on the device, of ``host_tokens`` in the host tier.
+
+    Seconds count from the reply. *Clipped*: some number is less than was asked for, or the budget covers
+    only the beginning of the sequence. *Denied*: nothing is promised, but ``returns_in`` still counts.
     """
 
     grant: Grant
@@ -259,9 +269,10 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Moved(msgspec.Struct, frozen=True, array_like=True):
-    """Where a sequence's tokens came from (``stage``) or are now (``settle``), and the ``seconds`` it took.
+    """How many tokens' KV came from each tier (``stage``) or lie in it now (``settle``), and the seconds it
+    took.
 
-    ``device``: they were there already, or stay there; ``recomputed``: they were nowhere, or are now.
+    ``device``: on the device before and after. ``recomputed``: in no tier, so that they are computed again.
     """
 
     device: int
@@ -271,21 +282,21 @@ class Moved(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """The verb ``request`` took effect. ``state`` is absent for ``close``, ``statistics`` for the others.
+class VerbReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """The verb ``request`` took effect. Every verb but ``close`` and ``statistics`` gets a ``state``.
 
     ``receipt`` answers ``lease``, ``moved`` a ``stage`` or ``settle`` that waited.
     """
 
     request: int
-    state: State | None = None
+    state: SequenceState | None = None
     statistics: dict[str, float] | None = None
     receipt: Receipt | None = None
     moved: Moved | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
-    """The verb ``request`` changed nothing. ``code`` names a class of ``runtime.errors``."""
+    """The verb ``request`` failed and changed nothing. ``code`` names a class of ``runtime.errors``."""
 
     request: int
     code: str
@@ -293,13 +304,13 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens one generation cost, counted by the engine's steps, the verbs before ``generate`` included.
+    """The tokens that one generation cost, with those of the verbs since the one before.
 
-    ``prefilled``: computed for the first time; ``recomputed``: computed again after preemption;
-    ``resident``: found computed when the turn began (own KV or a prefix hit); ``decoded``: sampled or forced;
-    ``host``, ``disk``: of its prompt, brought up from that tier; ``restore_seconds``: waited for the disk.
-    ``chosen``: of what was computed, tokens that a tier held and that were cheaper to compute. ``pending``:
-    tokens at the end that have no KV yet: the last one, and what a grammar had follow without a draw.
+    ``prefilled``: computed for the first time. ``recomputed``: computed again after a preemption.
+    ``resident``: had KV when the turn began, their own or by a prefix cache hit. ``decoded``: sampled, or
+    forced by a grammar. ``host``, ``disk``: prompt tokens restored from that tier. ``restore_seconds``:
+    spent waiting for the disk. ``chosen``: computed although a tier had them, as that was cheaper.
+    ``pending``: tokens at the end without KV: the last one, and those that a grammar forced behind it.
     """
 
     prefilled: int
@@ -314,19 +325,19 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The log probability of a sampled token, and of the likeliest ``(id, logprob)``, the best first."""
+    """The log probability of a sampled token, and the likeliest ``(id, logprob)`` pairs, best first."""
 
     logprob: float
     top: list[tuple[int, float]]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """What one step did for one generating sequence, or several where its limits gather them. Rows of an older
-    epoch are dropped by the reader.
+    """The tokens of one generating sequence in one step, or in several where ``TokenLimits.gather`` joins
+    them.
 
-    ``finish`` ends the generation; then ``length`` is the sequence's length, ``work`` is set, and if it is
-    ``ERROR``, ``error`` says what went wrong and ``code`` names a class of ``runtime.errors``, if one does.
-    ``logprobs``, where asked for, has one for each token.
+    The gateway drops rows of an older epoch. ``finish`` ends the generation: then ``length`` is the
+    sequence's length and ``work`` is set. With ``Finish.ERROR``, ``error`` says what went wrong and ``code``
+    names a class of ``runtime.errors``, or is empty. ``logprobs``, where requested, has one entry per token.
     """
 
     seq: int
@@ -341,7 +352,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """All rows of one step: one message per step, not per token."""
+    """All rows of one step, in one message."""
 
     step: int
     rows: list[Row]
@@ -358,7 +369,10 @@ class Phase(StrEnum):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
-    """The engine is alive in ``phase`` and will say so again within ``deadline`` seconds."""
+    """The engine is in ``phase`` and sends its next heartbeat within ``deadline`` seconds.
+
+    ``detail`` and ``fraction`` (0 to 1) report the progress of loading.
+    """
 
     phase: Phase
     deadline: float
@@ -367,7 +381,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
-    """How the model's makers want it sampled where nobody says otherwise; fields as in ``Sampling``."""
+    """The model's own default sampling parameters; fields as in ``Sampling``."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -378,9 +392,10 @@ class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """First message of a loaded engine: what it serves. ``kernels``: the backend that computes.
+    """The first message of a loaded engine: what it serves.
 
-    ``dtype``: of weights and computing; ``kv_dtype``: of what is cached.
+    ``kernels``: the name of the backend that computes. ``dtype``: of the weights and of computing;
+    ``kv_dtype``: of the KV cache. ``max_context``: in tokens; ``block_bytes``: of one block over all layers.
     """
 
     model: str
@@ -400,10 +415,116 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
-    """The engine could not start or go on, for a reason the operator can mend; the process ends after it."""
+    """The engine cannot start or go on. Its process ends after this message."""
 
     code: str
     message: str
 
 
-AnyReport: TypeAlias = Reply | Refusal | Step | Heartbeat | Hello | Fatal
+AnyReport: TypeAlias = VerbReply | Refusal | Step | Heartbeat | Hello | Fatal
+
+
+# --- framing ------------------------------------------------------------------------------------------------
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024  # a verb with three million token ids
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+M = TypeVar("M")
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """Encode ``message`` as one frame.
+
+    Raises ``LengthInvalid`` for one that is larger than the other end reads, or has an integer of more than
+    64 bits.
+    """
+    buffer = bytearray(_LENGTH.size)
+    try:
+        _encoder.encode_into(message, buffer, _LENGTH.size)
+    except OverflowError as error:
+        raise LengthInvalid(f"{type(message).__name__} cannot cross the link: {error}") from error
+    length = len(buffer) - _LENGTH.size
+    if length > MAX_FRAME_BYTES:
+        raise LengthInvalid(
+            f"{type(message).__name__} takes {length} bytes, the link carries at most {MAX_FRAME_BYTES}"
+        )
+    _LENGTH.pack_into(buffer, 0, length)
+    return bytes(buffer)
+
+
+class FrameReader(Generic[M]):
+    """Makes messages of bytes as they arrive. After ``FrameInvalid`` it must not be fed again."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes kept of a frame that is not complete yet."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes | memoryview) -> Iterator[M]:
+        """The messages that ``data`` completes, in order. The caller must read the iterator to its end.
+
+        Raises ``FrameInvalid`` after the valid messages, as soon as a length is out of bounds.
+        """
+        self._buffer += data
+        at = 0
+        while (body := self._body(at)) is not None:
+            at += _LENGTH.size + len(body)
+            yield _decoded(self._decoder, body)
+        del self._buffer[:at]
+
+    def _body(self, at: int) -> bytes | None:
+        start = at + _LENGTH.size
+        if len(self._buffer) < start:
+            return None
+        length = _checked_length(self._buffer, at)
+        return bytes(self._buffer[start : start + length]) if len(self._buffer) >= start + length else None
+
+
+def _checked_length(buffer: bytes | bytearray, at: int = 0) -> int:
+    """The frame length at offset ``at``. Raises ``FrameInvalid`` if no message can have it."""
+    (length,) = _LENGTH.unpack_from(buffer, at)
+    if not 0 < length <= MAX_FRAME_BYTES:
+        raise FrameInvalid(f"a frame of {length} bytes; the link carries 1 to {MAX_FRAME_BYTES}")
+    return int(length)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[M], body: bytes) -> M:
+    """Decode ``body``. Raises ``FrameInvalid`` if it is not a message."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise FrameInvalid(f"a frame that is no message: {error}") from error
+
+
+def verb_reader() -> FrameReader[AnyVerb]:
+    """A reader of verbs, for the engine's end."""
+    return FrameReader(msgspec.msgpack.Decoder(AnyVerb))
+
+
+def report_reader() -> FrameReader[AnyReport]:
+    """A reader of reports, for the gateway's end."""
+    return FrameReader(msgspec.msgpack.Decoder(AnyReport))
+
+
+def receive_one(sock: socket.socket, kind: type[M]) -> M:
+    """Read one frame from a blocking socket, and no byte beyond it.
+
+    Raises ``LinkClosed`` at the end of the stream, ``FrameInvalid`` if the frame is not a ``kind``.
+    """
+    length = _checked_length(_exactly(sock, _LENGTH.size))
+    return _decoded(msgspec.msgpack.Decoder(kind), _exactly(sock, length))
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    buffer = bytearray()
+    while len(buffer) < count:
+        piece = sock.recv(count - len(buffer))
+        if not piece:
+            raise LinkClosed("the link ended before a whole frame came")
+        buffer += piece
+    return bytes(buffer)

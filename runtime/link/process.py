@@ -1,8 +1,12 @@
-"""The engine in a child process, watched and started again: the form behind ``holdfast serve``.
+"""The engine in a child process, watched and restarted: the form behind ``holdfast serve``.
 
-The child gets one socket, a black box, and its settings as the first frame; it exits when the socket ends: a
-killed parent leaves no orphan. Its stderr is the parent's. One that hangs is killed, and its stacks go to the
-log. Knows restarts and back-off; nothing of what crosses the link.
+The child gets one socket, a crash report, and its settings as the first frame. It exits when the socket
+ends, so a killed parent leaves no orphan. Its stderr is the parent's.
+
+An engine hangs if its heartbeat is overdue for ``PATIENCE`` while this event loop was on time. Time in which
+its device thread was runnable but had no core does not count, up to ``STARVED``: on a crowded machine
+engines are late, and a kill would blame their sequences. The stacks of an engine that hangs go to the log;
+then it is killed.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +22,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import anyio
+import anyio.to_thread
 
 from ...kvstore.disk.process import DiskProcess
 from ...kvstore.system_limits import explained
@@ -27,29 +35,163 @@ from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
 from ..kv_placement.tier_setup import host_memory, make_room, with_secret
 from ..settings import EngineSettings
 from .client import EngineLink
-from .codec import frame
-from .crash_report import CrashReport, Death
-from .engine_process import EngineProcess
+from .crash_report import ASK, CrashReport, EngineDeath
 from .gateway_end import GatewayEnd
-from .messages import Heartbeat
+from .messages import Heartbeat, frame
 
 PROGRAM = (sys.executable, "-m", "holdfast.runtime")
 ENVIRONMENT = {"PYTHONSAFEPATH": "1", "GOMP_SPINCOUNT": "20000"}
-"""Of a process that computes."""
+"""The environment of each process that computes."""
 USUAL = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
-"""The same, unless an operator has set them. By itself glibc gives the pages of a step's tensors (of less than
-32 MiB, its limit) back to the kernel now and then, and takes them again one by one: up to 50,000 faults for a
-prompt of 2,048 tokens, and twice the time.
+"""The same, unless the operator has set them. By default glibc returns the pages of a step's tensors (up to
+32 MiB, its limit) to the kernel now and then and faults them in again one by one: up to 50,000 page faults
+for a prompt of 2,048 tokens, and twice the time.
 """
+
+GRACE = 2.0  # seconds in which a child must exit after its socket ended
+TICK = 0.25  # seconds between two checks of its heartbeat
+PATIENCE = 1.0  # seconds that a heartbeat may be overdue
+STARVED = 30.0  # the same, with the time in which the engine waited for a core
+STACK_SECONDS = 1.0  # for a hung engine to write its stacks
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 log = logging.getLogger(__name__)
 
 
+class Lateness:
+    """How long a heartbeat has been overdue, checked every ``TICK``."""
+
+    def __init__(self) -> None:
+        self._own = self._all = self._waited = 0.0
+
+    def tick(self, waited: float, *, overdue: bool) -> None:
+        """Count one check. ``waited``: seconds that the device thread has waited for a core so far; 0 if on
+        time.
+        """
+        starved, self._waited = min(TICK, max(0.0, waited - self._waited)), waited
+        self._own, self._all = (self._own + TICK - starved, self._all + TICK) if overdue else (0.0, 0.0)
+
+    @property
+    def over(self) -> bool:
+        """Whether the engine hangs."""
+        return self._own >= PATIENCE or self._all >= STARVED
+
+
+class EngineProcess:
+    """One child process, from its start to its `EngineDeath`. Owns ``process`` and ``report``."""
+
+    def __init__(self, process: subprocess.Popen[bytes], report: CrashReport, end: GatewayEnd) -> None:
+        self._end = end
+        self._process = process
+        self._report = report
+        self._hung = ""
+        self._stopped = False
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Kill it at once."""
+        self._process.kill()
+
+    async def watch(self) -> None:
+        """Return when its link has ended. An engine that hangs is killed."""
+        lost: asyncio.Future[Any] = asyncio.ensure_future(self._end.lost.wait())
+        hung: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._check_later(Lateness(), hung)
+        try:
+            await asyncio.wait({lost, hung}, return_when=asyncio.FIRST_COMPLETED)
+            if not lost.done():
+                await self._kill_hung()
+        finally:
+            lost.cancel()
+            hung.cancel()
+
+    def _check_later(self, late: Lateness, hung: asyncio.Future[None]) -> None:
+        asyncio.get_running_loop().call_later(TICK, self._check, late, hung, time.monotonic() + TICK)
+
+    def _check(self, late: Lateness, hung: asyncio.Future[None], due: float) -> None:
+        """Check the heartbeat every ``TICK`` until ``hung`` is resolved, here or by the end of `watch`."""
+        if hung.done():
+            return
+        punctual = time.monotonic() - due < TICK  # else this loop itself was late
+        overdue = bool(self._end.overdue) and punctual
+        late.tick(waited_of(self.pid) if overdue else 0.0, overdue=overdue)
+        if late.over:
+            hung.set_result(None)
+        else:
+            self._check_later(late, hung)
+
+    async def reap(self, engine_number: int) -> EngineDeath:
+        """Wait for the process, whose link has ended; kill it after ``GRACE``; read its crash report."""
+        lost_at = self._end.last_heartbeat if self._hung else self._end.gone_at
+        with anyio.CancelScope(shield=True):
+            ending, outside = await anyio.to_thread.run_sync(self._reaped)
+        step, stacks = self._report.sequences(), self._report.stacks()
+        self._report.close()
+        cause = f"{self._hung or self._end.gone}; {ending}"
+        return EngineDeath(engine_number, cause, outside, step, lost_at, stacks)
+
+    async def _kill_hung(self) -> None:
+        beat = self._end.heartbeat
+        phase = (
+            f"{beat.phase} ({beat.detail})" if beat and beat.detail else beat.phase if beat else "starting"
+        )
+        self._stopped = _state_of(self.pid) in ("T", "t")
+        self._hung = f"the engine hung while {phase}" + " (its process is stopped)" * self._stopped
+        if not self._stopped:
+            await self._ask_for_stacks()
+        self._process.kill()
+        self._end.close(EngineDied(self._hung))
+        await self._end.lost.wait()
+
+    async def _ask_for_stacks(self) -> None:
+        """Let faulthandler's signal handler write them, and wait until they stop growing."""
+        self._process.send_signal(ASK)
+        written = ""
+        with anyio.move_on_after(STACK_SECONDS):
+            while not written or written != self._report.stacks():
+                written = self._report.stacks()
+                await anyio.sleep(0.05)
+
+    def _reaped(self) -> tuple[str, bool]:
+        """How the process ended, and whether another process ended it."""
+        try:
+            code = self._process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return "it did not leave and was killed", False
+        if code >= 0:
+            return f"exit code {code}", False
+        number = signal.Signals(-code)
+        outside = self._stopped or (not self._hung and number in FROM_OUTSIDE)
+        return f"signal {number.name}", outside
+
+
+def waited_of(pid: int) -> float:
+    """Seconds that a process's first thread, the device's, was runnable without a core; 0 if not known."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def _state_of(pid: int) -> str:
+    """The state letter of a process as in proc(5), `T` for a stopped one; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds to wait before each start after a death: ``first``, then ``factor`` times the last.
+    """Seconds to wait before each restart: ``first``, then ``factor`` times the last, at most ``longest``.
 
-    Never more than ``longest``; an engine that lived for ``steady`` seconds begins anew.
+    After an engine that lived for ``steady`` seconds the next wait is ``first`` again.
     """
 
     first: float = 0.1
@@ -58,7 +200,7 @@ class Backoff:
     steady: float = 60.0
 
     def delays(self) -> Iterator[float]:
-        """Without end."""
+        """The waits in order, without end."""
         delay = self.first
         while True:
             yield delay
@@ -68,10 +210,10 @@ class Backoff:
 class ChildEngine:
     """``async with ChildEngine(settings) as link``: entered when the engine is loaded, left when it is gone.
 
-    Entering raises the fault that the child named (``ModelUnreadable``, ``SettingsInvalid``…), or
-    ``EngineDied`` where it ended without one. Later deaths restart it behind the same link until it names a
-    fault. ``heard`` gets every heartbeat, for a progress bar. ``program``: the child's command line, to which
-    the descriptors are added.
+    Entering raises the fault that the child reported (``ModelUnreadable``, ``SettingsInvalid``…), or
+    ``EngineDied`` if it reported none. An engine that dies later is restarted behind the same link, until
+    one reports a fault. ``on_heartbeat`` gets each heartbeat, for a progress bar. ``program``: the child's
+    command line, to which the descriptors are added.
     """
 
     def __init__(
@@ -79,15 +221,15 @@ class ChildEngine:
         settings: EngineSettings,
         *,
         backoff: Backoff | None = None,
-        heard: Callable[[Heartbeat], None] = lambda beat: None,
+        on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         program: Sequence[str] = PROGRAM,
     ) -> None:
         self.link = EngineLink()
         self._settings = settings
         self._memory: int | None = None
-        self._shelf: DiskProcess | None = None
+        self._disk: DiskProcess | None = None
         self._backoff = backoff or Backoff()
-        self._heard = heard
+        self._on_heartbeat = on_heartbeat
         self._program = program
         self._child: EngineProcess | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -99,17 +241,17 @@ class ChildEngine:
         return self._child.pid if self._child else None
 
     @property
-    def shelf_pid(self) -> int | None:
-        """The process id of the disk tier's shelf, while there is one."""
-        return self._shelf.pid if self._shelf else None
+    def disk_pid(self) -> int | None:
+        """The process id of the disk tier's process, while there is one."""
+        return self._disk.pid if self._disk else None
 
     def kill(self) -> None:
-        """End the child at once, as for one that hangs; it is started again."""
+        """Kill the child; it is restarted."""
         if self._child is not None:
             self._child.kill()
 
     async def __aenter__(self) -> EngineLink:
-        # Each incarnation names its blocks alike, so that it finds those that the one before it kept.
+        # Every engine has the same secret, so that it finds the blocks of the one before.
         self._settings = await asyncio.to_thread(with_secret, self._settings)
         await asyncio.to_thread(make_room, self._settings)
         self._memory = host_memory(self._settings)
@@ -133,31 +275,31 @@ class ChildEngine:
             if self._watch is not None:
                 self._watch.cancel()
                 await asyncio.wait([self._watch])
-            self.link.end(LinkClosed("this end closed the link"))
-            await self._bury()
+            self.link.fail(LinkClosed("this end closed the link"))
+            await self._reap()
             if self._memory is not None:
                 os.close(self._memory)
                 self._memory = None
 
     async def _start(self) -> EngineProcess:
-        """One incarnation: spawn, hand over the settings, wait until it is loaded or has hung in it."""
-        wire = GatewayEnd(self._heard)
+        """Spawn a child, send it the settings, and wait until its engine is loaded."""
+        end = GatewayEnd(self._on_heartbeat)
         with ExitStack() as undone:
             ours, theirs = socket.socketpair()
             undone.callback(ours.close)
             with theirs:
-                box = CrashReport.new()
-                undone.callback(box.close)
-                undone.callback(self._drop_keeper)
-                process = self._spawn(theirs, box)
+                report = CrashReport.new()
+                undone.callback(report.close)
+                undone.callback(self._stop_disk)
+                process = self._spawn(theirs, report)
             undone.pop_all()
-        self._child = child = EngineProcess(process, box, wire)
-        self.link.attach(wire)
-        transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=ours)
+        self._child = child = EngineProcess(process, report, end)
+        self.link.attach(end)
+        transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: end, sock=ours)
         transport.write(frame(self._settings))
         watching = asyncio.create_task(child.watch())
         try:
-            self.link.welcome(await wire.hello)
+            self.link.welcome(await end.hello)
         finally:
             watching.cancel()
             await asyncio.wait([watching])
@@ -168,9 +310,9 @@ class ChildEngine:
         while True:
             began = time.monotonic()
             await child.watch()
-            death = await self._bury()
-            assert death is not None, "what was watched can be buried"
-            self.link.bury(death)
+            death = await self._reap()
+            assert death is not None, "there was a child to watch"
+            self.link.record(death)
             if time.monotonic() - began > self._backoff.steady:
                 delays = self._backoff.delays()
             restarted = await self._restart(delays)
@@ -184,52 +326,52 @@ class ChildEngine:
             try:
                 return await self._start()
             except EngineGone:
-                await self._bury()
-            except OSError as fault:  # of the machine, which may have more later
+                await self._reap()
+            except OSError as fault:  # the machine is short of something; it may have more later
                 log.error("%s; it is tried again", explained(fault, "the engine's process"))
             except RuntimeFault as fault:
                 log.error("engine cannot start again: %s", fault)
-                self.link.end(EngineDied(f"the engine cannot start again: {fault}"))
+                self.link.fail(EngineDied(f"the engine cannot start again: {fault}"))
                 return None
 
-    def _drop_keeper(self) -> None:
-        """Of a child that could not be started: nothing asks it for a shelf."""
-        shelf, self._shelf = self._shelf, None
-        if shelf is not None:
-            shelf.stop()
+    def _stop_disk(self) -> None:
+        """Stop the disk tier's process of a child that could not be started."""
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.stop()
 
-    async def _bury(self) -> Death | None:
-        """The account of the child whose socket has ended, which the log gets too; None if there is none."""
+    async def _reap(self) -> EngineDeath | None:
+        """Wait for the child whose socket has ended and log its death; None if there is no child."""
         child, self._child = self._child, None
-        shelf, self._shelf = self._shelf, None
+        disk, self._disk = self._disk, None
         if child is None:
             return None
-        death = await child.bury(self.link.incarnation)
-        if shelf is not None:  # the next engine takes the slots that it may still have
-            await asyncio.to_thread(shelf.stop)
+        death = await child.reap(self.link.engine_number)
+        if disk is not None:  # it must be gone before the next engine takes over its host slots
+            await asyncio.to_thread(disk.stop)
         if not self._leaving:
-            log.warning("engine %d died: %s", death.incarnation, death.cause)
+            log.warning("engine %d died: %s", death.engine_number, death.cause)
         if death.stacks:
-            log.error("stacks of engine %d:\n%s", death.incarnation, death.stacks)
+            log.error("stacks of engine %d:\n%s", death.engine_number, death.stacks)
         return death
 
-    def _spawn(self, sock: socket.socket, box: CrashReport) -> subprocess.Popen[bytes]:
-        command = [*self._program, "--fd", str(sock.fileno()), "--box", str(box.fd)]
-        fds = [sock.fileno(), box.fd]
+    def _spawn(self, sock: socket.socket, report: CrashReport) -> subprocess.Popen[bytes]:
+        command = [*self._program, "--fd", str(sock.fileno()), "--crash-report", str(report.fd)]
+        fds = [sock.fileno(), report.fd]
         if self._memory is not None:
             command += ["--memory", str(self._memory)]
             fds.append(self._memory)
             if self._settings.store is not None:
-                self._shelf = DiskProcess(self._memory)
-                command += ["--shelf", str(self._shelf.theirs.fileno())]
-                fds.append(self._shelf.theirs.fileno())
+                self._disk = DiskProcess(self._memory)
+                command += ["--disk", str(self._disk.theirs.fileno())]
+                fds.append(self._disk.theirs.fileno())
         process = subprocess.Popen(
             command,
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what a library prints there is for the operator, too
+            stdout=2,  # what a library prints is for the operator, too
             env={**USUAL, **os.environ, **ENVIRONMENT},
         )
-        if self._shelf is not None:
-            self._shelf.start()
+        if self._disk is not None:
+            self._disk.start()
         return process

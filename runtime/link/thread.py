@@ -1,7 +1,7 @@
 """The engine in a thread of this process: the same loop over the same kind of socket.
 
-For tests and light embedding: it shares the interpreter lock with the event loop, dies with the process, and
-nothing restarts it. Knows threads; nothing of what crosses the link.
+It is for tests and light embedding: it shares the interpreter lock with the event loop, dies with the
+process, and is not restarted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import anyio.to_thread
 from ..errors import EngineDied, LinkClosed
 from ..settings import EngineSettings
 from .client import EngineLink
-from .engine_loop import Loaded, Progress, serve
+from .engine_end import LoadedEngine, Progress, serve
 from .gateway_end import GatewayEnd
-from .heartbeat import Pulse
+from .heartbeat import Liveness
 from .messages import Heartbeat
 
 GRACE = 10.0  # seconds the step in flight has to end when the link is closed
@@ -31,31 +31,31 @@ GRACE = 10.0  # seconds the step in flight has to end when the link is closed
 log = logging.getLogger(__name__)
 
 
-def _load(settings: EngineSettings, progress: Progress, pulse: Pulse) -> Loaded:
-    from ..build import load_engine  # torch comes with it, and into the engine's thread only
+def _load(settings: EngineSettings, progress: Progress, liveness: Liveness) -> LoadedEngine:
+    from ..build import load_engine  # imports torch, in the engine's thread only
 
-    return load_engine(settings, progress, pulse)
+    return load_engine(settings, progress, liveness)
 
 
 class ThreadEngine:
     """``async with ThreadEngine(settings) as link``: entered when the engine is loaded, left when its thread
     ended.
 
-    Entering raises what loading raised if that is a ``RuntimeFault``, else ``EngineDied``. ``load`` makes the
-    engine.
+    Entering raises the ``RuntimeFault`` that loading raised; any other error becomes ``EngineDied``.
+    ``load`` makes the engine.
     """
 
     def __init__(
         self,
         settings: EngineSettings,
         *,
-        load: Callable[[EngineSettings, Progress, Pulse], Loaded] = _load,
-        heard: Callable[[Heartbeat], None] = lambda beat: None,
+        load: Callable[[EngineSettings, Progress, Liveness], LoadedEngine] = _load,
+        on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
     ) -> None:
         self.link = EngineLink()
         self._settings = settings
         self._load = load
-        self._heard = heard
+        self._on_heartbeat = on_heartbeat
         self._thread: threading.Thread | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -65,12 +65,12 @@ class ThreadEngine:
             target=self._serve, args=(theirs,), name="holdfast-engine", daemon=True
         )
         self._thread.start()
-        wire = GatewayEnd(self._heard)
-        self.link.attach(wire)
+        end = GatewayEnd(self._on_heartbeat)
+        self.link.attach(end)
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=ours)
-            self.link.welcome(await wire.hello)
-            self._watch = asyncio.create_task(self._until_lost(wire), name="holdfast-engine")
+            await asyncio.get_running_loop().create_unix_connection(lambda: end, sock=ours)
+            self.link.welcome(await end.hello)
+            self._watch = asyncio.create_task(self._until_lost(end), name="holdfast-engine")
         except BaseException:
             await self._leave()
             raise
@@ -87,15 +87,15 @@ class ThreadEngine:
         except Exception:
             log.exception("the engine's thread ended")
 
-    async def _until_lost(self, wire: GatewayEnd) -> None:
-        """Nothing starts a thread again: whoever waits for an engine is told."""
-        await wire.lost.wait()
-        self.link.end(wire.gone or EngineDied("the engine's thread ended"))
+    async def _until_lost(self, end: GatewayEnd) -> None:
+        """When the link ends, fail it: the thread is not restarted."""
+        await end.lost.wait()
+        self.link.fail(end.gone or EngineDied("the engine's thread ended"))
 
     async def _leave(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        self.link.end(LinkClosed("this end closed the link"))
+        self.link.fail(LinkClosed("this end closed the link"))
         with anyio.CancelScope(shield=True):
             thread = self._thread
             if thread is not None:

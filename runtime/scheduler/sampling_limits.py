@@ -1,4 +1,4 @@
-"""Bounds of ``Sampling`` and ``Limits``, as the engine needs them: wide enough that all numbers stay finite.
+"""Bounds of ``Sampling`` and ``TokenLimits``, as the engine needs them: all numbers stay finite.
 
 What a client may ask is narrower and checked by the sessions; this keeps a caller of the link from breaking
 a step that others share.
@@ -11,7 +11,7 @@ from itertools import chain
 from math import isfinite
 
 from ..errors import SamplingInvalid
-from ..link.messages import Limits, Sampling
+from ..link.messages import Sampling, TokenLimits
 
 MAX_LOGPROBS = 20
 LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
@@ -19,7 +19,7 @@ MOST_ADDEND = 1000.0
 """Bias and penalties by addition: more than the distance of any two logits that matter."""
 
 
-def check_sampling(sampling: Sampling, limits: Limits, vocab_size: int) -> None:
+def check_sampling(sampling: Sampling, limits: TokenLimits, vocab_size: int) -> None:
     """Raises `SamplingInvalid`, which names what is out of bounds."""
     wrong = [*_numbers(sampling), *_tokens(sampling, limits, vocab_size), *_limits(limits)]
     if wrong:
@@ -42,7 +42,7 @@ def _numbers(sampling: Sampling) -> Iterator[str]:
     yield from (f"logit_bias {bias}" for _, bias in sampling.logit_bias if not abs(bias) <= MOST_ADDEND)
 
 
-def _tokens(sampling: Sampling, limits: Limits, vocab_size: int) -> Iterator[str]:
+def _tokens(sampling: Sampling, limits: TokenLimits, vocab_size: int) -> Iterator[str]:
     named = {
         "logit_bias": (token for token, _ in sampling.logit_bias),
         "bad_words": chain.from_iterable(sampling.bad_words),
@@ -56,7 +56,7 @@ def _tokens(sampling: Sampling, limits: Limits, vocab_size: int) -> Iterator[str
         yield "a token twice in logit_bias"
 
 
-def _limits(limits: Limits) -> Iterator[str]:
+def _limits(limits: TokenLimits) -> Iterator[str]:
     if limits.max_tokens < 1:
         yield f"max_tokens {limits.max_tokens}"
     if not 0 <= limits.min_tokens <= max(1, limits.max_tokens):

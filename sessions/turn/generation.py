@@ -20,7 +20,7 @@ import numpy as np
 from ...runtime import errors as runtime
 from ...runtime.errors import EngineGone, EngineOverloaded, RuntimeFault, fault_of
 from ...runtime.link.generation import Generation
-from ...runtime.link.messages import Finish, Limits, Row, State, TokenLogprob, Work
+from ...runtime.link.messages import Finish, Row, SequenceState, TokenLimits, TokenLogprob, Work
 from ..engine_copy import EngineCopy
 from ..errors import (
     EngineFull,
@@ -75,11 +75,11 @@ class Run:
         self._prompt = prompt
         self._sampling = request.sampling
         most = min(room, request.max_output_tokens or room)
-        self._limits = Limits(most, stop_ids, min(request.min_output_tokens, most), gather)
+        self._limits = TokenLimits(most, stop_ids, min(request.min_output_tokens, most), gather)
         self._said, self._logprobs = said, logprobs
         self._retold = not len(said)
         self._generation: Generation | None = None
-        self._stopping: asyncio.Future[State] | None = None
+        self._stopping: asyncio.Future[SequenceState] | None = None
         self._resident = 0
         self._recovery_seconds = recovery_seconds
         self._lost: Work | None = None  # what engines that died had done for the reply
@@ -140,7 +140,7 @@ class Run:
     async def _start(self) -> None:
         said, self._stopping = len(self.reader.ids), None
         self._generation = await self._sequence.begin(self._all(), self._sampling, self._limits, said)
-        self._resident = self._sequence.found
+        self._resident = self._sequence.cached
 
     async def _outlive(self, fault: RuntimeFault) -> list[ReplyEvent]:
         """The engine is gone: go on with the next one, unless none comes in time or nobody waits."""
@@ -175,7 +175,7 @@ class Run:
             why = row.error or "the engine gave up this sequence"
             return await self._fail(_failure(fault_of(row.code, why)) if row.code else TurnFailed(why))
         if row.tokens:
-            self._sequence.suspicion.progressed()
+            self._sequence.crashes.reset()
         events = self.reader.feed(row.tokens, row.logprobs)
         if self.reader.matched:
             return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
@@ -184,7 +184,7 @@ class Run:
         return events
 
     def _finished(self, row: Row, finish: Finish) -> list[ReplyEvent]:
-        self._sequence.finished(self._all(), 1 if row.work is None else row.work.pending)
+        self._sequence.finish(self._all(), 1 if row.work is None else row.work.pending)
         if finish is Finish.STOP:
             self._end(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
         else:

@@ -8,7 +8,8 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from holdfast.gateway.realtime.conversation import Conversation, Send
+from holdfast.gateway.realtime.conversation import Conversation
+from holdfast.gateway.realtime.effects import Send
 from holdfast.sdk.errors import FieldUnsupported
 from holdfast.sdk.frames import client, codec, items, response, server, unserved
 from holdfast.sdk.frames.formats import FunctionTool

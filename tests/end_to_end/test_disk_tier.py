@@ -13,7 +13,7 @@ from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.kvstore.disk.__main__ import NICENESS
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.messages import Limits, Sampling, Work
+from holdfast.runtime.link.messages import Sampling, TokenLimits, Work
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
 
@@ -33,7 +33,7 @@ def stored(tmp_path: Path) -> EngineSettings:
 
 
 async def turn(link: EngineLink, seq: int, count: int = 20) -> tuple[list[int], Work]:
-    async with await link.generate(seq, Sampling(), Limits(count)) as generation:
+    async with await link.generate(seq, Sampling(), TokenLimits(count)) as generation:
         tokens = [token async for row in generation for token in row.tokens]
     assert generation.last is not None and generation.last.work is not None
     return tokens, generation.last.work
@@ -79,10 +79,10 @@ async def test_a_shelf_that_goes_takes_no_turn_with_it(stored, how: signal.Signa
     engine = ChildEngine(stored)
     async with engine as link:
         await statistics(link, "disk_records", 8)
-        assert engine._shelf is not None and engine._shelf.pid is not None
+        assert engine._disk is not None and engine._disk.pid is not None
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert os.getpriority(os.PRIO_PROCESS, engine._shelf.pid) == min(19, own + NICENESS)
-        os.kill(engine._shelf.pid, how)
+        assert os.getpriority(os.PRIO_PROCESS, engine._disk.pid) == min(19, own + NICENESS)
+        os.kill(engine._disk.pid, how)
         seq = (await link.open([*PROMPT, 7, *said[0]])).seq
         again, _ = await turn(link, seq)
         assert len(again) == 20

@@ -12,7 +12,7 @@ import signal
 import pytest
 
 from holdfast.gateway.server import Serving
-from holdfast.runtime.link import engine_process
+from holdfast.runtime.link import process
 from holdfast.sdk import connect
 
 from .wires import LONG, Json, Wire, get, text_of, wire
@@ -119,7 +119,7 @@ async def test_a_stopped_engine_is_not_ready_and_replaced_and_the_reply_goes_on(
         await begin(connection, STORY)
         assert server.engine.pid is not None
         with monkeypatch.context() as patch:
-            patch.setattr(engine_process, "PATIENCE", math.inf)  # until we have looked
+            patch.setattr(process, "PATIENCE", math.inf)  # until we have looked
             os.kill(server.engine.pid, signal.SIGSTOP)
             told = await not_ready(server.url)
         assert told["status"] == "hung" and told["phase"] in ("stepping", "idle")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.kernels.cpu.cores import OPERATORS, POOL
-from holdfast.runtime.link.messages import Limits, Sampling
+from holdfast.runtime.link.messages import Sampling, TokenLimits
 from holdfast.runtime.link.process import USUAL, ChildEngine
 from holdfast.runtime.settings import EngineSettings
 
@@ -24,7 +24,7 @@ async def seen(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], dict[str, st
     engine = ChildEngine(SMALL)
     async with engine as link:
         sequence = await link.open([1, 2, 3])
-        async with await link.generate(sequence.seq, Sampling(), Limits(4)) as generation:
+        async with await link.generate(sequence.seq, Sampling(), TokenLimits(4)) as generation:
             assert [row async for row in generation]
         process = Path(f"/proc/{engine.pid}")
         places = [os.sched_getaffinity(int(task.name)) for task in (process / "task").iterdir()]

@@ -42,8 +42,8 @@ class Fused:
 async def rig(pocket: EngineSettings) -> AsyncIterator[tuple[Client, list[Fused]]]:
     fuses: list[Fused] = []
 
-    def load(settings, progress, pulse):
-        loaded = load_engine(settings, progress, pulse)
+    def load(settings, progress, liveness):
+        loaded = load_engine(settings, progress, liveness)
         assert isinstance(loaded.engine, Engine)
         fuses.append(Fused(loaded.engine._runner))
         loaded.engine._runner = fuses[0]

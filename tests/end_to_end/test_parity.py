@@ -18,7 +18,7 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.messages import Generate, Limits, Open, Refusal, Sampling, Work
+from holdfast.runtime.link.messages import Generate, Open, Refusal, Sampling, TokenLimits, Work
 from holdfast.runtime.model.decoder import Decoder
 from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.scheduler.scheduler import Scheduler
@@ -135,7 +135,7 @@ def run(
     """All cases at once; ``disturb`` is called after each row."""
     said: dict[int, list[int]] = {}
     for seq, case in enumerate(cases, first):
-        limits = Limits(len(case.expected), model.config.eos_ids)
+        limits = TokenLimits(len(case.expected), model.config.eos_ids)
         for verb in (Open(0, seq, b"", case.prompt), Generate(0, seq, Sampling(), limits)):
             reply = engine.apply(verb)
             assert not isinstance(reply, Refusal), reply

@@ -29,11 +29,11 @@ from holdfast.runtime.link.messages import (
     Close,
     Extend,
     Generate,
-    Limits,
     Open,
     Refusal,
     Sampling,
     Settle,
+    TokenLimits,
     Work,
 )
 from holdfast.runtime.model.load import LoadedModel, load_model
@@ -58,7 +58,7 @@ class Stage:
     seq: int = 0
 
     def turn(self, verb: Open | Extend) -> tuple[list[int], Work]:
-        for one in (verb, Generate(0, verb.seq, Sampling(), Limits(SAID))):
+        for one in (verb, Generate(0, verb.seq, Sampling(), TokenLimits(SAID))):
             reply = self.engine.apply(one)
             assert not isinstance(reply, Refusal), reply
         said: list[int] = []

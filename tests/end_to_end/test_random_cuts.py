@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.messages import Limits, Sampling
+from holdfast.runtime.link.messages import Sampling, TokenLimits
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
@@ -73,7 +73,7 @@ async def fresh(link: EngineLink, language: Language, session: Session, number: 
     assert head is not None
     prompt = head.tokens()[: head.start].tolist()
     state = await link.open(prompt, salt=b"fresh %d" % number)
-    limits = Limits(MOST, tuple(language.end_ids(link.hello.eos_ids)))
+    limits = TokenLimits(MOST, tuple(language.end_ids(link.hello.eos_ids)))
     generation = await link.generate(state.seq, Sampling(), limits)
     ids = [token async for row in generation for token in row.tokens]
     await link.close(state.seq, keep_kv=False)

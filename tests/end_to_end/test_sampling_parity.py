@@ -15,8 +15,16 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.choices import choices
-from holdfast.runtime.link.messages import Finish, Generate, Limits, Open, Refusal, Sampling, TokenLogprob
+from holdfast.runtime.link.client import choices
+from holdfast.runtime.link.messages import (
+    Finish,
+    Generate,
+    Open,
+    Refusal,
+    Sampling,
+    TokenLimits,
+    TokenLogprob,
+)
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.model.load import LoadedModel, load_model
@@ -103,7 +111,7 @@ def build(model: LoadedModel, depth: int, blocks: int = 256) -> Engine:
 
 def say(
     engine: Engine,
-    turns: Sequence[tuple[list[int], Sampling, Limits]],
+    turns: Sequence[tuple[list[int], Sampling, TokenLimits]],
     *,
     first: int = 0,
     disturb: Callable[[int], None] = lambda step: None,
@@ -150,7 +158,7 @@ def test_greedy_tokens_are_those_of_generate(
     expected = [transformers_says(reference, prompt, eos, **asked) for prompt in prompts(6)]
     plain = said_plainly(reference, eos)
     assert sum(one != other for one, other in zip(expected, plain, strict=True)) >= 3, "it must matter"
-    turns = [(prompt, sampling, Limits(NEW, eos, least)) for prompt in prompts(6)]
+    turns = [(prompt, sampling, TokenLimits(NEW, eos, least)) for prompt in prompts(6)]
     for depth in DEPTHS:
         assert [said.tokens for said in say(build(pocket, depth), turns)] == expected, depth
 
@@ -164,7 +172,7 @@ def test_bad_words_are_those_of_generate(pocket: LoadedModel, reference) -> None
         words = [word for word in words if word[-1] not in eos]
         expected.append(transformers_says(reference, prompt, eos, bad_words_ids=words))
         assert expected[-1] != plain
-        turns.append((prompt, Sampling(bad_words=tuple(map(tuple, words))), Limits(NEW, eos)))
+        turns.append((prompt, Sampling(bad_words=tuple(map(tuple, words))), TokenLimits(NEW, eos)))
     for depth in DEPTHS:
         assert [said.tokens for said in say(build(pocket, depth), turns)] == expected, depth
 
@@ -190,7 +198,7 @@ def transformers_says(model, prompt: list[int], eos: tuple[int, ...], **asked: o
 
 
 def test_seeds_repeat_alone_in_a_batch_after_preemption_and_begun_again(pocket: LoadedModel) -> None:
-    turns = [(prompt, how, Limits(NEW, (), 5)) for prompt, how in zip(prompts(6), WARM, strict=True)]
+    turns = [(prompt, how, TokenLimits(NEW, (), 5)) for prompt, how in zip(prompts(6), WARM, strict=True)]
     alone = [say(build(pocket, 1), [turn])[0].tokens for turn in turns]
     assert all(len(set(one)) > 8 for one in alone)
     for depth in DEPTHS:
@@ -213,7 +221,7 @@ def test_seeds_repeat_alone_in_a_batch_after_preemption_and_begun_again(pocket: 
 
 def test_another_seed_says_something_else(pocket: LoadedModel) -> None:
     (prompt,) = prompts(1)
-    said = say(build(pocket, 1), [(prompt, Sampling(6.0, seed=seed), Limits(12)) for seed in range(8)])
+    said = say(build(pocket, 1), [(prompt, Sampling(6.0, seed=seed), TokenLimits(12)) for seed in range(8)])
     assert len({tuple(one.tokens) for one in said}) == 8
 
 
@@ -223,7 +231,7 @@ def test_logprobs_are_log_softmax_of_the_model(pocket: LoadedModel, reference) -
         Sampling(1.2, seed=3, top_k=50, logprobs=20),
         Sampling(logprobs=0, repetition_penalty=2.0),
     ]
-    turns = [(prompt, how, Limits(12)) for prompt, how in zip(prompts(3), hows, strict=True)]
+    turns = [(prompt, how, TokenLimits(12)) for prompt, how in zip(prompts(3), hows, strict=True)]
     for (prompt, how, _), said in zip(turns, say(build(pocket, 2), turns), strict=True):
         with torch.inference_mode():
             logits = reference(torch.tensor([prompt + said.tokens])).logits[0]
@@ -238,13 +246,16 @@ def test_logprobs_are_log_softmax_of_the_model(pocket: LoadedModel, reference) -
 @pytest.mark.parametrize("how", [Sampling(), WARM[0]], ids=["greedy", "drawn"])
 def test_stop_ids_and_the_least_number_of_tokens(pocket: LoadedModel, how: Sampling) -> None:
     (prompt,) = prompts(1)
-    free = say(build(pocket, 1), [(prompt, how, Limits(NEW))])[0].tokens
+    free = say(build(pocket, 1), [(prompt, how, TokenLimits(NEW))])[0].tokens
     stop = free[6]
     assert stop not in free[:6]
     for depth in DEPTHS:
         cut, later = say(
             build(pocket, depth),
-            [(prompt, how, Limits(NEW, (stop,))), (prompt, how, Limits(NEW, (stop,), 20))],
+            [
+                (prompt, how, TokenLimits(NEW, (stop,))),
+                (prompt, how, TokenLimits(NEW, (stop,), 20)),
+            ],
         )
         assert (cut.tokens, cut.finish) == (free[:7], Finish.STOP)
         assert stop not in later.tokens[:20]
@@ -252,7 +263,7 @@ def test_stop_ids_and_the_least_number_of_tokens(pocket: LoadedModel, how: Sampl
             assert later.tokens[:6] == free[:6]
         rest = say(
             build(pocket, depth),
-            [(prompt + later.tokens[:9], how, Limits(NEW, (stop,), 20))],
+            [(prompt + later.tokens[:9], how, TokenLimits(NEW, (stop,), 20))],
             generated_from=9,
         )
         assert later.tokens[:9] + rest[0].tokens == later.tokens
@@ -262,12 +273,12 @@ def test_stop_ids_and_the_least_number_of_tokens(pocket: LoadedModel, how: Sampl
 async def test_choices_share_the_prompt_and_are_what_their_seeds_say_alone(pocket: LoadedModel) -> None:
     prompt, how = prompts(6)[5], Sampling(2.0, seed=8, logprobs=1)
     alone = [
-        say(build(pocket, 1), [(prompt, Sampling(2.0, seed=8 + number), Limits(10))])[0].tokens
+        say(build(pocket, 1), [(prompt, Sampling(2.0, seed=8 + number), TokenLimits(10))])[0].tokens
         for number in range(4)
     ]
     async with ThreadEngine(EngineSettings(model="pocket", dtype="float32", device="cpu")) as link:
         before = await link.statistics()
-        made = await choices(link, prompt, how, Limits(10), 4)
+        made = await choices(link, prompt, how, TokenLimits(10), 4)
         after = await link.statistics()
     assert [one.tokens for one in made] == alone
     assert all(one.finish is Finish.LENGTH and len(one.logprobs) == 10 for one in made)
@@ -278,6 +289,6 @@ async def test_choices_share_the_prompt_and_are_what_their_seeds_say_alone(pocke
 
 def test_the_pocket_model_is_greedy_by_default(pocket: LoadedModel) -> None:
     from holdfast.runtime.link.messages import SamplingDefaults
-    from holdfast.runtime.model.defaults import read_defaults
+    from holdfast.runtime.model.config import read_defaults
 
     assert read_defaults(Path(pocket.folder)) == SamplingDefaults()

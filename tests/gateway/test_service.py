@@ -44,7 +44,7 @@ class Book:
 
 def link(phase: Phase, *, ready: bool, overdue: float = 0.0) -> Link:
     beat = Heartbeat(phase, 2.0, "model.layers.3", 0.25)
-    return Link(phase=phase, ready=ready, overdue=overdue, heartbeat=beat, incarnation=1)
+    return Link(phase=phase, ready=ready, overdue=overdue, heartbeat=beat, engine_number=1)
 
 
 def service(of: Link, *, opened: bool = True) -> Service:
@@ -90,7 +90,7 @@ async def test_nobody_comes_in_before_the_engine_or_while_it_drains() -> None:
 
 async def test_closing_ends_all_sessions() -> None:
     made = service(link(Phase.IDLE, ready=True))
-    book = made.admit(None)
+    book = made._registry
     await made.close()
     assert book.closed
     with pytest.raises(Draining):

@@ -18,9 +18,9 @@ from holdfast.runtime import build
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import ModelUnreadable, PoolTooSmall, SettingsInvalid
-from holdfast.runtime.link.engine_loop import Loaded
-from holdfast.runtime.link.heartbeat import Pulse
-from holdfast.runtime.link.messages import Generate, Limits, Open, Sampling
+from holdfast.runtime.link.engine_end import LoadedEngine
+from holdfast.runtime.link.heartbeat import Liveness
+from holdfast.runtime.link.messages import Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.settings import EngineSettings
 
 
@@ -29,14 +29,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_toy("tiny", tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=300)
 
 
-def load(model: Path | str, **changes: object) -> Loaded:
+def load(model: Path | str, **changes: object) -> LoadedEngine:
     settings = EngineSettings(model=str(model), **{"device": "cpu", **changes})  # type: ignore[arg-type]
-    return load_engine(settings, lambda done, what: None, Pulse())
+    return load_engine(settings, lambda done, what: None, Liveness())
 
 
-def run(loaded: Loaded, prompt: list[int], count: int) -> list[int]:
+def run(loaded: LoadedEngine, prompt: list[int], count: int) -> list[int]:
     loaded.engine.apply(Open(1, 1, b"", prompt))
-    loaded.engine.apply(Generate(2, 1, Sampling(), Limits(count)))
+    loaded.engine.apply(Generate(2, 1, Sampling(), TokenLimits(count)))
     tokens: list[int] = []
     while (step := loaded.engine.step()) is not None:
         tokens += [token for row in step.rows for token in row.tokens]
@@ -119,7 +119,7 @@ def test_progress_is_told_to_the_end(tiny: Path) -> None:
     load_engine(
         EngineSettings(model=str(tiny), device="cpu", blocks=20),
         lambda done, what: told.append((done, what)),
-        Pulse(),
+        Liveness(),
     )
     done = [fraction for fraction, _ in told]
     assert done == sorted(done) and done[0] == 0.0 and done[-1] == 1.0

@@ -9,7 +9,15 @@ import pytest
 from holdfast.kvstore.errors import LeakFound
 from holdfast.runtime.engine import MOST_LOST_STEPS, PREPARE_SECONDS, Engine
 from holdfast.runtime.errors import EngineDied
-from holdfast.runtime.link.messages import Finish, Generate, Limits, Open, Reply, Sampling, Statistics
+from holdfast.runtime.link.messages import (
+    Finish,
+    Generate,
+    Open,
+    Sampling,
+    Statistics,
+    TokenLimits,
+    VerbReply,
+)
 from holdfast.runtime.plan import Handle, Plan
 from holdfast.tests.runtime.fakes import fake_engine, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, world
@@ -83,17 +91,17 @@ def _engine_on(device: _DeadDevice) -> Engine:
 def test_a_device_that_computes_nothing_is_given_up() -> None:
     engine = _engine_on(_DeadDevice(RuntimeError("no device")))
     for request in range(MOST_LOST_STEPS - 1):
-        engine.apply(Generate(request, 0, Sampling(), Limits(5)))
+        engine.apply(Generate(request, 0, Sampling(), TokenLimits(5)))
         step = engine.step()
         assert step is not None and [row.finish for row in step.rows] == [Finish.ERROR]
-    engine.apply(Generate(99, 0, Sampling(), Limits(5)))
+    engine.apply(Generate(99, 0, Sampling(), TokenLimits(5)))
     with pytest.raises(EngineDied, match="no device"):
         engine.step()
 
 
 def test_a_runner_that_lost_its_device_ends_the_engine_at_once() -> None:
     engine = _engine_on(_DeadDevice(EngineDied("device lost")))
-    engine.apply(Generate(2, 0, Sampling(), Limits(5)))
+    engine.apply(Generate(2, 0, Sampling(), TokenLimits(5)))
     with pytest.raises(EngineDied, match="device lost"):
         engine.step()
 
@@ -101,7 +109,7 @@ def test_a_runner_that_lost_its_device_ends_the_engine_at_once() -> None:
 def test_statistics_is_a_verb() -> None:
     engine, _ = fake_engine(world().settings)
     answer = engine.apply(Statistics(7))
-    assert isinstance(answer, Reply) and answer.request == 7 and answer.statistics == engine.statistics()
+    assert isinstance(answer, VerbReply) and answer.request == 7 and answer.statistics == engine.statistics()
 
 
 def test_an_engine_knows_when_it_is_idle() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from holdfast.runtime.__main__ import EXIT_ORPHANED, EXIT_UNSERVABLE
 from holdfast.runtime.errors import FrameInvalid, SettingsInvalid
-from holdfast.runtime.link.codec import frame, report_reader
-from holdfast.runtime.link.messages import AnyReport, Fatal, Hello
+from holdfast.runtime.link.messages import AnyReport, Fatal, Hello, frame, report_reader
 from holdfast.runtime.settings import EngineSettings
 
 PLAIN = "from holdfast.runtime.__main__ import main; raise SystemExit(main())"
@@ -21,14 +20,15 @@ MADE_UP = """
 import sys, threading, types
 from holdfast.runtime import __main__ as child
 from holdfast.runtime.link.messages import Hello
-from holdfast.runtime.link.engine_loop import Loaded
+from holdfast.runtime.link.engine_end import LoadedEngine
 
 class Engine:
     def step(self):
         {step}
 
 hello = Hello("made up", "MadeUp", "none", "none", 1, (), 1, 1, 1, 1, 0)
-made_up = types.SimpleNamespace(load_engine=lambda settings, progress, pulse, *lower: Loaded(Engine(), hello))
+loaded = LoadedEngine(Engine(), hello)
+made_up = types.SimpleNamespace(load_engine=lambda settings, progress, liveness, *lower: loaded)
 sys.modules["holdfast.runtime.build"] = made_up  # no torch, no model
 child.GRACE = {grace}
 raise SystemExit(child.main())

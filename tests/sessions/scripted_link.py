@@ -20,21 +20,21 @@ from holdfast.runtime.errors import (
     SequenceUnknown,
     VerbRefused,
 )
-from holdfast.runtime.link.crash_report import Death
+from holdfast.runtime.link.crash_report import EngineDeath
 from holdfast.runtime.link.generation import Generation
 from holdfast.runtime.link.messages import (
     Finish,
     Grant,
     Hello,
-    Limits,
     Moved,
     Opening,
     Receipt,
-    Reply,
     Row,
     Sampling,
-    State,
+    SequenceState,
+    TokenLimits,
     TokenLogprob,
+    VerbReply,
     Work,
 )
 
@@ -50,7 +50,7 @@ class Held:
     epoch: int = 0
     computed: int = 0
     generation: Generation | None = None
-    limits: Limits = Limits(0)
+    limits: TokenLimits = TokenLimits(0)
     sampled: int = 0
     before: int = 0
     work: Work = Work(0, 0, 0, 0)
@@ -92,7 +92,7 @@ class ScriptedLink:
     max_context: int = 4096
     ahead: int = 1
     tokens_per_row: int = 1
-    incarnation: int = 1
+    engine_number: int = 1
     alive: bool = True
     full: bool = False
     logprobs: bool = False
@@ -100,12 +100,12 @@ class ScriptedLink:
     held: dict[int, Held] = field(default_factory=dict)
     log: list[tuple] = field(default_factory=list)
     cut_off: set[str] = field(default_factory=set)
-    unanswered: list[asyncio.Future[Reply]] = field(default_factory=list)
+    unanswered: list[asyncio.Future[VerbReply]] = field(default_factory=list)
     slow: bool = False
     flowing: bool = True
     stuck: asyncio.Event = field(default_factory=asyncio.Event)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
-    deaths: list[Death] = field(default_factory=list)
+    deaths: list[EngineDeath] = field(default_factory=list)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     _last: int = 0
     _back: asyncio.Event = field(default_factory=asyncio.Event)
@@ -119,7 +119,7 @@ class ScriptedLink:
         self.alive = False
         self._back.clear()
         step = frozenset(seq for seq, held in self.held.items() if held.generation is not None)
-        self.deaths.append(Death(self.incarnation, "killed", outside, step, 0.0))
+        self.deaths.append(EngineDeath(self.engine_number, "killed", outside, step, 0.0))
         for held in self.held.values():
             if held.generation is not None:
                 held.generation.fail(EngineDied("killed"))
@@ -130,7 +130,7 @@ class ScriptedLink:
 
     def restart(self) -> None:
         self.alive = True
-        self.incarnation += 1
+        self.engine_number += 1
         self._back.set()
 
     async def wait_ready(self) -> Hello:
@@ -139,8 +139,8 @@ class ScriptedLink:
             await self._back.wait()
         return self.hello
 
-    def death_of(self, incarnation: int) -> Death | None:
-        return next((death for death in self.deaths if death.incarnation == incarnation), None)
+    def death_of(self, engine_number: int) -> EngineDeath | None:
+        return next((death for death in self.deaths if death.engine_number == engine_number), None)
 
     def sent(self) -> int:
         """Tokens that crossed the link downwards since the last call."""
@@ -150,18 +150,18 @@ class ScriptedLink:
 
     # --- verbs ---
 
-    async def open(self, tokens: Sequence[int], salt: bytes = b"", alone: bool = False) -> State:
+    async def open(self, tokens: Sequence[int], salt: bytes = b"", alone: bool = False) -> SequenceState:
         await self._verb("open", salt, list(tokens), *(["alone"] * alone))
         return self._state(self._new(Held(list(tokens))))
 
     def extend(
         self, seq: int, tokens: Sequence[int], due: bool = False, expect_length: int | None = None
-    ) -> asyncio.Future[Reply]:
+    ) -> asyncio.Future[VerbReply]:
         if not self.alive:
             raise EngineDied("the engine is gone")
         self.log.append(("extend", seq, list(tokens), *(["due"] * due)))
         assert tokens, "an extension has tokens"
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[VerbReply] = asyncio.get_running_loop().create_future()
         if "extend" in self.cut_off:
             self.stuck.set()
             self.unanswered.append(reply)
@@ -172,14 +172,14 @@ class ScriptedLink:
         except VerbRefused as error:
             refusal = error
         state = self._state(seq) if refusal is None else None
-        answer = lambda: reply.set_exception(refusal) if refusal else reply.set_result(Reply(0, state))
+        answer = lambda: reply.set_exception(refusal) if refusal else reply.set_result(VerbReply(0, state))
         if self.slow:
             asyncio.get_running_loop().call_later(0.01, answer)
         else:
             answer()
         return reply
 
-    async def truncate(self, seq: int, length: int, expect_epoch: int) -> State:
+    async def truncate(self, seq: int, length: int, expect_epoch: int) -> SequenceState:
         await self._verb("truncate", seq, length)
         held = self._known(seq)
         if held.epoch != expect_epoch:
@@ -196,7 +196,7 @@ class ScriptedLink:
         self,
         seq: int,
         sampling: Sampling,
-        limits: Limits,
+        limits: TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
         expect_length: int | None = None,
@@ -212,12 +212,12 @@ class ScriptedLink:
         self,
         opening: Opening,
         sampling: Sampling,
-        limits: Limits,
+        limits: TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
     ) -> Generation:
         whose = opening.salt if opening.parent is None else (opening.parent, opening.at)
-        await self._verb("begin", whose, list(tokens), limits, generated_from, opening.alone)
+        await self._verb("begin", whose, list(tokens), limits, generated_from, opening.isolated)
         begun = Held([])
         if opening.parent is not None:
             parent = self._known(opening.parent)
@@ -234,7 +234,7 @@ class ScriptedLink:
         self.held[self._last] = held
         return self._last
 
-    def _generated(self, seq: int, limits: Limits, generated_from: int) -> Generation:
+    def _generated(self, seq: int, limits: TokenLimits, generated_from: int) -> Generation:
         held = self._idle(seq)
         held.epoch += 1
         held.limits, held.sampled, held.before = limits, generated_from, generated_from
@@ -244,7 +244,7 @@ class ScriptedLink:
         held.generation.state = self._state(seq)
         return held.generation
 
-    async def stop(self, seq: int, keep: int | None = None) -> State:
+    async def stop(self, seq: int, keep: int | None = None) -> SequenceState:
         await self._verb("stop", seq)
         held = self._known(seq)
         held.epoch += 1
@@ -360,9 +360,9 @@ class ScriptedLink:
         if generation is not None:
             generation.end()
 
-    def _state(self, seq: int) -> State:
+    def _state(self, seq: int) -> SequenceState:
         held = self.held[seq]
-        return State(seq, len(held.tokens), held.computed, held.epoch)
+        return SequenceState(seq, len(held.tokens), held.computed, held.epoch)
 
 
 class Recital:

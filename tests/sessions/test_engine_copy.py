@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from holdfast.runtime.errors import EngineDied, SequenceUnknown
-from holdfast.runtime.link.crash_report import Death
-from holdfast.runtime.link.messages import Limits, Sampling
+from holdfast.runtime.link.crash_report import EngineDeath
+from holdfast.runtime.link.messages import Sampling, TokenLimits
 from holdfast.sessions.engine_copy import EngineCopy
-from holdfast.sessions.poison import TRIAL, PoisonRule
+from holdfast.sessions.poison import ISOLATE_AFTER, CrashCount
 from holdfast.sessions.token_ids import Ids, ids_of
 
 from .scripted_link import ScriptedLink
@@ -36,12 +36,12 @@ def verbs(link: ScriptedLink) -> list[tuple]:
 
 async def brought(sequence: EngineCopy, ids: Ids) -> None:
     """As text that is on its way does it."""
-    await sequence.anticipate(ids, unless=lambda: False)
+    await sequence.prefill(ids, unless=lambda: False)
 
 
 async def begun(sequence: EngineCopy, ids: Ids) -> None:
     """As a turn does it."""
-    async with await sequence.begin(ids, Sampling(), Limits(1)):
+    async with await sequence.begin(ids, Sampling(), TokenLimits(1)):
         pass
 
 
@@ -66,11 +66,11 @@ async def test_only_the_difference_crosses_the_link() -> None:
 async def test_what_a_stop_leaves_is_told_by_the_engine() -> None:
     link = counting(ahead=5)
     sequence = EngineCopy(link)
-    generation = await sequence.begin(span(1, 5), Sampling(), Limits(20))
+    generation = await sequence.begin(span(1, 5), Sampling(), TokenLimits(20))
     first = await anext(generation)
     link.log.clear()
     await sequence.stop(ids_of([1, 2, 3, 4, *first.tokens]))
-    await sequence.at_rest()
+    await sequence.wait_stopped()
     assert [name for name, *_ in link.log] == ["stop"], "what nobody read goes with the same verb"
     assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4, 5]]
     link.log.clear()
@@ -115,12 +115,18 @@ async def test_nothing_waits_until_the_engine_has_answered_that_it_has_more_toke
     link.slow = True
     await brought(sequence, span(1, 7))
     await brought(sequence, span(1, 9))
-    assert sequence.unanswered == 2 and len(sequence.handed) == 8
-    generation = await sequence.begin(span(1, 12), Sampling(), Limits(1))
+    assert sequence.pending_extends == 2 and len(sequence.sent) == 8
+    generation = await sequence.begin(span(1, 12), Sampling(), TokenLimits(1))
     assert [row.tokens async for row in generation] == [[12]]
-    assert verbs(link) == [("open", 4), ("extend", 2), ("extend", 2), ("extend", 3), ("generate", Limits(1))]
-    await sequence.answered()
-    assert sequence.unanswered == 0
+    assert verbs(link) == [
+        ("open", 4),
+        ("extend", 2),
+        ("extend", 2),
+        ("extend", 3),
+        ("generate", TokenLimits(1)),
+    ]
+    await sequence.wait_extended()
+    assert sequence.pending_extends == 0
 
 
 @run
@@ -133,7 +139,7 @@ async def test_what_takes_a_refused_verb_for_granted_is_refused_too_and_all_begi
     link.slow = True
     await brought(sequence, span(1, 7))
     await brought(sequence, span(1, 9))
-    generation = await sequence.begin(span(1, 12), Sampling(), Limits(1))
+    generation = await sequence.begin(span(1, 12), Sampling(), TokenLimits(1))
     assert [row.tokens async for row in generation] == [[12]]
     assert [name for name, _ in verbs(link)] == ["open", "extend", "extend", "close", "begin"]
     assert [held.tokens for held in link.held.values()] == [[*range(1, 13)]]
@@ -147,7 +153,7 @@ async def test_a_refusal_that_is_learnt_late_leaves_nothing_to_trust() -> None:
     (held,) = link.held.values()
     held.tokens.append(77)
     await brought(sequence, span(1, 7))
-    await sequence.answered()
+    await sequence.wait_extended()
     await brought(sequence, span(1, 9))
     assert [name for name, _ in verbs(link)] == ["open", "extend", "close", "open"]
     assert [held.tokens for held in link.held.values()] == [[*range(1, 9)]]
@@ -164,7 +170,7 @@ async def test_an_answer_of_a_sequence_that_was_let_go_says_nothing_of_the_next(
     await sequence.close()
     await brought(sequence, span(1, 3))
     link.unanswered[0].set_exception(SequenceUnknown("gone"))
-    await sequence.answered()
+    await sequence.wait_extended()
     link.log.clear()
     await brought(sequence, span(1, 4))
     assert verbs(link) == [("extend", 1)]
@@ -214,36 +220,36 @@ async def test_a_child_forks_where_a_block_is_shared() -> None:
 async def test_pending_is_the_sampled_token_without_kv() -> None:
     link = counting()
     sequence = EngineCopy(link)
-    assert sequence.pending(5) == 1
-    generation = await sequence.begin(span(1, 5), Sampling(), Limits(2))
+    assert sequence.without_kv(5) == 1
+    generation = await sequence.begin(span(1, 5), Sampling(), TokenLimits(2))
     rows = [row async for row in generation]
-    sequence.finished(ids_of(range(1, rows[-1].length + 1)), 1)
-    assert sequence.pending(rows[-1].length) == 1
-    assert sequence.pending(rows[-1].length - 1) == 0
-    sequence.finished(ids_of(range(1, rows[-1].length + 1)), 3)  # a grammar had two more follow
-    assert [sequence.pending(rows[-1].length - less) for less in range(4)] == [3, 2, 1, 0]
+    sequence.finish(ids_of(range(1, rows[-1].length + 1)), 1)
+    assert sequence.without_kv(rows[-1].length) == 1
+    assert sequence.without_kv(rows[-1].length - 1) == 0
+    sequence.finish(ids_of(range(1, rows[-1].length + 1)), 3)  # a grammar had two more follow
+    assert [sequence.without_kv(rows[-1].length - less) for less in range(4)] == [3, 2, 1, 0]
     link.die()
     link.restart()
-    assert sequence.pending(3) == 1
+    assert sequence.without_kv(3) == 1
 
 
 @run
 async def test_what_a_stop_leaves_without_kv_is_pending_but_no_prompt() -> None:
     link = counting(ahead=5)
     sequence = EngineCopy(link)
-    generation = await sequence.begin(span(1, 5), Sampling(), Limits(20))
+    generation = await sequence.begin(span(1, 5), Sampling(), TokenLimits(20))
     await anext(generation)
     (held,) = link.held.values()
     held.computed = 5  # of the three that were read two are a grammar's, which had them follow without a step
     await sequence.stop(span(1, 8))
-    await sequence.at_rest()
-    assert [sequence.pending(keep) for keep in (7, 6, 5)] == [2, 1, 0]
-    generation = await sequence.begin(span(1, 12), Sampling(), Limits(20))
+    await sequence.wait_stopped()
+    assert [sequence.without_kv(keep) for keep in (7, 6, 5)] == [2, 1, 0]
+    generation = await sequence.begin(span(1, 12), Sampling(), TokenLimits(20))
     await anext(generation)
     held.computed = 2  # cut while its prompt was computed
     await sequence.stop(span(1, 13))
-    await sequence.at_rest()
-    assert sequence.pending(12) == 1
+    await sequence.wait_stopped()
+    assert sequence.without_kv(12) == 1
 
 
 @run
@@ -268,7 +274,7 @@ async def test_what_a_turn_adds_comes_with_its_generation() -> None:
     sequence = EngineCopy(link)
     await brought(sequence, span(1, 9))
     link.log.clear()
-    generation = await sequence.begin(ids_of([1, 2, 3, 4, 9, 9]), Sampling(), Limits(1))
+    generation = await sequence.begin(ids_of([1, 2, 3, 4, 9, 9]), Sampling(), TokenLimits(1))
     assert [entry[0] for entry in link.log] == ["truncate", "extend", "generate"]
     assert [row.tokens async for row in generation] == [[10]]
     assert [held.tokens for held in link.held.values()] == [[1, 2, 3, 4, 9, 9, 10]]
@@ -281,7 +287,7 @@ async def test_a_turn_on_a_sequence_that_is_not_there_opens_another() -> None:
     await brought(sequence, span(1, 9))
     link.held.clear()
     link.log.clear()
-    generation = await sequence.begin(span(1, 12), Sampling(), Limits(1))
+    generation = await sequence.begin(span(1, 12), Sampling(), TokenLimits(1))
     assert [row.tokens async for row in generation] == [[12]]
     assert [held.tokens for held in link.held.values()] == [list(range(1, 13))]
 
@@ -313,7 +319,7 @@ async def test_text_that_comes_while_there_is_no_engine_does_not_hide_what_that_
     (held,) = link.held
     link.die()
     link.deaths[-1] = replace(link.deaths[-1], step=frozenset({held}))
-    await sequence.answered()
+    await sequence.wait_extended()
     for end in (11, 12):
         with pytest.raises(EngineDied):
             await brought(sequence, span(1, end))
@@ -340,9 +346,9 @@ async def test_text_on_its_way_goes_on_after_a_death_that_others_died_of() -> No
 async def test_a_branch_on_trial_is_not_anticipated() -> None:
     link = counting()
     sequence = EngineCopy(link)
-    sequence.suspicion = PoisonRule()
-    for _ in range(TRIAL):
-        sequence.suspicion.weigh(Death(1, "crash", False, frozenset({7}), 0.0), 7, alone=False)
+    sequence.crashes = CrashCount()
+    for _ in range(ISOLATE_AFTER):
+        sequence.crashes.add(EngineDeath(1, "crash", False, frozenset({7}), 0.0), 7, isolated=False)
     await brought(sequence, span(1, 9))
     assert verbs(link) == []
 
@@ -351,14 +357,14 @@ async def test_a_branch_on_trial_is_not_anticipated() -> None:
 async def test_a_turn_brings_its_sequence_with_it() -> None:
     link = counting()
     sequence = EngineCopy(link, b"salt")
-    generation = await sequence.begin(span(1, 9), Sampling(), Limits(2))
-    assert link.log == [("begin", b"salt", list(range(1, 9)), Limits(2), 0, False)]
+    generation = await sequence.begin(span(1, 9), Sampling(), TokenLimits(2))
+    assert link.log == [("begin", b"salt", list(range(1, 9)), TokenLimits(2), 0, False)]
     said = [token async for row in generation for token in row.tokens]
-    sequence.finished(span(1, 11), 1)
+    sequence.finish(span(1, 11), 1)
     link.log.clear()
     assert said == [9, 10] and sequence.held.tolist() == list(range(1, 11))
-    await sequence.begin(span(1, 13), Sampling(), Limits(2))
-    assert verbs(link) == [("extend", 2), ("generate", Limits(2))], "which is one verb, too"
+    await sequence.begin(span(1, 13), Sampling(), TokenLimits(2))
+    assert verbs(link) == [("extend", 2), ("generate", TokenLimits(2))], "which is one verb, too"
 
 
 @run
@@ -368,12 +374,12 @@ async def test_a_turn_on_a_fork_brings_the_fork_with_it() -> None:
     await brought(sequence, span(1, 9))
     link.log.clear()
     child = sequence.child()
-    generation = await child.begin(span(1, 12), Sampling(), Limits(1))
-    assert link.log == [("begin", (1, 8), [9, 10, 11], Limits(1), 0, False)]
+    generation = await child.begin(span(1, 12), Sampling(), TokenLimits(1))
+    assert link.log == [("begin", (1, 8), [9, 10, 11], TokenLimits(1), 0, False)]
     assert [row.tokens async for row in generation] == [[12]]
     link.held.pop(1)
     link.log.clear()
-    await sequence.child().begin(span(1, 12), Sampling(), Limits(1))
+    await sequence.child().begin(span(1, 12), Sampling(), TokenLimits(1))
     assert [entry[1] for entry in link.log] == [(1, 8), b""], "its parent was not there: it stands for itself"
     assert link.held[generation.state.seq + 1].tokens == list(range(1, 12))
 
@@ -383,7 +389,7 @@ async def test_a_turn_cut_off_as_it_begins_leaves_nothing_to_trust() -> None:
     link = counting()
     sequence = EngineCopy(link)
     link.cut_off.add("begin")
-    task = asyncio.create_task(sequence.begin(span(1, 9), Sampling(), Limits(1)))
+    task = asyncio.create_task(sequence.begin(span(1, 9), Sampling(), TokenLimits(1)))
     await link.stuck.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -398,10 +404,10 @@ async def test_a_turn_cut_off_as_it_begins_leaves_nothing_to_trust() -> None:
 async def test_a_turn_that_begins_anew_has_the_lease_it_was_promised() -> None:
     link = counting()
     sequence = EngineCopy(link)
-    await sequence.begin(span(1, 9), Sampling(), Limits(1))
+    await sequence.begin(span(1, 9), Sampling(), TokenLimits(1))
     await sequence.lease(span(1, 9), 2, 60.0, 30.0)
     link.die()
     link.restart()
     link.log.clear()
-    await sequence.begin(span(1, 9), Sampling(), Limits(1))
+    await sequence.begin(span(1, 9), Sampling(), TokenLimits(1))
     assert [entry[0] for entry in link.log] == ["open", "lease", "generate"]

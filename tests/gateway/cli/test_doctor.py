@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.gateway.cli import doctor
-from holdfast.runtime.link.heartbeat import Pulse
+from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import SamplingDefaults
 from holdfast.runtime.settings import EngineSettings
 
@@ -23,7 +23,7 @@ def number(text: str) -> int:
 def test_its_arithmetic_is_the_engines() -> None:
     from holdfast.runtime.build import load_engine
 
-    hello = load_engine(POCKET, lambda done, what: None, Pulse()).hello
+    hello = load_engine(POCKET, lambda done, what: None, Liveness()).hello
     facts = dict(doctor.model(POCKET))
     assert number(facts["weights"]) == hello.parameters * 4
     assert number(facts["KV per token"]) * hello.block_tokens == hello.block_bytes

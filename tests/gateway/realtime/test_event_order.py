@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
 
-from holdfast.gateway.realtime.outbox import Outbox
+from holdfast.gateway.net.outbox import Outbox
 from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.settings import EngineSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.link.messages import Generate, Limits, Open, Refusal, Sampling
+from holdfast.runtime.link.messages import Generate, Open, Refusal, Sampling, TokenLimits
 from holdfast.runtime.plan import Plan, PlanRow
 from holdfast.tests.runtime.fakes import fake_engine
 from holdfast.tests.runtime.worlds import world
@@ -19,7 +19,7 @@ Told = tuple[PlanRow, list[int] | None]
 def planned(
     depth: int,
     sampling: Sampling,
-    limits: Limits,
+    limits: TokenLimits,
     *,
     generated_from: int = 0,
     evict_every: int = 0,
@@ -53,7 +53,7 @@ def planned(
 @pytest.mark.parametrize("evict_every", [0, 3])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_past_is_all_that_stands_before_the_last_token(depth: int, evict_every: int) -> None:
-    told, said = planned(depth, READING, Limits(12), evict_every=evict_every)
+    told, said = planned(depth, READING, TokenLimits(12), evict_every=evict_every)
     whole = PROMPT + said
     for row, past in told:
         assert past == whole[: row.first + row.count - 1]
@@ -65,26 +65,26 @@ def test_the_past_is_all_that_stands_before_the_last_token(depth: int, evict_eve
 def test_nobody_else_is_told_the_past() -> None:
     warm = Sampling(1.0, 5, 0.9, 7, min_p=0.1, typical_p=0.9, logit_bias=((1, 1.0),), logprobs=3)
     for sampling in (Sampling(), warm):
-        assert all(past is None for _, past in planned(2, sampling, Limits(4))[0])
+        assert all(past is None for _, past in planned(2, sampling, TokenLimits(4))[0])
     for sampling in (
         READING,
         Sampling(presence_penalty=0.1),
         Sampling(frequency_penalty=0.1),
         Sampling(bad_words=((1,),)),
     ):
-        assert all(past is not None for _, past in planned(2, sampling, Limits(4))[0])
+        assert all(past is not None for _, past in planned(2, sampling, TokenLimits(4))[0])
 
 
 @pytest.mark.parametrize("begun", [0, 5, 13])
 def test_a_reply_begun_again_has_its_first_tokens_as_output(begun: int) -> None:
-    told, _ = planned(2, READING, Limits(20), generated_from=begun)
+    told, _ = planned(2, READING, TokenLimits(20), generated_from=begun)
     assert {row.output_from for row, _ in told} == {len(PROMPT) - begun}
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("least", "begun"), [(0, 0), (1, 0), (6, 0), (6, 4), (6, 6), (20, 0)])
 def test_the_end_is_forbidden_until_the_least_number_of_tokens(depth: int, least: int, begun: int) -> None:
-    told, said = planned(depth, Sampling(), Limits(20, STOPS, least), generated_from=begun)
+    told, said = planned(depth, Sampling(), TokenLimits(20, STOPS, least), generated_from=begun)
     assert len(said) == 20 - begun
     for row, _ in told:
         before = row.first + row.count - len(PROMPT) + begun  # tokens of the reply that stand already

@@ -1,4 +1,4 @@
-"""The rehearsal: two steps that nobody asked for, after which the pace is known."""
+"""The rehearsal: two steps that nobody asked for, after which the time of a step is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.execution.warmup import DRAWN, rehearse
 from holdfast.runtime.execution.watchdog import WatchedRunner
 from holdfast.runtime.link.crash_report import CrashReport
-from holdfast.runtime.link.heartbeat import Pace, Pulse
+from holdfast.runtime.link.heartbeat import Liveness, StepTimes
 from holdfast.runtime.link.messages import Phase
 from holdfast.runtime.plan import Handle, Plan, PlanRow
 from holdfast.tests.runtime.fakes import FakeRunner
@@ -41,7 +41,7 @@ def test_with_kernels_every_kind_of_step_comes_once_within_two_blocks(
     assert {copy.target for plan in runner.plans for copy in plan.copies} == set(range(1, blocks))
     assert max(row.first for row in rows) == context - 1, "the longest context"
     drawn = {row.sampling for row in rows}
-    assert drawn >= set(DRAWN) and any(row.matcher is not None for row in rows)
+    assert drawn >= set(DRAWN) and any(row.grammar is not None for row in rows)
     assert all(plan.step < -64 for plan in runner.plans), "below those of a calibration"
 
 
@@ -60,12 +60,12 @@ def test_with_kernels_a_step_that_fails_keeps_none_from_being_compiled() -> None
 
 
 def test_the_first_real_step_has_the_deadline_of_a_step() -> None:
-    pulse = Pulse()
-    runner = WatchedRunner(FakeRunner(4, 16), pulse)
-    assert Pace().expect(1)[0] is Phase.COMPILING
+    liveness = Liveness()
+    runner = WatchedRunner(FakeRunner(4, 16), liveness)
+    assert StepTimes().expect(1)[0] is Phase.COMPILING
     rehearse(runner, 16, 64)
     runner.expect(16)
-    assert pulse._now.phase is Phase.STEPPING and pulse._now.limit < 60
+    assert liveness._now.phase is Phase.STEPPING and liveness._now.limit < 60
 
 
 def test_what_fails_is_left_to_the_first_sequence_unless_the_device_is_gone() -> None:
@@ -82,14 +82,14 @@ def test_what_fails_is_left_to_the_first_sequence_unless_the_device_is_gone() ->
 
 
 def test_nobody_is_suspected_for_it_and_the_steps_behind_it_run() -> None:
-    """The black box holds ids of sequences, which are not negative: nobody's row is in none of its records."""
-    box = CrashReport.new()
-    runner = WatchedRunner(FakeRunner(4, 16), Pulse(record=box.record))
+    """The crash report holds no row of the warm-up, as the ids of sequences are not negative."""
+    report = CrashReport.new()
+    runner = WatchedRunner(FakeRunner(4, 16), Liveness(record=report.record))
     rehearse(runner, 16, 64)
-    assert not box.sequences() and not runner._flying
+    assert not report.sequences() and not runner._flying
     tokens, table = np.zeros(3, dtype=np.int64), np.zeros(1, dtype=np.int32)
     handle = runner.launch(Plan(7, (PlanRow(5, 0, 0, 3, tokens, table),)))
-    assert box.sequences() == {5}
+    assert report.sequences() == {5}
     handle.tokens()
     assert not runner._flying
-    box.close()
+    report.close()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast.runtime.execution.watchdog import WatchedRunner
-from holdfast.runtime.link.heartbeat import FIRST_STEP, STEP_FLOOR, Pulse
+from holdfast.runtime.link.heartbeat import FIRST_STEP, STEP_FLOOR, Liveness
 from holdfast.runtime.link.messages import Phase
 from holdfast.runtime.plan import Outcome, Plan, PlanRow
 
@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-class Recorder(Pulse):
+class Recorder(Liveness):
     """Remembers what was entered."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Slow:
 
     def tokens(self) -> list[Outcome]:
         self.clock.now += 2
-        return [7]
+        return [[7]]
 
 
 def plan_of(count: int, step: int = 1) -> Plan:
@@ -53,25 +53,25 @@ def plan_of(count: int, step: int = 1) -> Plan:
 
 
 def test_limits_are_set_before_each_wait_and_learnt() -> None:
-    clock, pulse = Clock(), Recorder()
+    clock, liveness = Clock(), Recorder()
     slow = Slow(clock)
-    runner = WatchedRunner(slow, pulse, clock)
+    runner = WatchedRunner(slow, liveness, clock)
     plan = plan_of(1)
-    assert runner.launch(plan).tokens() == [7]
+    assert runner.launch(plan).tokens() == [[7]]
     assert slow.launched == [plan]
-    assert pulse.entered == [(Phase.COMPILING, FIRST_STEP)] * 2
+    assert liveness.entered == [(Phase.COMPILING, FIRST_STEP)] * 2
     runner.launch(plan_of(1, 2)).tokens()
-    assert pulse.entered[2:] == [(Phase.STEPPING, 30.0)] * 2  # ten times launch and wait together
+    assert liveness.entered[2:] == [(Phase.STEPPING, 30.0)] * 2  # ten times launch and wait together
     runner.launch(plan_of(64, 3))
-    assert pulse.entered[4] == (Phase.STEPPING, pytest.approx(30.0 * 64))
+    assert liveness.entered[4] == (Phase.STEPPING, pytest.approx(30.0 * 64))
 
 
 def test_quick_steps_have_the_floor() -> None:
-    clock, pulse = Clock(), Recorder()
-    runner = WatchedRunner(Slow(clock), pulse, lambda: 0.0)
+    clock, liveness = Clock(), Recorder()
+    runner = WatchedRunner(Slow(clock), liveness, lambda: 0.0)
     runner.launch(plan_of(1)).tokens()
     runner.launch(plan_of(1, 2))
-    assert pulse.entered[-1] == (Phase.STEPPING, STEP_FLOOR)
+    assert liveness.entered[-1] == (Phase.STEPPING, STEP_FLOOR)
 
 
 def test_a_step_that_fails_is_not_learnt_from() -> None:
@@ -79,12 +79,12 @@ def test_a_step_that_fails_is_not_learnt_from() -> None:
         def tokens(self) -> list[Outcome]:
             raise RuntimeError("late")
 
-    clock, pulse = Clock(), Recorder()
-    runner = WatchedRunner(Fails(clock), pulse, clock)
+    clock, liveness = Clock(), Recorder()
+    runner = WatchedRunner(Fails(clock), liveness, clock)
     with pytest.raises(RuntimeError, match="late"):
         runner.launch(plan_of(1)).tokens()
     runner.launch(plan_of(1, 2))
-    assert pulse.entered[-1] == (Phase.COMPILING, FIRST_STEP)
+    assert liveness.entered[-1] == (Phase.COMPILING, FIRST_STEP)
 
 
 def test_a_kernel_that_is_compiled_has_the_time_for_it_and_counts_for_no_step() -> None:
@@ -96,14 +96,14 @@ def test_a_kernel_that_is_compiled_has_the_time_for_it_and_counts_for_no_step() 
                 runner.compiled()
             return super().launch(plan)
 
-    clock, pulse = Clock(), Recorder()
-    runner = WatchedRunner(Compiles(clock), pulse, clock)
+    clock, liveness = Clock(), Recorder()
+    runner = WatchedRunner(Compiles(clock), liveness, clock)
     runner.launch(plan_of(1)).tokens()
-    pulse.entered.clear()
+    liveness.entered.clear()
     runner.launch(plan_of(1, 2)).tokens()
     runner.launch(plan_of(1, 3)).tokens()
     step = (Phase.STEPPING, 30.0)  # ten times what the first took
-    assert pulse.entered == [step, (Phase.COMPILING, FIRST_STEP), step, step, step, step]
+    assert liveness.entered == [step, (Phase.COMPILING, FIRST_STEP), step, step, step, step]
 
 
 def plan_for(step: int, *sequences: int) -> Plan:
@@ -113,8 +113,8 @@ def plan_for(step: int, *sequences: int) -> Plan:
 
 def test_who_is_on_the_device_is_known_before_each_launch_and_written_only_when_it_changes() -> None:
     written: list[set[int]] = []
-    pulse = Pulse(record=lambda sequences: written.append(set(sequences)))
-    runner = WatchedRunner(Slow(Clock()), pulse)
+    liveness = Liveness(record=lambda sequences: written.append(set(sequences)))
+    runner = WatchedRunner(Slow(Clock()), liveness)
     first = runner.launch(plan_for(1, 1, 2))
     second = runner.launch(plan_for(2, 2, 3))  # overlapped: either may be what kills the device
     assert written == [{1, 2}, {1, 2, 3}]
@@ -123,7 +123,7 @@ def test_who_is_on_the_device_is_known_before_each_launch_and_written_only_when_
     runner.launch(plan_for(3, 3)).tokens()
     runner.launch(plan_for(4, 3)).tokens()
     assert written[2:] == [{3}]
-    pulse.enter(Phase.IDLE)
+    liveness.enter(Phase.IDLE)
     assert written[3:] == [set()]
 
 
@@ -138,7 +138,7 @@ def test_a_step_that_failed_is_on_the_device_no_more() -> None:
             raise RuntimeError("late")
 
     written: list[set[int]] = []
-    runner = WatchedRunner(Fails(Clock()), Pulse(record=lambda sequences: written.append(set(sequences))))
+    runner = WatchedRunner(Fails(Clock()), Liveness(record=lambda sequences: written.append(set(sequences))))
     with pytest.raises(RuntimeError, match="at once"):
         runner.launch(plan_for(1, 1))
     with pytest.raises(RuntimeError, match="late"):

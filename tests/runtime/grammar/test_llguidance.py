@@ -24,26 +24,26 @@ from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import GrammarInvalid
 from holdfast.runtime.grammar import llguidance, queue
 from holdfast.runtime.grammar.llguidance import LLGuidance
-from holdfast.runtime.link.heartbeat import Pulse
+from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import (
     Close,
     Finish,
     Generate,
     Grammar,
     GrammarKind,
-    Limits,
     Open,
     Refusal,
     Row,
     Sampling,
+    TokenLimits,
 )
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.items import Tool
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import CallForm
-from holdfast.sessions.tools.grammar import SYNTAXES, CallWriter
-from holdfast.sessions.tools.hermes import CallArguments, CallClosed, CallOpened, CallParser, Text
+from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms
+from holdfast.sessions.tools.grammar import CallWriter
+from holdfast.sessions.tools.scanner import CallArguments, CallClosed, CallOpened, TextPiece
 from holdfast.tests.runtime.schemas import ARGUMENTS, SCHEMAS
 
 END = 1529
@@ -64,7 +64,7 @@ class Talker:
         self.text = Tokenizer.from_file(str(find_model("pocket") / "tokenizer.json"))
         self._next = 0
 
-    def say(self, *asked: tuple[Sampling, Limits]) -> list[tuple[list[int], Row]]:
+    def say(self, *asked: tuple[Sampling, TokenLimits]) -> list[tuple[list[int], Row]]:
         """Replies to one prompt, all at once: their tokens and last rows."""
         said: dict[int, list[int]] = {}
         ends: dict[int, Row] = {}
@@ -88,7 +88,7 @@ class Talker:
 
     def follow(self, grammar: Grammar, most: int = 400, **sampling: Any) -> tuple[str, Row]:
         """One reply's text."""
-        ((said, end),) = self.say((Sampling(grammar=grammar, **sampling), Limits(most, (END,))))
+        ((said, end),) = self.say((Sampling(grammar=grammar, **sampling), TokenLimits(most, (END,))))
         words = said[:-1] if said[-1:] == [END] else said
         return self.text.decode(words, skip_special_tokens=False), end
 
@@ -103,7 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def talker(folder: Path) -> Iterator[Talker]:
     asked = EngineSettings(model=str(folder), dtype="float32", blocks=256, max_context=1024, host_bytes=0)
-    loaded = load_engine(asked, lambda fraction, detail: None, Pulse())
+    loaded = load_engine(asked, lambda fraction, detail: None, Liveness())
     yield Talker(loaded.engine)  # type: ignore[arg-type]
     loaded.leave()
 
@@ -130,10 +130,10 @@ def check_arguments(talker: Talker, schema: dict[str, Any], seed: int) -> None:
     forced = writer.forced([Tool(name="act", parameters=schema, strict=True)], one=True)
     text, end = talker.follow(forced, temperature=1.0, seed=seed)
     assert end.finish is Finish.STOP, (schema, text, end.error)
-    parser = CallParser()
+    parser = Forms().call_parser()
     pieces = [*parser.feed(text), *parser.finish(cut=False)]
     assert pieces[0] == CallOpened("act") and pieces[-1] == CallClosed(complete=True)
-    assert not any(isinstance(piece, Text) for piece in pieces)
+    assert not any(isinstance(piece, TextPiece) for piece in pieces)
     arguments = "".join(piece.delta for piece in pieces if isinstance(piece, CallArguments))
     jsonschema.validate(json.loads(arguments), schema)
 
@@ -145,7 +145,7 @@ def test_a_reply_begun_again_at_any_token_has_the_same_words_follow(
 ) -> None:
     """What is forced depends on what was said alone, wherever an engine died."""
     sampling = Sampling(grammar=json_of(schema), temperature=1.0, seed=seed)
-    ((said, _),) = talker.say((sampling, Limits(400, (END,))))
+    ((said, _),) = talker.say((sampling, TokenLimits(400, (END,))))
     words = said[:-1] if said[-1:] == [END] else said
     compiler = LLGuidance(folder / "tokenizer.json", 1536, (END,))
     for cut in range(len(words) + 1):
@@ -200,7 +200,7 @@ WALK = json_of(
 
 
 def test_a_reply_begun_again_anywhere_goes_on_with_the_same_tokens(talker: Talker) -> None:
-    sampling, limits = Sampling(temperature=1.0, seed=5, grammar=WALK), Limits(200, (END,))
+    sampling, limits = Sampling(temperature=1.0, seed=5, grammar=WALK), TokenLimits(200, (END,))
     ((whole, _),) = talker.say((sampling, limits))
     for cut in range(1, len(whole)):
         talker._next += 1
@@ -217,7 +217,7 @@ def test_a_reply_begun_again_anywhere_goes_on_with_the_same_tokens(talker: Talke
 def test_what_was_said_must_follow_it(talker: Talker) -> None:
     talker._next += 1
     talker.engine.apply(Open(0, talker._next, b"", [1528, 5, 6, 7]))
-    talker.engine.apply(Generate(0, talker._next, Sampling(grammar=WALK), Limits(20, (END,)), 3))
+    talker.engine.apply(Generate(0, talker._next, Sampling(grammar=WALK), TokenLimits(20, (END,)), 3))
     rows: list[Row] = []
     while not rows:
         step = talker.engine.step()
@@ -228,23 +228,25 @@ def test_what_was_said_must_follow_it(talker: Talker) -> None:
 def test_company_changes_nothing_and_log_probabilities_are_the_models(talker: Talker) -> None:
     bound = Sampling(temperature=1.0, seed=3, grammar=WALK, logprobs=0)
     free = Sampling(temperature=1.0, seed=3, logprobs=2)
-    ((alone, _),) = talker.say((bound, Limits(99, (END,))))
+    ((alone, _),) = talker.say((bound, TokenLimits(99, (END,))))
     together = talker.say(
-        (bound, Limits(99, (END,))), (free, Limits(30, (END,))), (bound, Limits(99, (END,)))
+        (bound, TokenLimits(99, (END,))),
+        (free, TokenLimits(30, (END,))),
+        (bound, TokenLimits(99, (END,))),
     )
     assert together[0][0] == together[2][0] == alone
     sampling = Sampling(grammar=Grammar(GrammarKind.CHOICE, '["7"]'), logprobs=1)
-    ((_, end),) = talker.say((sampling, Limits(9, (END,))))
+    ((_, end),) = talker.say((sampling, TokenLimits(9, (END,))))
     assert end.logprobs is not None and end.logprobs[0].logprob < end.logprobs[0].top[0][1] < 0
 
 
 def test_overlapped_steps_say_the_same(talker: Talker, folder: Path) -> None:
-    bound = Sampling(temperature=1.0, seed=3, grammar=WALK), Limits(99, (END,))
-    free = Sampling(temperature=1.0, seed=3), Limits(30, (END,))
+    bound = Sampling(temperature=1.0, seed=3, grammar=WALK), TokenLimits(99, (END,))
+    free = Sampling(temperature=1.0, seed=3), TokenLimits(30, (END,))
     asked = EngineSettings(
         model=str(folder), dtype="float32", blocks=64, max_context=256, host_bytes=0, depth=2
     )
-    loaded = load_engine(asked, lambda fraction, detail: None, Pulse())
+    loaded = load_engine(asked, lambda fraction, detail: None, Liveness())
     overlapped = Talker(loaded.engine)  # type: ignore[arg-type]
     said = [tokens for tokens, _ in overlapped.say(bound, free, bound)]
     assert said == [tokens for tokens, _ in talker.say(bound, free, bound)]
@@ -276,22 +278,22 @@ def test_other_kinds(talker: Talker, kind: GrammarKind, text: str, form: str) ->
 def test_with_limits_words_and_biases(talker: Talker) -> None:
     many = Grammar(GrammarKind.REGEX, "a*")
     a = talker.text.token_to_id("a")
-    ((said, end),) = talker.say((Sampling(grammar=many), Limits(30, (END,), 12)))
+    ((said, end),) = talker.say((Sampling(grammar=many), TokenLimits(30, (END,), 12)))
     assert len(said) >= 12 and (end.finish is Finish.STOP or len(said) == 30), (
         "no end before the least number"
     )
-    ((said, end),) = talker.say((Sampling(grammar=many), Limits(30, (END, a), 0)))
+    ((said, end),) = talker.say((Sampling(grammar=many), TokenLimits(30, (END, a), 0)))
     assert said in ([a], [END]) or a not in said[:-1], (
         "a stop id that is text ends it where the grammar has it"
     )
     ((said, end),) = talker.say(
-        (Sampling(grammar=many, logit_bias=((END, 1000.0),)), Limits(30, (END,), 0)),
+        (Sampling(grammar=many, logit_bias=((END, 1000.0),)), TokenLimits(30, (END,), 0)),
     )
     assert said == [END] and end.finish is Finish.STOP, "a bias chooses among what is allowed"
     one = Sampling(grammar=Grammar(GrammarKind.CHOICE, '["a"]'), bad_words=((a,),))
-    ((said, end),) = talker.say((one, Limits(30, (END,))))
+    ((said, end),) = talker.say((one, TokenLimits(30, (END,))))
     assert not said and end.code == "grammar_stuck"
-    ((said, end),) = talker.say((Sampling(grammar=many), Limits(5, ())))
+    ((said, end),) = talker.say((Sampling(grammar=many), TokenLimits(5, ())))
     assert end.finish is Finish.LENGTH and END not in said, "an end token that ends nothing is not said"
 
 
@@ -312,9 +314,9 @@ def test_a_bomb_ends_its_own_turn_and_nobody_elses(
     talker: Talker, bomb: Grammar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "COMPILE_SECONDS", 0.5)
-    calm, hurt = talker.say((Sampling(), Limits(40)), (Sampling(grammar=bomb), Limits(400, (END,))))
+    calm, hurt = talker.say((Sampling(), TokenLimits(40)), (Sampling(grammar=bomb), TokenLimits(400, (END,))))
     assert hurt[1].finish is Finish.ERROR and hurt[1].code == "grammar_invalid", hurt[1]
-    assert len(calm[0]) == 40 and calm[0] == talker.say((Sampling(), Limits(40)))[0][0]
+    assert len(calm[0]) == 40 and calm[0] == talker.say((Sampling(), TokenLimits(40)))[0][0]
 
 
 def test_an_engine_without_the_library_starts_and_says_what_to_install(
@@ -322,12 +324,12 @@ def test_an_engine_without_the_library_starts_and_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(llguidance, "available", lambda: False)
     asked = EngineSettings(model=str(folder), dtype="float32", blocks=64, max_context=256, host_bytes=0)
-    engine = load_engine(asked, lambda fraction, detail: None, Pulse()).engine
+    engine = load_engine(asked, lambda fraction, detail: None, Liveness()).engine
     engine.apply(Open(0, 1, b"", [1528, 5]))
-    refused = engine.apply(Generate(0, 1, Sampling(grammar=WALK), Limits(9)))
+    refused = engine.apply(Generate(0, 1, Sampling(grammar=WALK), TokenLimits(9)))
     assert isinstance(refused, Refusal) and refused.code == "grammar_unavailable"
     assert "holdfast[engine]" in refused.message
-    assert not isinstance(engine.apply(Generate(0, 1, Sampling(), Limits(1))), Refusal)
+    assert not isinstance(engine.apply(Generate(0, 1, Sampling(), TokenLimits(1))), Refusal)
 
 
 def test_compiled_grammars_are_kept_up_to_a_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

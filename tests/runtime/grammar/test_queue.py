@@ -15,15 +15,15 @@ from holdfast.runtime.link.messages import (
     Finish,
     Fork,
     Generate,
-    Limits,
     Open,
     Refusal,
-    Reply,
     Row,
     Sampling,
-    State,
+    SequenceState,
     Statistics,
     Stop,
+    TokenLimits,
+    VerbReply,
 )
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fake_grammars import FakeCompiler, grammar
@@ -55,10 +55,10 @@ class Stage:
             settings, clock=lambda: self.now, compiler=self.compiler if self.compiled else None
         )
 
-    def apply(self, verb: AnyVerb) -> State:
+    def apply(self, verb: AnyVerb) -> SequenceState:
         answer = self.engine.apply(verb)
-        assert isinstance(answer, Reply), answer
-        return answer.state or State(0, 0, 0, 0)
+        assert isinstance(answer, VerbReply), answer
+        return answer.state or SequenceState(0, 0, 0, 0)
 
     def begin(
         self,
@@ -72,7 +72,9 @@ class Stage:
         if seq not in self.engine.scheduler._queues.sequences:
             self.apply(Open(0, seq, b"", [*PROMPT, seq, *said]))
         sampling = Sampling(grammar=None if text is None else grammar(text))
-        return self.engine.apply(Generate(0, seq, sampling, Limits(most, (END,), least, gather), len(said)))
+        return self.engine.apply(
+            Generate(0, seq, sampling, TokenLimits(most, (END,), least, gather), len(said))
+        )
 
     def run(self, steps: int = 200) -> None:
         for _ in range(steps):
@@ -113,7 +115,7 @@ def test_what_must_come_last_is_computed_with_what_comes_next(depth: int) -> Non
     assert pending == 4 and here.end(0).finish is Finish.STOP
     assert counters.computed == length - pending, "no step for a few tokens that nobody waits for"
     steps = counters.steps
-    here.engine.apply(Generate(0, 0, Sampling(), Limits(1, (END,)), 0, [40, 41]))
+    here.engine.apply(Generate(0, 0, Sampling(), TokenLimits(1, (END,)), 0, [40, 41]))
     here.run()
     assert here.end(0).work.prefilled == pending + 2 and counters.computed == length + 2
     assert counters.steps - steps <= 2, "one step for both, and its moves"
@@ -266,7 +268,7 @@ def test_without_a_compiler_a_grammar_is_refused_and_changes_nothing() -> None:
     answer = here.begin(0, "5 4")
     assert isinstance(answer, Refusal) and answer.code == "grammar_unavailable"
     assert "holdfast[engine]" in answer.message
-    assert isinstance(here.begin(0, None, most=2), Reply)
+    assert isinstance(here.begin(0, None, most=2), VerbReply)
     here.run()
     assert here.end(0).finish is Finish.LENGTH
 
@@ -332,7 +334,7 @@ def test_a_fork_in_mid_reply_goes_on_by_the_same_grammar() -> None:
     assert 0 < len(said) < 9
     here.apply(Fork(0, 0, [1]))
     sampling = Sampling(grammar=grammar("5 9"))
-    here.apply(Generate(0, 1, sampling, Limits(12, (END,)), len(said)))
+    here.apply(Generate(0, 1, sampling, TokenLimits(12, (END,)), len(said)))
     here.run()
     assert here.said(0) == said + here.said(1) and here.end(1).finish is Finish.STOP
 
@@ -341,7 +343,7 @@ def test_where_the_grammar_leaves_nothing_the_turn_ends_with_that_error() -> Non
     here = Stage()
     here.apply(Open(0, 0, b"", PROMPT))
     here.apply(
-        Generate(0, 0, Sampling(grammar=grammar("3 0")), Limits(12, ()))
+        Generate(0, 0, Sampling(grammar=grammar("3 0")), TokenLimits(12, ()))
     )  # complete, and no end to say
     here.run()
     assert (here.end(0).finish, here.end(0).code) == (Finish.ERROR, "grammar_stuck")
@@ -349,7 +351,7 @@ def test_where_the_grammar_leaves_nothing_the_turn_ends_with_that_error() -> Non
 
 def test_statistics_tell_of_grammars() -> None:
     answer = Stage().engine.apply(Statistics(0))
-    assert isinstance(answer, Reply) and answer.statistics is not None
+    assert isinstance(answer, VerbReply) and answer.statistics is not None
     assert {"compiling", "grammars_kept"} <= set(answer.statistics)
 
 

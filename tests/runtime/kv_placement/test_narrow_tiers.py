@@ -13,8 +13,8 @@ from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.kv_placement.tier_setup import host_memory, with_secret
-from holdfast.runtime.link.heartbeat import Pulse
-from holdfast.runtime.link.messages import Extend, Generate, Limits, Open, Sampling, Settle, Work
+from holdfast.runtime.link.heartbeat import Liveness
+from holdfast.runtime.link.messages import Extend, Generate, Open, Sampling, Settle, TokenLimits, Work
 from holdfast.runtime.settings import EngineSettings
 
 PROMPT = [1 + 7 * n % 200 for n in range(77)]
@@ -26,7 +26,7 @@ def engine_of(settings: EngineSettings, memory: int) -> Iterator[Engine]:
     keeper = DiskProcess(memory)
     control = os.dup(keeper.theirs.fileno())
     keeper.start()
-    engine = load_engine(settings, lambda done, what: None, Pulse(), memory, control).engine
+    engine = load_engine(settings, lambda done, what: None, Liveness(), memory, control).engine
     assert isinstance(engine, Engine)
     offload = engine.scheduler.offload
     assert offload.disk is not None
@@ -40,7 +40,7 @@ def engine_of(settings: EngineSettings, memory: int) -> Iterator[Engine]:
 
 
 def turn(engine: Engine, seq: int, count: int = 12) -> tuple[list[int], Work]:
-    engine.apply(Generate(0, seq, Sampling(), Limits(count)))
+    engine.apply(Generate(0, seq, Sampling(), TokenLimits(count)))
     said, work = list[int](), None
     while work is None:
         step = engine.step()

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.runtime.kv_placement.costs import Measured
 from holdfast.runtime.kv_placement.offload import IDLE_SECONDS
-from holdfast.runtime.link.messages import Reply, Settle, Stage, Work
+from holdfast.runtime.link.messages import Settle, Stage, VerbReply, Work
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
 from holdfast.tests.runtime.worlds import VOCAB, World
@@ -45,7 +45,7 @@ def down(here: World) -> None:
 
 def settle(here: World, seq: int) -> None:
     here.run()
-    assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), Reply)
+    assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), VerbReply)
     for _ in range(10):  # what the disk refuses is asked again
         down(here)
         here.scheduler.offload.leave(here._queues[seq])
@@ -213,7 +213,7 @@ def test_what_is_settled_before_it_was_saved_goes_to_disk_all_the_same() -> None
     here.disk._chance = Random(4)
     here.open(0, PROMPT)
     here.reply(0, 4)  # 16 of 17 tokens have KV; the last block has just become full
-    assert isinstance(here.engine.apply(Settle(here._next(), 0, disk=True)), Reply)
+    assert isinstance(here.engine.apply(Settle(here._next(), 0, disk=True)), VerbReply)
     down(here)
     keys = here._queues[0].keys[:4]
     assert len(keys) == 4 and all(map(here.disk.stored, keys))
@@ -238,7 +238,7 @@ def test_a_staged_sequence_is_computed_when_its_turn_begins() -> None:
     here.open(0, PROMPT)
     here.run()
     here.evict(0)
-    assert isinstance(here.engine.apply(Stage(here._next(), 0)), Reply)
+    assert isinstance(here.engine.apply(Stage(here._next(), 0)), VerbReply)
     while here.scheduler.offload.restore._awaited:
         here.step()
     here.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from holdfast.runtime.link.messages import Reply, Settle
+from holdfast.runtime.link.messages import Settle, VerbReply
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
 from holdfast.tests.runtime.worlds import VOCAB, World
@@ -30,7 +30,7 @@ def kept(here: World, seq: int) -> list[int]:
     here.open(seq, PROMPT)
     said = here.reply(seq, 6)
     here.run()
-    assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), Reply)
+    assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), VerbReply)
     for _ in range(10):  # what the disk refuses is asked again
         here.run()
         while here.scheduler.offload.busy:
@@ -39,7 +39,7 @@ def kept(here: World, seq: int) -> list[int]:
     here.memory = fake_memory(40, 4)
     here.restart()
     assert here.disk is not None
-    here.disk.at_hand = here.disk.placed  # type: ignore[method-assign]
+    here.disk.in_page_cache = here.disk.offset_known  # type: ignore[method-assign]
     return [*PROMPT, *said]
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_in_memory_is_brought_there_and_goes_past_the_host_tier() ->
     tokens = kept(here, 0)
     assert here.disk is not None and here.scheduler.tier is not None
     brought, here.disk._chance = here.disk._brought, Random(3)
-    here.disk.at_hand = brought.__contains__  # type: ignore[method-assign]
+    here.disk.in_page_cache = brought.__contains__  # type: ignore[method-assign]
     here.open(0, tokens)
     assert here.state(0).computed == 0 and 0 in here._queues.staged
     here.reply(0, 4)
@@ -104,7 +104,7 @@ def test_a_block_that_is_still_to_be_saved_is_not_read_into() -> None:
     tokens = kept(here, 0)
     here.open(1, [200, 201, 202, 203, 204])
     here.reply(1, 2)
-    assert isinstance(here.engine.apply(Settle(here._next(), 1, disk=False)), Reply)
+    assert isinstance(here.engine.apply(Settle(here._next(), 1, disk=False)), VerbReply)
     here.open(0, tokens)  # before any step, so that the tail's save has not gone out
     here.run()
     here.reply(1, 5)

@@ -1,24 +1,25 @@
-"""A wire without a socket: what is written is kept, what arrives is given by hand."""
+"""A gateway end without a socket: the test reads what it writes and hands it what arrives."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.codec import FrameReader, frame, verb_reader
 from holdfast.runtime.link.gateway_end import GatewayEnd
-from holdfast.runtime.link.messages import AnyReport, AnyVerb, State
+from holdfast.runtime.link.messages import AnyReport, AnyVerb, FrameReader, SequenceState, frame, verb_reader
 
 
 class MemoryTransport(asyncio.Transport):
-    """Keeps what is written until ``taken``; ``abort`` ends the wire on the next turn of the loop."""
+    """Keeps what is written until ``taken``; ``abort`` loses the connection on the next turn of the loop."""
 
-    def __init__(self, wire: GatewayEnd) -> None:
+    def __init__(self, end: GatewayEnd) -> None:
         super().__init__()
         self.written = bytearray()
         self.aborted = False
-        self._wire = wire
-        wire.connection_made(self)
+        self._end = end
+        end.connection_made(self)
 
     def write(self, data: object) -> None:
         assert isinstance(data, bytes) and not self.aborted
@@ -27,7 +28,7 @@ class MemoryTransport(asyncio.Transport):
     def abort(self) -> None:
         if not self.aborted:
             self.aborted = True
-            asyncio.get_running_loop().call_soon(self._wire.connection_lost, None)
+            asyncio.get_running_loop().call_soon(self._end.connection_lost, None)
 
     def taken(self, count: int | None = None) -> bytes:
         """The next ``count`` bytes on their way down."""
@@ -38,11 +39,11 @@ class MemoryTransport(asyncio.Transport):
 
 
 class Bench:
-    """A wire, and the engine's end by hand."""
+    """A gateway end; the test plays the engine's end."""
 
-    def __init__(self) -> None:
-        self.wire = GatewayEnd()
-        self.transport = MemoryTransport(self.wire)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.end = GatewayEnd(clock=clock)
+        self.transport = MemoryTransport(self.end)
         self._reader: FrameReader[AnyVerb] = verb_reader()
 
     def sent(self) -> list[AnyVerb]:
@@ -51,7 +52,7 @@ class Bench:
 
     def up(self, *reports: AnyReport) -> None:
         """Let reports arrive in one read."""
-        self.wire.data_received(b"".join(map(frame, reports)))
+        self.end.data_received(b"".join(map(frame, reports)))
 
 
 async def settle() -> None:
@@ -60,7 +61,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def extended(link: EngineLink, seq: int, tokens: list[int]) -> State:
+async def extended(link: EngineLink, seq: int, tokens: list[int]) -> SequenceState:
     """What an extension left, once its reply has come."""
     state = (await link.extend(seq, tokens)).state
     assert state is not None

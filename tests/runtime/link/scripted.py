@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 
 from holdfast.runtime.errors import EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
-from holdfast.runtime.link.engine_loop import Loaded
+from holdfast.runtime.link.engine_end import LoadedEngine
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
@@ -20,13 +20,13 @@ from holdfast.runtime.link.messages import (
     Hello,
     Open,
     Refusal,
-    Reply,
     Row,
-    State,
+    SequenceState,
     Statistics,
     Step,
     Stop,
     Truncate,
+    VerbReply,
     Work,
 )
 
@@ -34,13 +34,13 @@ HELLO = Hello("scripted", "Scripted", "none", "none", 1 << 20, (0,), 1 << 20, 16
 
 
 @dataclass
-class Held:
+class HeldSequence:
     length: int
     epoch: int = 0
     until: int | None = None  # the length at which the turn ends
 
-    def state(self, seq: int) -> State:
-        return State(seq, self.length, self.length, self.epoch)
+    def state(self, seq: int) -> SequenceState:
+        return SequenceState(seq, self.length, self.length, self.epoch)
 
 
 @dataclass
@@ -48,37 +48,37 @@ class Scripted:
     """``gate``: steps wait for it. ``broken``: the next step raises."""
 
     gate: threading.Event = field(default_factory=threading.Event)
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, HeldSequence] = field(default_factory=dict)
     steps: int = 0
     broken: Exception | None = None
     verbs: list[AnyVerb] = field(default_factory=list)
     wide: int = 1  # tokens in a row
 
-    def loaded(self, *_: object) -> Loaded:
-        return Loaded(self, HELLO)
+    def loaded(self, *_: object) -> LoadedEngine:
+        return LoadedEngine(self, HELLO)
 
-    def apply(self, verb: AnyVerb) -> Reply | Refusal:
+    def apply(self, verb: AnyVerb) -> VerbReply | Refusal:
         self.verbs.append(verb)
         try:
             return self._apply(verb)
         except VerbRefused as fault:
             return Refusal(verb.request, fault.code, fault.message)
 
-    def _of(self, seq: int) -> Held:
+    def _of(self, seq: int) -> HeldSequence:
         if seq not in self.held:
             raise SequenceUnknown(f"no sequence {seq}")
         return self.held[seq]
 
-    def _apply(self, verb: AnyVerb) -> Reply:
+    def _apply(self, verb: AnyVerb) -> VerbReply:
         match verb:
             case Statistics():
-                return Reply(verb.request, statistics={"steps": self.steps})
+                return VerbReply(verb.request, statistics={"steps": self.steps})
             case Open():
-                self.held[verb.seq] = Held(len(verb.tokens))
+                self.held[verb.seq] = HeldSequence(len(verb.tokens))
             case Close():
                 self._of(verb.seq)
                 del self.held[verb.seq]
-                return Reply(verb.request)
+                return VerbReply(verb.request)
             case Extend():
                 held = self._of(verb.seq)
                 if held.until is not None:
@@ -101,8 +101,8 @@ class Scripted:
             case Fork():
                 parent = self._of(verb.seq)
                 for child in verb.children:
-                    self.held[child] = Held(parent.length if verb.at is None else verb.at)
-        return Reply(verb.request, self.held[verb.seq].state(verb.seq))
+                    self.held[child] = HeldSequence(parent.length if verb.at is None else verb.at)
+        return VerbReply(verb.request, self.held[verb.seq].state(verb.seq))
 
     def step(self) -> Step | None:
         running = {seq: held for seq, held in self.held.items() if held.until is not None}
@@ -114,7 +114,7 @@ class Scripted:
         self.steps += 1
         return Step(self.steps, [self._row(seq, held) for seq, held in running.items()])
 
-    def _row(self, seq: int, held: Held) -> Row:
+    def _row(self, seq: int, held: HeldSequence) -> Row:
         assert held.until is not None
         tokens = list(range(held.length, min(held.until, held.length + self.wide)))
         held.length += len(tokens)

@@ -1,17 +1,18 @@
-"""One link over many engines: when it is ready, what it says else, and whose sequences are known."""
+"""One link over many engines: when it is ready, what it raises otherwise, and which sequences it knows."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import time
+from collections.abc import Callable
 
 import pytest
 
 from holdfast.runtime.errors import EngineDied, LinkClosed, SequenceUnknown
-from holdfast.runtime.link import gateway_end as wire_module
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.gateway_end import FIRST_HEARTBEAT
-from holdfast.runtime.link.messages import Heartbeat, Open, Phase, Reply, State
+from holdfast.runtime.link.messages import Heartbeat, Open, Phase, SequenceState, VerbReply
 from holdfast.tests.runtime.link.memory import Bench, extended, settle
 from holdfast.tests.runtime.link.scripted import HELLO
 
@@ -21,25 +22,18 @@ IDLE = Heartbeat(Phase.IDLE, 2.0)
 
 
 class Clock:
-    """Stands in for the module ``time``: no time passes but what a test sets it ``ahead``."""
+    """Time passes only when a test sets it ``ahead``."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return 100.0 + self.ahead
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(wire_module, "time", clock)
-    return clock
-
-
-def loaded(link: EngineLink) -> Bench:
-    bench = Bench()
-    link.attach(bench.wire)
+def loaded(link: EngineLink, clock: Callable[[], float] = time.monotonic) -> Bench:
+    bench = Bench(clock)
+    link.attach(bench.end)
     bench.up(IDLE, HELLO)
     link.welcome(HELLO)
     return bench
@@ -50,14 +44,14 @@ async def opened(link: EngineLink, bench: Bench) -> int:
     await settle()
     (verb,) = bench.sent()
     assert isinstance(verb, Open)
-    bench.up(Reply(verb.request, State(verb.seq, 2, 0, 0)))
+    bench.up(VerbReply(verb.request, SequenceState(verb.seq, 2, 0, 0)))
     return (await task).seq
 
 
-async def test_ready_follows_the_heartbeats(clock: Clock) -> None:
-    link = EngineLink()
+async def test_ready_follows_the_heartbeats() -> None:
+    link, clock = EngineLink(), Clock()
     assert not link.ready and link.phase is Phase.LOADING
-    bench = loaded(link)
+    bench = loaded(link, clock)
     assert link.ready and link.phase is Phase.IDLE and link.hello == HELLO
     clock.ahead = 3.0
     assert not link.ready and link.overdue > 0.5
@@ -72,20 +66,20 @@ async def test_a_heartbeat_without_a_promise_is_a_hang_at_once() -> None:
     assert not link.ready and link.heartbeat is not None and "without progress" in link.heartbeat.detail
 
 
-async def test_an_engine_never_heard_of_is_overdue(clock: Clock) -> None:
-    link = EngineLink()
-    link.attach(Bench().wire)
+async def test_an_engine_without_a_first_heartbeat_is_overdue() -> None:
+    link, clock = EngineLink(), Clock()
+    link.attach(Bench(clock).end)
     assert link.overdue == 0.0
     clock.ahead = FIRST_HEARTBEAT + 1
     assert link.overdue > 0.5
 
 
-async def test_while_it_loads_verbs_say_so_and_waiting_waits() -> None:
+async def test_while_it_loads_verbs_raise_and_wait_ready_waits() -> None:
     link = EngineLink()
     with pytest.raises(EngineDied, match="no engine has been ready"):
         _ = link.hello
     bench = Bench()
-    link.attach(bench.wire)
+    link.attach(bench.end)
     with pytest.raises(EngineDied, match="loading"):
         await link.statistics()
     waiting = asyncio.create_task(link.wait_ready())
@@ -99,11 +93,11 @@ async def test_the_next_engine_knows_no_sequence_of_the_last() -> None:
     link = EngineLink()
     first = loaded(link)
     old = await opened(link, first)
-    first.wire.connection_lost(None)
+    first.end.connection_lost(None)
     with pytest.raises(EngineDied):
         await extended(link, old, [1])
     second = loaded(link)
-    assert link.incarnation == 2
+    assert link.engine_number == 2
     for call in (extended(link, old, [1]), link.stop(old), link.close(old), link.fork(old, 1)):
         with pytest.raises(SequenceUnknown):
             await call
@@ -111,21 +105,21 @@ async def test_the_next_engine_knows_no_sequence_of_the_last() -> None:
     assert await opened(link, second) > old
 
 
-async def test_a_dead_engine_that_comes_again_is_not_a_hang(clock: Clock) -> None:
-    link = EngineLink()
-    bench = loaded(link)
-    bench.wire.connection_lost(None)
+async def test_a_dead_engine_that_restarts_is_not_a_hang() -> None:
+    link, clock = EngineLink(), Clock()
+    bench = loaded(link, clock)
+    bench.end.connection_lost(None)
     clock.ahead = 100.0
     assert link.overdue == 0.0 and not link.ready
 
 
-async def test_the_end_is_for_everybody_and_for_ever() -> None:
+async def test_after_a_final_fault_all_verbs_raise_it() -> None:
     link = EngineLink()
     bench = loaded(link)
     call = asyncio.create_task(link.open([1]))
     await settle()
-    link.end(LinkClosed("closed"))
-    link.end(EngineDied("later"))
+    link.fail(LinkClosed("closed"))
+    link.fail(EngineDied("later"))
     with pytest.raises(LinkClosed):
         await call
     with pytest.raises(LinkClosed):
@@ -134,13 +128,13 @@ async def test_the_end_is_for_everybody_and_for_ever() -> None:
         await link.statistics()
     assert not link.ready and link.overdue == math.inf
     await settle()
-    assert bench.wire.lost.is_set()
+    assert bench.end.lost.is_set()
 
 
-async def test_who_waits_for_the_next_engine_learns_that_none_will_come() -> None:
+async def test_waiting_for_an_engine_raises_once_none_will_come() -> None:
     link = EngineLink()
     waiting = asyncio.create_task(link.wait_ready())
     await settle()
-    link.end(EngineDied("the engine cannot start again"))
+    link.fail(EngineDied("the engine cannot start again"))
     with pytest.raises(EngineDied, match="cannot start again"):
         await waiting

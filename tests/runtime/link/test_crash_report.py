@@ -1,4 +1,4 @@
-"""The black box: what the child wrote is there after it died, and nothing half-written accuses anybody."""
+"""The crash report: what the child wrote is there after its death; a half-written record blames no sequence."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from holdfast.runtime.link.crash_report import ASK, MOST, CrashReport
 
 
 @pytest.fixture
-def box() -> Iterator[CrashReport]:
-    box = CrashReport.new()
-    yield box
-    box.close()
+def report() -> Iterator[CrashReport]:
+    report = CrashReport.new()
+    yield report
+    report.close()
 
 
-def test_the_last_step_counts(box: CrashReport) -> None:
-    assert box.sequences() == frozenset() and box.stacks() == ""
-    box.record({1, 2**60, 7})
-    box.record([5, 3])
-    assert box.sequences() == {5, 3}
-    box.record([])
-    assert box.sequences() == frozenset()
+def test_the_last_step_counts(report: CrashReport) -> None:
+    assert report.sequences() == frozenset() and report.stacks() == ""
+    report.record({1, 2**60, 7})
+    report.record([5, 3])
+    assert report.sequences() == {5, 3}
+    report.record([])
+    assert report.sequences() == frozenset()
 
 
-def test_a_step_wider_than_the_box_is_cut_and_spares_the_stacks(box: CrashReport) -> None:
-    box.record(range(MOST + 100))
-    assert box.sequences() == set(range(MOST)) and box.stacks() == ""
+def test_a_step_wider_than_the_report_is_cut_and_spares_the_stacks(report: CrashReport) -> None:
+    report.record(range(MOST + 100))
+    assert report.sequences() == set(range(MOST)) and report.stacks() == ""
 
 
-def test_a_record_that_was_cut_off_accuses_nobody(box: CrashReport, monkeypatch: pytest.MonkeyPatch) -> None:
-    box.record([1, 2])
+def test_a_half_written_record_blames_no_sequence(
+    report: CrashReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report.record([1, 2])
     writes = 0
 
     def dying(*args: object) -> None:
@@ -47,9 +49,9 @@ def test_a_record_that_was_cut_off_accuses_nobody(box: CrashReport, monkeypatch:
 
     monkeypatch.setattr("holdfast.runtime.link.crash_report.struct", type("S", (), {"pack_into": dying}))
     with pytest.raises(KeyboardInterrupt):
-        box.record([8, 9])
+        report.record([8, 9])
     monkeypatch.undo()
-    assert box.sequences() == frozenset()
+    assert report.sequences() == frozenset()
 
 
 CHILD = """
@@ -59,18 +61,18 @@ from holdfast.runtime.link.crash_report import CrashReport
 def the_line_it_dies_in():
     {act}
 
-box = CrashReport(int(sys.argv[1]))
-box.take_stacks()
-box.record([4, 2])
+report = CrashReport(int(sys.argv[1]))
+report.take_stacks()
+report.record([4, 2])
 print(flush=True)
 the_line_it_dies_in()
 """
 
 
-def child(box: CrashReport, act: str) -> subprocess.Popen[bytes]:
+def child(report: CrashReport, act: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-c", CHILD.format(act=act), str(box.fd)],
-        pass_fds=[box.fd],
+        [sys.executable, "-c", CHILD.format(act=act), str(report.fd)],
+        pass_fds=[report.fd],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
@@ -79,19 +81,19 @@ def child(box: CrashReport, act: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_crash_leaves_its_stacks_and_its_step(box: CrashReport) -> None:
-    with child(box, "import ctypes; ctypes.string_at(0)") as process:
+def test_a_crash_leaves_its_stacks_and_its_step(report: CrashReport) -> None:
+    with child(report, "import ctypes; ctypes.string_at(0)") as process:
         assert process.wait() == -signal.SIGSEGV
-    assert "Segmentation fault" in box.stacks() and "the_line_it_dies_in" in box.stacks()
-    assert box.sequences() == {4, 2}
+    assert "Segmentation fault" in report.stacks() and "the_line_it_dies_in" in report.stacks()
+    assert report.sequences() == {4, 2}
 
 
-def test_one_that_computes_without_end_tells_where_when_asked(box: CrashReport) -> None:
-    with child(box, "sum(iter(int, 1))") as process:  # in C, and never lets the interpreter go
+def test_a_child_in_an_endless_loop_writes_its_stacks_when_asked(report: CrashReport) -> None:
+    with child(report, "sum(iter(int, 1))") as process:  # in C, and never lets the interpreter go
         try:
-            while "the_line_it_dies_in" not in box.stacks():
+            while "the_line_it_dies_in" not in report.stacks():
                 assert process.poll() is None
                 process.send_signal(ASK)
         finally:
             process.kill()
-    assert box.sequences() == {4, 2}
+    assert report.sequences() == {4, 2}

@@ -10,11 +10,20 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.runtime.errors import FrameInvalid, LinkClosed
-from holdfast.runtime.link import engine_end as uplink_module
-from holdfast.runtime.link.codec import frame, report_reader
+from holdfast.runtime.link import engine_end
 from holdfast.runtime.link.engine_end import EngineEnd
-from holdfast.runtime.link.heartbeat import Pulse
-from holdfast.runtime.link.messages import AnyReport, Fatal, Heartbeat, Phase, Row, Step, Stop
+from holdfast.runtime.link.heartbeat import Liveness
+from holdfast.runtime.link.messages import (
+    AnyReport,
+    Fatal,
+    Heartbeat,
+    Phase,
+    Row,
+    Step,
+    Stop,
+    frame,
+    report_reader,
+)
 
 BIG = Step(1, [Row(1, 1, list(range(70_000, 90_000)), 20_000)])  # 100 kB
 
@@ -22,7 +31,7 @@ BIG = Step(1, [Row(1, 1, list(range(70_000, 90_000)), 20_000)])  # 100 kB
 @dataclass
 class Ends:
     near: socket.socket
-    uplink: EngineEnd
+    end: EngineEnd
     orphaned: threading.Event
     came: list[AnyReport] = field(default_factory=list)
 
@@ -41,20 +50,20 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     near, far = socket.socketpair()
     orphaned = threading.Event()
     stall = getattr(request, "param", 30.0)
-    uplink = EngineEnd(far, Pulse(), orphaned.set, stall_seconds=stall)
-    uplink.start()
+    end = EngineEnd(far, Liveness(), orphaned.set, stall_seconds=stall)
+    end.start()
     with near:
-        yield Ends(near, uplink, orphaned)
-        uplink.close()
+        yield Ends(near, end, orphaned)
+        end.close()
 
 
 def test_verbs_are_taken_in_order_and_waited_for(ends: Ends) -> None:
-    assert ends.uplink.take(wait=False) == []
+    assert ends.end.take(wait=False) == []
     sender = threading.Timer(0.0, ends.near.sendall, [b"".join(frame(Stop(n, n)) for n in range(100))])
     sender.start()
     verbs: list = []
     while len(verbs) < 100:
-        verbs += ends.uplink.take(wait=True)
+        verbs += ends.end.take(wait=True)
     assert [verb.request for verb in verbs] == list(range(100))
     sender.join()
 
@@ -63,19 +72,19 @@ def test_a_verb_cut_in_two_is_put_together(ends: Ends) -> None:
     data = frame(Stop(1, 2))
     ends.near.sendall(data[:3])
     ends.near.sendall(data[3:])
-    assert ends.uplink.take(wait=True) == [Stop(1, 2)]
+    assert ends.end.take(wait=True) == [Stop(1, 2)]
 
 
 def test_what_the_socket_does_not_take_follows_in_order(ends: Ends) -> None:
     sent = [Step(number, BIG.rows) for number in range(30)]
     for report in sent:
-        ends.uplink.send(report)
-    assert ends.uplink.statistics()["link_outbox_bytes"] > 0
+        ends.end.send(report)
+    assert ends.end.statistics()["link_outbox_bytes"] > 0
     reading = threading.Thread(target=ends.read)
     reading.start()
-    while ends.uplink.statistics()["link_outbox_bytes"]:
-        ends.uplink.check()
-    ends.uplink.close()
+    while ends.end.statistics()["link_outbox_bytes"]:
+        ends.end.check()
+    ends.end.close()
     reading.join()
     assert [report for report in ends.came if isinstance(report, Step)] == sent
 
@@ -83,23 +92,23 @@ def test_what_the_socket_does_not_take_follows_in_order(ends: Ends) -> None:
 def test_a_slow_gateway_holds_the_device_back_only_when_the_outbox_is_full(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uplink_module, "OUTBOX_BYTES", 1_000_000)
+    monkeypatch.setattr(engine_end, "OUTBOX_BYTES", 1_000_000)
     sent = 0
     done = threading.Event()
 
     def device() -> None:
         nonlocal sent
         for _ in range(60):  # 6 MB: more than outbox and kernel buffer hold together
-            ends.uplink.send(BIG)
+            ends.end.send(BIG)
             sent += 1
         done.set()
-        while ends.uplink.statistics()["link_outbox_bytes"]:
-            ends.uplink.check()
-        ends.uplink.close()
+        while ends.end.statistics()["link_outbox_bytes"]:
+            ends.end.check()
+        ends.end.close()
 
     thread = threading.Thread(target=device)
     thread.start()
-    while ends.uplink.statistics()["link_outbox_bytes"] <= 1_000_000:
+    while ends.end.statistics()["link_outbox_bytes"] <= 1_000_000:
         assert not done.is_set()
     ends.read()
     thread.join()
@@ -108,32 +117,32 @@ def test_a_slow_gateway_holds_the_device_back_only_when_the_outbox_is_full(
 
 @pytest.mark.parametrize("ends", [0.05], indirect=True)
 def test_a_gateway_that_reads_nothing_is_given_up(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uplink_module, "OUTBOX_BYTES", 1_000_000)
+    monkeypatch.setattr(engine_end, "OUTBOX_BYTES", 1_000_000)
 
     def device() -> None:
         while True:
-            ends.uplink.send(BIG)
+            ends.end.send(BIG)
 
     with pytest.raises(LinkClosed, match="read nothing"):
         device()
     with pytest.raises(LinkClosed, match="read nothing"):
-        ends.uplink.take(wait=True)
+        ends.end.take(wait=True)
 
 
 def test_the_gateway_s_end_wakes_who_waits(ends: Ends) -> None:
     closer = threading.Timer(0.0, ends.near.close)
     closer.start()
     with pytest.raises(LinkClosed):
-        ends.uplink.take(wait=True)
+        ends.end.take(wait=True)
     assert ends.orphaned.wait(60)
     with pytest.raises(LinkClosed):
-        ends.uplink.send(BIG)
+        ends.end.send(BIG)
     closer.join()
 
 
 def test_closing_this_end_is_no_orphanage(ends: Ends) -> None:
-    ends.uplink.close()
-    ends.uplink.close()
+    ends.end.close()
+    ends.end.close()
     assert ends.read() in ([], [ends.came[0]] if ends.came else [])
     assert not ends.orphaned.is_set()
 
@@ -142,8 +151,8 @@ def test_closing_this_end_is_no_orphanage(ends: Ends) -> None:
 def test_garbage_is_told_and_ends_the_link(ends: Ends, garbage: bytes) -> None:
     ends.near.sendall(garbage)
     with pytest.raises(LinkClosed):
-        ends.uplink.take(wait=True)
-    ends.uplink.close()
+        ends.end.take(wait=True)
+    ends.end.close()
     fatal = ends.read()[-1]
     assert isinstance(fatal, Fatal) and fatal.code == FrameInvalid.code
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.runtime.errors import EngineDied, LinkClosed, SequenceBusy, ShardMissing
-from holdfast.runtime.link import engine_loop as serve_module
-from holdfast.runtime.link.engine_loop import Loaded, Progress
-from holdfast.runtime.link.heartbeat import Pulse
-from holdfast.runtime.link.messages import Finish, Heartbeat, Limits, Phase, Sampling, Step
+from holdfast.runtime.link import engine_end
+from holdfast.runtime.link.engine_end import LoadedEngine, Progress
+from holdfast.runtime.link.heartbeat import Liveness
+from holdfast.runtime.link.messages import Finish, Heartbeat, Phase, Sampling, Step, TokenLimits
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
 from holdfast.tests.runtime.link.memory import extended
@@ -49,9 +49,9 @@ class Beats:
 async def test_a_turn_from_open_to_close() -> None:
     engine = flowing()
     async with ThreadEngine(SETTINGS, load=engine.loaded) as link:
-        assert link.hello == HELLO and link.incarnation == 1
+        assert link.hello == HELLO and link.engine_number == 1
         state = await link.open([1, 2, 3])
-        generation = await link.generate(state.seq, GREEDY, Limits(4))
+        generation = await link.generate(state.seq, GREEDY, TokenLimits(4))
         rows = [row async for row in generation]
         assert [row.tokens for row in rows] == [[3], [4], [5], [6]]
         assert rows[-1].finish is Finish.LENGTH and generation.last is rows[-1]
@@ -65,7 +65,7 @@ async def test_verbs_wait_for_the_step_in_flight_and_keep_their_order() -> None:
     engine = Scripted()
     async with ThreadEngine(SETTINGS, load=engine.loaded) as link:
         seq = (await link.open([1])).seq
-        generation = await link.generate(seq, GREEDY, Limits(100))
+        generation = await link.generate(seq, GREEDY, TokenLimits(100))
         stopping = asyncio.create_task(link.stop(seq))
         refused = asyncio.create_task(link.truncate(seq, 0, expect_epoch=99))
         extension = asyncio.create_task(extended(link, seq, [7]))
@@ -83,7 +83,7 @@ async def test_a_refusal_changes_nothing_and_raises_its_class() -> None:
     engine = Scripted()
     async with ThreadEngine(SETTINGS, load=engine.loaded) as link:
         seq = (await link.open([1])).seq
-        generation = await link.generate(seq, GREEDY, Limits(1 << 19))
+        generation = await link.generate(seq, GREEDY, TokenLimits(1 << 19))
         engine.gate.set()
         with pytest.raises(SequenceBusy):
             await extended(link, seq, [1])
@@ -95,7 +95,7 @@ async def test_leaving_a_generation_stops_it() -> None:
     engine = flowing()
     async with ThreadEngine(SETTINGS, load=engine.loaded) as link:
         seq = (await link.open([1])).seq
-        async with await link.generate(seq, GREEDY, Limits(1 << 19)) as generation:
+        async with await link.generate(seq, GREEDY, TokenLimits(1 << 19)) as generation:
             await anext(generation)
         assert engine.held[seq].until is None
         assert (await extended(link, seq, [1])).epoch == 2
@@ -111,7 +111,7 @@ async def test_an_engine_that_raises_takes_all_with_it_and_says_why() -> None:
     engine = Scripted(broken=ZeroDivisionError("by chance"))
     async with ThreadEngine(SETTINGS, load=engine.loaded) as link:
         seq = (await link.open([1])).seq
-        generation = await link.generate(seq, GREEDY, Limits(2))
+        generation = await link.generate(seq, GREEDY, TokenLimits(2))
         engine.gate.set()
         with pytest.raises(EngineDied, match="ZeroDivisionError: by chance"):
             await anext(generation)
@@ -121,7 +121,7 @@ async def test_an_engine_that_raises_takes_all_with_it_and_says_why() -> None:
 
 
 async def test_a_fault_of_loading_is_raised_as_its_class() -> None:
-    def load(*_: object) -> Loaded:
+    def load(*_: object) -> LoadedEngine:
         raise ShardMissing("model-2.safetensors: missing")
 
     with pytest.raises(ShardMissing, match=r"model-2\.safetensors"):
@@ -130,7 +130,7 @@ async def test_a_fault_of_loading_is_raised_as_its_class() -> None:
 
 
 async def test_an_accident_of_loading_is_a_death() -> None:
-    def load(*_: object) -> Loaded:
+    def load(*_: object) -> LoadedEngine:
         raise KeyError("rope")
 
     with pytest.raises(EngineDied, match="rope"):
@@ -143,7 +143,7 @@ async def test_loading_is_told_and_given_up_when_nobody_waits() -> None:
     given_up = threading.Event()
     aboard = threading.Event()
 
-    def load(settings: EngineSettings, progress: Progress, pulse: Pulse) -> Loaded:
+    def load(settings: EngineSettings, progress: Progress, liveness: Liveness) -> LoadedEngine:
         progress(0.5, "loading layer 7")
         aboard.set()
         try:
@@ -153,7 +153,7 @@ async def test_loading_is_told_and_given_up_when_nobody_waits() -> None:
             given_up.set()
             raise
 
-    form = ThreadEngine(SETTINGS, load=load, heard=beats)
+    form = ThreadEngine(SETTINGS, load=load, on_heartbeat=beats)
     entering = asyncio.create_task(form.__aenter__())
     beat = await beats.wait_for(lambda beat: beat.fraction == 0.5)
     assert beat.phase is Phase.LOADING and beat.detail == "loading layer 7"
@@ -166,13 +166,13 @@ async def test_loading_is_told_and_given_up_when_nobody_waits() -> None:
 
 
 async def test_a_hung_step_is_told_and_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_module, "STEP_FLOOR", 0.05)
+    monkeypatch.setattr(engine_end, "STEP_FLOOR", 0.05)
     engine, beats = Scripted(), Beats()
-    async with ThreadEngine(SETTINGS, load=engine.loaded, heard=beats) as link:
+    async with ThreadEngine(SETTINGS, load=engine.loaded, on_heartbeat=beats) as link:
         await beats.wait_for(lambda beat: beat.phase is Phase.IDLE)
         assert link.ready
         seq = (await link.open([1])).seq
-        generation = await link.generate(seq, GREEDY, Limits(2))
+        generation = await link.generate(seq, GREEDY, TokenLimits(2))
         told = await beats.wait_for(lambda beat: beat.deadline == 0)
         assert told.phase is Phase.STEPPING and "without progress" in told.detail
         assert link.overdue > 0 and not link.ready and link.phase is Phase.STEPPING
@@ -187,8 +187,8 @@ async def test_a_sequence_that_has_ended_is_in_no_step_when_its_end_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded: list[set[int]] = []
-    made = Pulse(record=lambda sequences: recorded.append(set(sequences)))
-    monkeypatch.setattr(serve_module, "Pulse", lambda: made)
+    made = Liveness(record=lambda sequences: recorded.append(set(sequences)))
+    monkeypatch.setattr(engine_end, "Liveness", lambda: made)
 
     class Engaging(Scripted):
         """Computes one step at once; the next look for work waits for the gate."""
@@ -208,7 +208,7 @@ async def test_a_sequence_that_has_ended_is_in_no_step_when_its_end_is_told(
     async with ThreadEngine(SETTINGS, load=engine.loaded) as link:
         try:
             state = await link.open([1, 2, 3])
-            generation = await link.generate(state.seq, GREEDY, Limits(1))
+            generation = await link.generate(state.seq, GREEDY, TokenLimits(1))
             rows = [row async for row in generation]
             assert rows[-1].finish is Finish.LENGTH
             assert recorded == [{state.seq}, set()], "an engine that dies now did not die of it"

@@ -19,9 +19,8 @@ from holdfast.runtime.errors import (
     SequenceUnknown,
 )
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.codec import MAX_FRAME_BYTES
-from holdfast.runtime.link.heartbeat import Pulse
-from holdfast.runtime.link.messages import Finish, Generate, Limits, Open, Sampling
+from holdfast.runtime.link.heartbeat import Liveness
+from holdfast.runtime.link.messages import MAX_FRAME_BYTES, Finish, Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
@@ -50,9 +49,9 @@ def expected(tiny: Path) -> dict[Sampling, list[int]]:
     """What an engine without a link says after the prompt: 60 tokens."""
     said = {}
     for sampling in (GREEDY, WARM):
-        engine = load_engine(settings_for(tiny), lambda done, what: None, Pulse()).engine
+        engine = load_engine(settings_for(tiny), lambda done, what: None, Liveness()).engine
         engine.apply(Open(1, 1, b"", PROMPT))
-        engine.apply(Generate(2, 1, sampling, Limits(60)))
+        engine.apply(Generate(2, 1, sampling, TokenLimits(60)))
         said[sampling] = []
         while (step := engine.step()) is not None:
             said[sampling] += [token for row in step.rows for token in row.tokens]
@@ -61,7 +60,7 @@ def expected(tiny: Path) -> dict[Sampling, list[int]]:
 
 
 async def say(link: EngineLink, seq: int, count: int, sampling: Sampling = GREEDY) -> list[int]:
-    generation = await link.generate(seq, sampling, Limits(count))
+    generation = await link.generate(seq, sampling, TokenLimits(count))
     return [token async for row in generation for token in row.tokens]
 
 
@@ -76,7 +75,7 @@ async def test_it_says_what_it_serves(link: EngineLink, tiny: Path) -> None:
     )
     assert hello.device == "cpu" and hello.dtype == "float32" and hello.parameters == 78_208
     assert hello.block_bytes == 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, heads, slots, dims, bytes
-    assert link.ready and link.incarnation == 1
+    assert link.ready and link.engine_number == 1
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
@@ -84,7 +83,7 @@ async def test_tokens_are_those_of_an_engine_without_a_link(
     link: EngineLink, expected: dict[Sampling, list[int]], sampling: Sampling
 ) -> None:
     seq = (await link.open(PROMPT)).seq
-    generation = await link.generate(seq, sampling, Limits(60))
+    generation = await link.generate(seq, sampling, TokenLimits(60))
     rows = [row async for row in generation]
     assert [token for row in rows for token in row.tokens] == expected[sampling]
     assert rows[-1].finish is Finish.LENGTH and rows[-1].length == len(PROMPT) + 60
@@ -108,7 +107,7 @@ async def test_a_turn_that_is_stopped_is_as_long_as_what_was_given(
     link: EngineLink, expected: dict[Sampling, list[int]]
 ) -> None:
     seq = (await link.open(PROMPT)).seq
-    generation = await link.generate(seq, GREEDY, Limits(4000))  # still runs when it is stopped
+    generation = await link.generate(seq, GREEDY, TokenLimits(4000))  # still runs when it is stopped
     given = (await anext(generation)).tokens
     with pytest.raises(SequenceBusy):
         await extended(link, seq, [1])
@@ -146,8 +145,8 @@ async def test_refusals_come_as_their_classes_and_change_nothing(link: EngineLin
         (LengthInvalid, extended(link, seq, [70_000] * (MAX_FRAME_BYTES // 5 + 1))),
         (ContextExceeded, extended(link, seq, [1] * CONTEXT)),
         (EpochStale, link.truncate(seq, 1, state.epoch + 1)),
-        (SamplingInvalid, link.generate(seq, Sampling(temperature=-1.0), Limits(1))),
-        (SamplingInvalid, link.generate(seq, GREEDY, Limits(0))),
+        (SamplingInvalid, link.generate(seq, Sampling(temperature=-1.0), TokenLimits(1))),
+        (SamplingInvalid, link.generate(seq, GREEDY, TokenLimits(0))),
         (SequenceUnknown, link.stop(10**9)),
     ]
     for kind, call in refused:

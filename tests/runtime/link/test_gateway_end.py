@@ -27,41 +27,41 @@ from holdfast.runtime.link.messages import (
     Finish,
     Fork,
     Generate,
-    Limits,
     Open,
     Opening,
     Refusal,
-    Reply,
     Row,
     Sampling,
-    State,
+    SequenceState,
     Step,
     Stop,
+    TokenLimits,
     Truncate,
+    VerbReply,
     Work,
 )
 from holdfast.tests.runtime.link.memory import Bench, settle
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = Limits(8)
+LIMITS = TokenLimits(8)
 
 
 async def unused(seq: int, keep: int | None) -> None:
     raise AssertionError(f"nobody stops {seq} here")
 
 
-def begin(bench: Bench, seq: int = 1) -> tuple[Generation, asyncio.Task[Reply]]:
+def begin(bench: Bench, seq: int = 1) -> tuple[Generation, asyncio.Task[VerbReply]]:
     generation = Generation(unused)
-    verb = Generate(bench.wire.next_request(), seq, Sampling(), LIMITS)
-    return generation, asyncio.create_task(bench.wire.call(verb, generation))
+    verb = Generate(bench.end.next_request(), seq, Sampling(), LIMITS)
+    return generation, asyncio.create_task(bench.end.call(verb, generation))
 
 
 async def begun(bench: Bench, epoch: int = 1, seq: int = 1) -> Generation:
     generation, task = begin(bench, seq)
     await settle()
     (verb,) = bench.sent()
-    bench.up(Reply(verb.request, State(seq, 4, 3, epoch)))
+    bench.up(VerbReply(verb.request, SequenceState(seq, 4, 3, epoch)))
     await task
     return generation
 
@@ -93,15 +93,15 @@ async def test_rows_in_the_same_read_as_the_reply_are_not_lost() -> None:
     await settle()
     (verb,) = bench.sent()
     bench.up(
-        Reply(verb.request, State(1, 4, 3, 1)),
+        VerbReply(verb.request, SequenceState(1, 4, 3, 1)),
         step(row(7, 5)),
         step(row(8, 6, finish=Finish.LENGTH)),
     )
     await task
-    assert generation.state == State(1, 4, 3, 1)
+    assert generation.state == SequenceState(1, 4, 3, 1)
     assert await tokens_of(generation) == [7, 8]
     assert generation.last is not None and generation.last.finish is Finish.LENGTH
-    assert not bench.wire.lengths()["link_generations"]
+    assert not bench.end.lengths()["link_generations"]
 
 
 async def test_rows_of_other_epochs_are_dropped_and_counted() -> None:
@@ -110,23 +110,25 @@ async def test_rows_of_other_epochs_are_dropped_and_counted() -> None:
     bench.up(step(row(6, 5, epoch=4)), step(row(7, 5, epoch=5)), step(row(9, 6, 4, Finish.STOP)))
     bench.up(step(row(8, 6, epoch=5, finish=Finish.STOP)))
     assert await tokens_of(generation) == [7, 8]
-    assert bench.wire.lengths()["link_stale_rows"] == 2
+    assert bench.end.lengths()["link_stale_rows"] == 2
 
 
 async def test_replies_are_matched_by_request_in_any_order() -> None:
     bench = Bench()
-    first = asyncio.create_task(bench.wire.call(Extend(bench.wire.next_request(), 1, [1])))
-    second = asyncio.create_task(bench.wire.call(Extend(bench.wire.next_request(), 2, [1])))
+    first = asyncio.create_task(bench.end.call(Extend(bench.end.next_request(), 1, [1])))
+    second = asyncio.create_task(bench.end.call(Extend(bench.end.next_request(), 2, [1])))
     await settle()
     one, two = bench.sent()
-    bench.up(Reply(two.request, State(2, 20, 0, 0)), Reply(one.request, State(1, 10, 0, 0)))
-    assert (await first).state == State(1, 10, 0, 0)
-    assert (await second).state == State(2, 20, 0, 0)
+    bench.up(
+        VerbReply(two.request, SequenceState(2, 20, 0, 0)), VerbReply(one.request, SequenceState(1, 10, 0, 0))
+    )
+    assert (await first).state == SequenceState(1, 10, 0, 0)
+    assert (await second).state == SequenceState(2, 20, 0, 0)
 
 
 async def test_a_refusal_raises_its_class() -> None:
     bench = Bench()
-    task = asyncio.create_task(bench.wire.call(Extend(bench.wire.next_request(), 1, [1])))
+    task = asyncio.create_task(bench.end.call(Extend(bench.end.next_request(), 1, [1])))
     await settle()
     bench.up(Refusal(bench.sent()[0].request, "context_exceeded", "9 tokens; the context holds 8"))
     with pytest.raises(ContextExceeded, match="9 tokens"):
@@ -135,19 +137,22 @@ async def test_a_refusal_raises_its_class() -> None:
 
 async def test_a_cancelled_generate_is_stopped_at_once_and_disturbs_no_later_one() -> None:
     bench = Bench()
-    await cancelled(bench.wire.call(Generate(1001, 1, Sampling(), LIMITS), Generation(unused)))
+    await cancelled(bench.end.call(Generate(1001, 1, Sampling(), LIMITS), Generation(unused)))
     generation, task = begin(bench)
     await settle()
     first, stop, second = bench.sent()
     assert isinstance(first, Generate) and isinstance(second, Generate)
     assert isinstance(stop, Stop) and stop.seq == 1
-    bench.up(Reply(first.request, State(1, 4, 3, 1)), step(row(7, 5, epoch=1)))
-    bench.up(Reply(stop.request, State(1, 5, 5, 2)), Reply(second.request, State(1, 5, 5, 3)))
+    bench.up(VerbReply(first.request, SequenceState(1, 4, 3, 1)), step(row(7, 5, epoch=1)))
+    bench.up(
+        VerbReply(stop.request, SequenceState(1, 5, 5, 2)),
+        VerbReply(second.request, SequenceState(1, 5, 5, 3)),
+    )
     await task
     bench.up(step(row(8, 6, epoch=3, finish=Finish.LENGTH)))
     assert await tokens_of(generation) == [8]
     assert not bench.sent()
-    assert bench.wire.lengths()["link_calls"] == 0
+    assert bench.end.lengths()["link_calls"] == 0
 
 
 async def test_a_generate_cancelled_as_its_reply_comes_is_stopped() -> None:
@@ -155,12 +160,12 @@ async def test_a_generate_cancelled_as_its_reply_comes_is_stopped() -> None:
     generation, task = begin(bench)
     await settle()
     (verb,) = bench.sent()
-    bench.up(Reply(verb.request, State(1, 4, 3, 1)), step(row(7, 5)))
+    bench.up(VerbReply(verb.request, SequenceState(1, 4, 3, 1)), step(row(7, 5)))
     task.cancel()
     await settle()
     assert task.cancelled() and not generation.running
     assert [type(one) for one in bench.sent()] == [Stop]
-    assert bench.wire.lengths()["link_generations"] == 0
+    assert bench.end.lengths()["link_generations"] == 0
 
 
 async def test_a_reply_that_meets_a_cancelled_caller_is_dropped() -> None:
@@ -169,9 +174,9 @@ async def test_a_reply_that_meets_a_cancelled_caller_is_dropped() -> None:
     await settle()
     (verb,) = bench.sent()
     task.cancel()  # it has not run yet when the reply comes
-    bench.up(Reply(verb.request, State(1, 4, 3, 1)), step(row(7, 5)))
+    bench.up(VerbReply(verb.request, SequenceState(1, 4, 3, 1)), step(row(7, 5)))
     await settle()
-    assert task.cancelled() and not generation.running and bench.wire.gone is None
+    assert task.cancelled() and not generation.running and bench.end.gone is None
     assert [type(one) for one in bench.sent()] == [Stop]
 
 
@@ -197,7 +202,7 @@ async def test_a_refused_generate_that_is_cancelled_stops_nothing() -> None:
 )
 async def test_what_a_cancelled_caller_began_is_closed(verb: AnyVerb, closed: list[int]) -> None:
     bench = Bench()
-    await cancelled(bench.wire.call(verb, Generation(unused) if isinstance(verb, Generate) else None))
+    await cancelled(bench.end.call(verb, Generation(unused) if isinstance(verb, Generate) else None))
     _, *undone = bench.sent()
     assert [one.seq for one in undone if isinstance(one, Close)] == closed
     assert len(undone) == len(closed), "and nothing else is done"
@@ -206,9 +211,9 @@ async def test_what_a_cancelled_caller_began_is_closed(verb: AnyVerb, closed: li
 async def test_a_cancelled_stop_still_ends_the_generation() -> None:
     bench = Bench()
     generation = await begun(bench)
-    await cancelled(bench.wire.call(Stop(bench.wire.next_request(), 1)))
+    await cancelled(bench.end.call(Stop(bench.end.next_request(), 1)))
     (stop,) = bench.sent()
-    bench.up(step(row(7, 5)), Reply(stop.request, State(1, 5, 5, 2)))
+    bench.up(step(row(7, 5)), VerbReply(stop.request, SequenceState(1, 5, 5, 2)))
     assert await tokens_of(generation) == [7]
     assert not generation.running and generation.last is None
 
@@ -216,22 +221,22 @@ async def test_a_cancelled_stop_still_ends_the_generation() -> None:
 async def test_a_stop_that_meets_the_natural_end_gives_each_row_once() -> None:
     bench = Bench()
     generation = await begun(bench)
-    stopping = asyncio.create_task(bench.wire.call(Stop(bench.wire.next_request(), 1)))
+    stopping = asyncio.create_task(bench.end.call(Stop(bench.end.next_request(), 1)))
     await settle()
     (stop,) = bench.sent()
-    bench.up(step(row(7, 5, finish=Finish.STOP)), Reply(stop.request, State(1, 5, 5, 2)))
+    bench.up(step(row(7, 5, finish=Finish.STOP)), VerbReply(stop.request, SequenceState(1, 5, 5, 2)))
     bench.up(step(row(7, 5, finish=Finish.STOP)))
     assert await tokens_of(generation) == [7]
-    assert (await stopping).state == State(1, 5, 5, 2)
+    assert (await stopping).state == SequenceState(1, 5, 5, 2)
     assert generation.last is not None and not generation.running
 
 
 async def test_rows_behind_a_stop_are_not_given() -> None:
     bench = Bench()
     generation = await begun(bench)
-    stopping = asyncio.create_task(bench.wire.call(Stop(bench.wire.next_request(), 1)))
+    stopping = asyncio.create_task(bench.end.call(Stop(bench.end.next_request(), 1)))
     await settle()
-    bench.up(Reply(bench.sent()[0].request, State(1, 4, 4, 2)), step(row(7, 5)))
+    bench.up(VerbReply(bench.sent()[0].request, SequenceState(1, 4, 4, 2)), step(row(7, 5)))
     await stopping
     assert await tokens_of(generation) == []
 
@@ -240,10 +245,10 @@ async def test_rows_behind_a_stop_are_not_given() -> None:
 async def test_truncate_and_close_end_the_generation(verb: Truncate | Close) -> None:
     bench = Bench()
     generation = await begun(bench)
-    task = asyncio.create_task(bench.wire.call(verb))
+    task = asyncio.create_task(bench.end.call(verb))
     reading = asyncio.create_task(tokens_of(generation))
     await settle()
-    bench.up(Reply(900, State(1, 2, 2, 2) if isinstance(verb, Truncate) else None))
+    bench.up(VerbReply(900, SequenceState(1, 2, 2, 2) if isinstance(verb, Truncate) else None))
     await task
     assert await reading == []
 
@@ -251,9 +256,9 @@ async def test_truncate_and_close_end_the_generation(verb: Truncate | Close) -> 
 async def test_a_fork_in_mid_generation_does_not_end_it() -> None:
     bench = Bench()
     generation = await begun(bench)
-    task = asyncio.create_task(bench.wire.call(Fork(900, 1, [2])))
+    task = asyncio.create_task(bench.end.call(Fork(900, 1, [2])))
     await settle()
-    bench.up(Reply(900, State(1, 4, 4, 1)), step(row(7, 5, finish=Finish.LENGTH)))
+    bench.up(VerbReply(900, SequenceState(1, 4, 4, 1)), step(row(7, 5, finish=Finish.LENGTH)))
     await task
     assert await tokens_of(generation) == [7]
 
@@ -281,18 +286,18 @@ async def test_unread_rows_are_counted_until_they_are_read() -> None:
     bench = Bench()
     generation = await begun(bench)
     bench.up(step(row(7, 5)), step(row(8, 6, finish=Finish.LENGTH)))
-    assert bench.wire.lengths()["link_rows"] == 2
+    assert bench.end.lengths()["link_rows"] == 2
     await tokens_of(generation)
-    assert bench.wire.lengths()["link_rows"] == 0
+    assert bench.end.lengths()["link_rows"] == 0
 
 
 async def test_everybody_who_waits_learns_of_the_end() -> None:
     bench = Bench()
     generation = await begun(bench)
-    call = asyncio.create_task(bench.wire.call(Extend(900, 2, [1])))
+    call = asyncio.create_task(bench.end.call(Extend(900, 2, [1])))
     await settle()
     bench.up(step(row(7, 5)))
-    bench.wire.connection_lost(ConnectionResetError("reset"))
+    bench.end.connection_lost(ConnectionResetError("reset"))
     with pytest.raises(EngineDied, match="reset"):
         await call
     assert (await anext(generation)).tokens == [7]
@@ -300,45 +305,45 @@ async def test_everybody_who_waits_learns_of_the_end() -> None:
         with pytest.raises(EngineDied):
             await anext(generation)
     with pytest.raises(EngineDied):
-        await bench.wire.call(Stop(901, 1))
+        await bench.end.call(Stop(901, 1))
     with pytest.raises(EngineDied):
-        await bench.wire.hello
-    assert bench.wire.lost.is_set()
-    assert bench.wire.lengths()["link_calls"] == 0
+        await bench.end.hello
+    assert bench.end.lost.is_set()
+    assert bench.end.lengths()["link_calls"] == 0
 
 
 async def test_a_generation_that_had_ended_does_not_fail_afterwards() -> None:
     bench = Bench()
     generation = await begun(bench)
     bench.up(step(row(7, 5, finish=Finish.STOP)))
-    bench.wire.connection_lost(None)
+    bench.end.connection_lost(None)
     assert await tokens_of(generation) == [7]
 
 
 async def test_closing_this_end_says_so() -> None:
     bench = Bench()
-    call = asyncio.create_task(bench.wire.call(Extend(900, 2, [1])))
+    call = asyncio.create_task(bench.end.call(Extend(900, 2, [1])))
     await settle()
-    bench.wire.close()
+    bench.end.close()
     with pytest.raises(LinkClosed):
         await call
     await settle()
-    assert bench.transport.aborted and bench.wire.lost.is_set()
+    assert bench.transport.aborted and bench.end.lost.is_set()
 
 
 async def test_a_fault_named_before_hello_is_raised_as_its_class() -> None:
     bench = Bench()
     bench.up(Fatal("shard_missing", "model-2.safetensors: missing"))
-    bench.wire.connection_lost(None)
+    bench.end.connection_lost(None)
     with pytest.raises(ShardMissing, match=r"model-2\.safetensors"):
-        await bench.wire.hello
+        await bench.end.hello
 
 
 async def test_a_fault_named_later_is_the_reason_of_death() -> None:
     bench = Bench()
     generation = await begun(bench)
     bench.up(Fatal("engine_died", "three steps failed"))
-    bench.wire.connection_lost(None)
+    bench.end.connection_lost(None)
     with pytest.raises(EngineDied, match="three steps failed"):
         await anext(generation)
 
@@ -349,32 +354,32 @@ async def test_a_fault_named_later_is_the_reason_of_death() -> None:
 async def test_garbage_ends_the_link_for_all(garbage: bytes) -> None:
     bench = Bench()
     generation = await begun(bench)
-    call = asyncio.create_task(bench.wire.call(Extend(900, 2, [1])))
+    call = asyncio.create_task(bench.end.call(Extend(900, 2, [1])))
     await settle()
-    bench.wire.data_received(garbage)
+    bench.end.data_received(garbage)
     with pytest.raises(FrameInvalid):
         await call
     with pytest.raises(FrameInvalid):
         await anext(generation)
     await settle()
-    assert bench.transport.aborted and bench.wire.lost.is_set()
+    assert bench.transport.aborted and bench.end.lost.is_set()
 
 
 async def test_an_answer_nobody_asked_for_is_garbage() -> None:
     bench = Bench()
-    bench.up(Reply(77, State(1, 1, 1, 1)))
-    assert isinstance(bench.wire.gone, FrameInvalid)
+    bench.up(VerbReply(77, SequenceState(1, 1, 1, 1)))
+    assert isinstance(bench.end.gone, FrameInvalid)
 
 
 async def test_who_leaves_reads_no_more_and_need_not_hear_what_came_of_it() -> None:
     told: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
 
-    async def refused(seq: int, keep: int) -> State:
+    async def refused(seq: int, keep: int) -> SequenceState:
         raise SequenceUnknown(f"no sequence {seq}, of which {keep} tokens stay")
 
     generation = Generation(refused)
-    generation.state = State(1, 4, 3, 1)
+    generation.state = SequenceState(1, 4, 3, 1)
     reading = asyncio.create_task(tokens_of(generation))
     await settle()
     assert generation.leave(6) is not None and generation.leave(6) is None
@@ -383,7 +388,7 @@ async def test_who_leaves_reads_no_more_and_need_not_hear_what_came_of_it() -> N
     gc.collect()
     assert not told
     generation = Generation(refused)
-    generation.state = State(1, 4, 3, 1)
+    generation.state = SequenceState(1, 4, 3, 1)
     stopping = generation.leave(6)
     assert stopping is not None
     with pytest.raises(SequenceUnknown, match="of which 6"):

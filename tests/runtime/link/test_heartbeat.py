@@ -15,8 +15,8 @@ from holdfast.runtime.link.heartbeat import (
     INTERVAL,
     SLACK,
     STEP_FLOOR,
-    Pace,
-    Pulse,
+    Liveness,
+    StepTimes,
 )
 from holdfast.runtime.link.messages import Heartbeat, Phase
 
@@ -29,22 +29,22 @@ class Clock:
         return self.now
 
 
-def beats(pulse: Pulse, clock: Clock, seconds: float) -> list[tuple[float, Heartbeat]]:
+def beats(liveness: Liveness, clock: Clock, seconds: float) -> list[tuple[float, Heartbeat]]:
     """What a link thread that sleeps as ``due`` says would send."""
     end, sent = clock.now + seconds, []
     while clock.now < end:
-        beat = pulse.beat()
+        beat = liveness.beat()
         if beat is not None:
             sent.append((clock.now, beat))
-        clock.now = min(end, clock.now + max(pulse.due(), 1e-6))
+        clock.now = min(end, clock.now + max(liveness.due(), 1e-6))
     return sent
 
 
 def test_an_idle_engine_beats_within_its_promise() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
-    pulse.enter(Phase.IDLE)
-    sent = beats(pulse, clock, 10.0)
+    liveness = Liveness(clock)
+    liveness.enter(Phase.IDLE)
+    sent = beats(liveness, clock, 10.0)
     assert len(sent) == pytest.approx(10.0 / INTERVAL, abs=1)
     assert {beat.phase for _, beat in sent} == {Phase.IDLE}
     for (at, beat), (after, _) in pairwise(sent):
@@ -54,10 +54,10 @@ def test_an_idle_engine_beats_within_its_promise() -> None:
 
 def test_a_hung_step_is_told_once_at_its_limit_and_then_there_is_silence() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
+    liveness = Liveness(clock)
     began = clock.now
-    pulse.enter(Phase.STEPPING, 2.0, "step 7")
-    sent = beats(pulse, clock, 20.0)
+    liveness.enter(Phase.STEPPING, 2.0, "step 7")
+    sent = beats(liveness, clock, 20.0)
     *before, (told_at, told) = sent
     assert told_at == pytest.approx(began + 2.0, abs=1e-3)
     assert told.deadline == 0.0 and "step 7" in told.detail and "2.0 s allowed" in told.detail
@@ -67,57 +67,57 @@ def test_a_hung_step_is_told_once_at_its_limit_and_then_there_is_silence() -> No
 
 def test_it_beats_again_when_the_device_gets_on_after_all() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
-    pulse.enter(Phase.STEPPING, 2.0)
-    beats(pulse, clock, 5.0)
-    pulse.enter(Phase.STEPPING, 2.0)
-    assert beats(pulse, clock, 1.0)[0][1].deadline > 0
+    liveness = Liveness(clock)
+    liveness.enter(Phase.STEPPING, 2.0)
+    beats(liveness, clock, 5.0)
+    liveness.enter(Phase.STEPPING, 2.0)
+    assert beats(liveness, clock, 1.0)[0][1].deadline > 0
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 3.0), st.floats(0.01, 1.0)), min_size=1, max_size=20))
 def test_whatever_stays_within_its_limits_is_never_overdue(phases: list[tuple[float, float]]) -> None:
     """Phases that use a share of their limit: the reader's deadline never passes between two beats."""
     clock = Clock()
-    pulse = Pulse(clock)
+    liveness = Liveness(clock)
     last: tuple[float, Heartbeat] | None = None
     for limit, share in phases:
-        pulse.enter(Phase.STEPPING, limit)
-        for at, beat in beats(pulse, clock, limit * share * 0.99):
+        liveness.enter(Phase.STEPPING, limit)
+        for at, beat in beats(liveness, clock, limit * share * 0.99):
             assert last is None or at <= last[0] + last[1].deadline + 1e-9
             last = at, beat
 
 
 def test_progress_is_passed_on() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
-    pulse.enter(Phase.LOADING, 60.0, "shard 2 of 3", 0.5)
-    assert pulse.beat() == Heartbeat(Phase.LOADING, pytest.approx(60.0 + SLACK), "shard 2 of 3", 0.5)
+    liveness = Liveness(clock)
+    liveness.enter(Phase.LOADING, 60.0, "shard 2 of 3", 0.5)
+    assert liveness.beat() == Heartbeat(Phase.LOADING, pytest.approx(60.0 + SLACK), "shard 2 of 3", 0.5)
 
 
 def test_the_first_step_may_build_kernels() -> None:
-    assert Pace().expect(1) == (Phase.COMPILING, FIRST_STEP)
+    assert StepTimes().expect(1) == (Phase.COMPILING, FIRST_STEP)
 
 
 def test_limits_follow_the_slowest_step_of_a_size() -> None:
-    pace = Pace()
-    pace.observe(1, 0.5)
-    assert pace.expect(1) == (Phase.STEPPING, 5.0)
+    step_times = StepTimes()
+    step_times.observe(1, 0.5)
+    assert step_times.expect(1) == (Phase.STEPPING, 5.0)
     for _ in range(1000):
-        pace.observe(1, 0.001)
-    assert pace.expect(1) == (Phase.STEPPING, STEP_FLOOR)
+        step_times.observe(1, 0.001)
+    assert step_times.expect(1) == (Phase.STEPPING, STEP_FLOOR)
 
 
 def test_a_larger_step_than_any_before_gets_its_share() -> None:
-    pace = Pace()
-    pace.observe(1, 0.3)
-    assert pace.expect(512)[1] == pytest.approx(10 * 0.3 * 512)
-    pace.observe(512, 4.0)
-    assert pace.expect(512)[1] == pytest.approx(40.0)
-    assert pace.expect(1)[1] == pytest.approx(3.0)
+    step_times = StepTimes()
+    step_times.observe(1, 0.3)
+    assert step_times.expect(512)[1] == pytest.approx(10 * 0.3 * 512)
+    step_times.observe(512, 4.0)
+    assert step_times.expect(512)[1] == pytest.approx(40.0)
+    assert step_times.expect(1)[1] == pytest.approx(3.0)
 
 
 def test_a_smaller_step_than_any_before_takes_no_longer() -> None:
-    pace = Pace()
-    pace.observe(512, 4.0)
-    assert pace.predicted(1) == 4.0
-    assert math.isfinite(pace.expect(1)[1])
+    step_times = StepTimes()
+    step_times.observe(512, 4.0)
+    assert step_times.predicted(1) == 4.0
+    assert math.isfinite(step_times.expect(1)[1])

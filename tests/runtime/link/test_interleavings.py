@@ -23,10 +23,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from holdfast.runtime.errors import EngineDied, EpochStale, SequenceUnknown
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.codec import frame, verb_reader
 from holdfast.runtime.link.gateway_end import GatewayEnd
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import AnyVerb, Finish, Hello, Limits, Reply, Sampling
+from holdfast.runtime.link.messages import (
+    AnyVerb,
+    Finish,
+    Hello,
+    Sampling,
+    TokenLimits,
+    VerbReply,
+    frame,
+    verb_reader,
+)
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import Shadow, fake_engine
 from holdfast.tests.runtime.link.memory import MemoryTransport, extended, settle
@@ -104,15 +112,15 @@ class LinkMachine(RuleBasedStateMachine):
             blocks=24, block_tokens=4, vocab_size=256, max_context=CONTEXT, max_step_tokens=16,
             max_sequences=4, depth=self.depth,
         )  # fmt: skip
-        self.engine, _ = fake_engine(settings, chance=Random(self.seed + self.link.incarnation))
-        self.wire = GatewayEnd()
-        self.transport = MemoryTransport(self.wire)
+        self.engine, _ = fake_engine(settings, chance=Random(self.seed + self.link.engine_number))
+        self.end = GatewayEnd()
+        self.transport = MemoryTransport(self.end)
         self.reader = verb_reader()
         self.inbox: deque[AnyVerb] = deque()
         self.rising = bytearray(frame(HELLO))
-        self.link.attach(self.wire)
-        self.wire.data_received(self.take_up(1 << 20))
-        self.link.welcome(await self.wire.hello)
+        self.link.attach(self.end)
+        self.end.data_received(self.take_up(1 << 20))
+        self.link.welcome(await self.end.hello)
 
     def take_up(self, count: int) -> bytes:
         data = bytes(self.rising[:count])
@@ -133,7 +141,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     async def carry_up(self, count: int) -> None:
         if self.rising:
-            self.wire.data_received(self.take_up(count))
+            self.end.data_received(self.take_up(count))
 
     @rule(count=st.none() | st.integers(1, 60))
     def down(self, count: int | None) -> None:
@@ -226,7 +234,7 @@ class LinkMachine(RuleBasedStateMachine):
 
         self.do(sent())
 
-    async def answered(self, talk: Talk, reply: asyncio.Future[Reply], length: int | None) -> None:
+    async def answered(self, talk: Talk, reply: asyncio.Future[VerbReply], length: int | None) -> None:
         try:
             state = (await reply).state
             assert state is not None and state.length == length
@@ -244,7 +252,7 @@ class LinkMachine(RuleBasedStateMachine):
 
         async def verb() -> None:
             there = len(talk.shadow.tokens)
-            generation = await self.link.generate(talk.seq, sampling, Limits(most), expect_length=there)
+            generation = await self.link.generate(talk.seq, sampling, TokenLimits(most), expect_length=there)
             assert generation.state.length == len(talk.shadow.tokens)
             assert generation.state.epoch > talk.epoch
             talk.epoch = generation.state.epoch
@@ -365,7 +373,7 @@ class LinkMachine(RuleBasedStateMachine):
         old, self.talks = self.talks, []
 
         async def death() -> None:
-            self.wire.connection_lost(None)
+            self.end.connection_lost(None)
             await settle()
             assert all(talk.verb is None or talk.verb.done() for talk in old)
             assert all(talk.reader is None or talk.reader.done() for talk in old)
@@ -406,7 +414,7 @@ class LinkMachine(RuleBasedStateMachine):
         for talk in [talk for talk in self.talks if not talk.gone]:
             self.give(talk, self.link.close(talk.seq))
         self.run_dry()
-        lengths = self.wire.lengths()
+        lengths = self.end.lengths()
         assert (lengths["link_calls"], lengths["link_generations"]) == (0, 0)
         self.engine.scheduler.audit()
         assert self.engine.statistics()["sequences"] == 0

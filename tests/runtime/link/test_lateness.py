@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from holdfast.runtime.link.engine_process import PATIENCE, STARVED, TICK, Lateness, waited_of
+from holdfast.runtime.link.process import PATIENCE, STARVED, TICK, Lateness, waited_of
 
 
 def seconds_until_over(starved: float) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import EngineDied, ModelUnreadable, PoolTooSmall, SequenceUnknown
-from holdfast.runtime.link.messages import Heartbeat, Limits, Phase, Sampling
+from holdfast.runtime.link.messages import Heartbeat, Phase, Sampling, TokenLimits
 from holdfast.runtime.link.process import Backoff, ChildEngine
 from holdfast.runtime.settings import EngineSettings
 from holdfast.tests.runtime.link.memory import extended
@@ -51,8 +51,8 @@ async def test_a_killed_engine_ends_what_runs_and_another_goes_on_behind_the_sam
         state = await link.open(list(range(30)))
         first_pid = form.pid
         assert os.readlink(f"/proc/{first_pid}/fd/2") == os.readlink("/proc/self/fd/2")
-        said = [row.tokens async for row in await link.generate(state.seq, Sampling(), Limits(10))]
-        generation = await link.generate(state.seq, Sampling(), Limits(8000))  # runs when it dies
+        said = [row.tokens async for row in await link.generate(state.seq, Sampling(), TokenLimits(10))]
+        generation = await link.generate(state.seq, Sampling(), TokenLimits(8000))  # runs when it dies
         await anext(generation)
         assert first_pid is not None
         os.kill(first_pid, signal.SIGSTOP)  # so that it cannot answer any more
@@ -68,13 +68,15 @@ async def test_a_killed_engine_ends_what_runs_and_another_goes_on_behind_the_sam
             await extended(link, state.seq, [1])
 
         await link.wait_ready()
-        assert link.incarnation == 2 and link.ready
+        assert link.engine_number == 2 and link.ready
         assert form.pid not in (None, first_pid)
         with pytest.raises(SequenceUnknown):
             await extended(link, state.seq, [1])
         again = await link.open(list(range(30)))
         assert again.seq != state.seq
-        assert [row.tokens async for row in await link.generate(again.seq, Sampling(), Limits(10))] == said
+        assert [
+            row.tokens async for row in await link.generate(again.seq, Sampling(), TokenLimits(10))
+        ] == said
         last_pid = form.pid
     assert gone(first_pid) and last_pid is not None and gone(last_pid)
 
@@ -86,7 +88,7 @@ async def test_a_model_that_cannot_be_read_is_named_and_not_tried_again(
     with pytest.raises(ModelUnreadable, match="nowhere"):
         async with form:
             pass
-    assert form.pid is None and form.link.incarnation == 0
+    assert form.pid is None and form.link.engine_number == 0
     assert capfd.readouterr().err == ""  # who called says it, once
 
 
@@ -114,7 +116,7 @@ async def test_an_engine_that_finds_no_descriptor_is_started_later(
         seq = (await link.open([1])).seq
         form.kill()
         with pytest.raises(EngineDied):
-            await link.generate(seq, Sampling(), Limits(500))
+            await link.generate(seq, Sampling(), TokenLimits(500))
         await link.wait_ready()
         assert not failures and (await link.open([1])).length == 1
         assert len(os.listdir("/proc/self/fd")) <= before, "what failed left no descriptor open"
@@ -130,7 +132,7 @@ async def test_a_model_that_went_away_ends_the_restarts(tiny: Path, tmp_path: Pa
         seq = (await link.open([1])).seq
         form.kill()
         with pytest.raises(EngineDied):
-            await link.generate(seq, Sampling(), Limits(500))
+            await link.generate(seq, Sampling(), TokenLimits(500))
         with pytest.raises(EngineDied, match="cannot start again"):
             await link.wait_ready()
         with pytest.raises(EngineDied, match="cannot start again"):
@@ -145,7 +147,7 @@ async def test_one_killed_while_it_loads_is_a_death(tiny: Path) -> None:
         assert beat.phase is Phase.LOADING
         form.kill()
 
-    form = ChildEngine(settings_for(tiny), heard=heard)
+    form = ChildEngine(settings_for(tiny), on_heartbeat=heard)
     with pytest.raises(EngineDied):
         async with form:
             pass
@@ -154,7 +156,7 @@ async def test_one_killed_while_it_loads_is_a_death(tiny: Path) -> None:
 
 async def test_cancelled_while_it_loads_leaves_no_process(tiny: Path) -> None:
     loading = asyncio.Event()
-    form = ChildEngine(settings_for(tiny), heard=lambda beat: loading.set())
+    form = ChildEngine(settings_for(tiny), on_heartbeat=lambda beat: loading.set())
     entering = asyncio.create_task(form.__aenter__())
     await loading.wait()
     pid = form.pid
@@ -168,28 +170,28 @@ MADE_UP = """
 import sys, threading, types
 from holdfast.runtime import __main__ as child
 from holdfast.runtime.link.messages import Phase
-from holdfast.runtime.link.heartbeat import Pulse
-from holdfast.runtime.link.engine_loop import Loaded
+from holdfast.runtime.link.heartbeat import Liveness
+from holdfast.runtime.link.engine_end import LoadedEngine
 from holdfast.tests.runtime.link.scripted import HELLO, Scripted
 
 class Engine(Scripted):
-    def __init__(self, pulse):
+    def __init__(self, liveness):
         super().__init__()
-        self.pulse = pulse
+        self.liveness = liveness
         self.gate.set()
 
     def step(self):
         running = frozenset(seq for seq, held in self.held.items() if held.until is not None)
         if running:
-            self.pulse.enter(Phase.STEPPING, 0.5)
-            self.pulse.engage(running)
+            self.liveness.enter(Phase.STEPPING, 0.5)
+            self.liveness.engage(running)
             {act}
         return super().step()
 
     def hang_in_a_step(self):
         threading.Event().wait()
 
-load = lambda settings, progress, pulse, *lower: Loaded(Engine(pulse), HELLO)
+load = lambda settings, progress, liveness, *lower: LoadedEngine(Engine(liveness), HELLO)
 made_up = types.SimpleNamespace(load_engine=load)
 sys.modules["holdfast.runtime.build"] = made_up  # no torch, no model
 raise SystemExit(child.main())
@@ -212,13 +214,13 @@ async def test_an_engine_that_hangs_leaves_its_stacks_and_is_replaced(
     async with form as link:
         idle = await link.open([1])
         turn = await link.open([1, 2])
-        generation = await link.generate(turn.seq, Sampling(), Limits(5))
+        generation = await link.generate(turn.seq, Sampling(), TokenLimits(5))
         with pytest.raises(EngineDied, match="hung while stepping"):
             await anext(generation)
         assert not link.ready
         await link.wait_ready()
         (death,) = link.deaths
-        assert death.incarnation == 1 and link.incarnation == 2
+        assert death.engine_number == 1 and link.engine_number == 2
         assert "hang_in_a_step" in death.stacks and "SIGKILL" in death.cause
         assert death.step == {turn.seq} and idle.seq not in death.step
         assert not death.outside, "nobody else did it"
@@ -235,7 +237,7 @@ async def test_a_stopped_engine_is_replaced_and_nobody_is_to_blame() -> None:
         first = form.pid
         os.kill(first, signal.SIGSTOP)
         with pytest.raises(EngineDied, match="is stopped"):
-            await link.generate(seq, Sampling(), Limits(500))
+            await link.generate(seq, Sampling(), TokenLimits(500))
         await link.wait_ready()
         (death,) = link.deaths
         assert death.outside and death.stacks == "" and "process is stopped" in death.cause
@@ -256,7 +258,7 @@ async def test_a_death_names_its_step_and_whether_it_was_its_own(act: str, outsi
     form = made_up(act)
     async with form as link:
         first, second = (await link.open([1])).seq, (await link.open([2])).seq
-        generation = await link.generate(first, Sampling(), Limits(5))
+        generation = await link.generate(first, Sampling(), TokenLimits(5))
         with pytest.raises(EngineDied):
             await anext(generation)
         await link.wait_ready()

@@ -10,8 +10,8 @@ import torch
 from holdfast.benchmarks.toys import make_toy
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.errors import SettingsInvalid
-from holdfast.runtime.link.heartbeat import Pulse
-from holdfast.runtime.link.messages import Generate, Limits, Open, Sampling
+from holdfast.runtime.link.heartbeat import Liveness
+from holdfast.runtime.link.messages import Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.model.kv_format import KVFormat
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.settings import EngineSettings
@@ -53,14 +53,14 @@ def test_an_engine_with_kv_of_8_bits(tmp_path: Path, caplog: pytest.LogCaptureFi
         settings = EngineSettings(
             model=str(folder), device="cpu", kv_dtype=kind, blocks=64, host_bytes=0, debug=True
         )
-        loaded[kind] = load_engine(settings, lambda done, what: None, Pulse())
+        loaded[kind] = load_engine(settings, lambda done, what: None, Liveness())
     narrow, wide = loaded[E4M3], loaded["auto"]
     assert (narrow.hello.kv_dtype, narrow.hello.dtype, wide.hello.kv_dtype) == (E4M3, "float32", "float32")
     assert narrow.hello.block_bytes * 4 == wide.hello.block_bytes
     assert narrow.hello.kernels == "reference" and f"does not read KV of {E4M3}" in caplog.text
     engine = narrow.engine
     engine.apply(Open(1, 1, b"", list(range(40))))
-    engine.apply(Generate(2, 1, Sampling(), Limits(6)))
+    engine.apply(Generate(2, 1, Sampling(), TokenLimits(6)))
     said = []
     while (step := engine.step()) is not None:
         said += [token for row in step.rows for token in row.tokens]

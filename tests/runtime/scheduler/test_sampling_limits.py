@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import ConfigInvalid, SamplingInvalid
-from holdfast.runtime.link.messages import Limits, Sampling, SamplingDefaults
-from holdfast.runtime.model.defaults import read_defaults
+from holdfast.runtime.link.messages import Sampling, SamplingDefaults, TokenLimits
+from holdfast.runtime.model.config import read_defaults
 from holdfast.runtime.scheduler.sampling_limits import check_sampling
 
 VOCAB = 10
-GOOD = Limits(5)
+GOOD = TokenLimits(5)
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ GOOD = Limits(5)
         (Sampling(bad_words=((1, 10),)), GOOD, "bad_words 10"),
         (Sampling(logprobs=-1), GOOD, "logprobs"),
         (Sampling(logprobs=21), GOOD, "logprobs"),
-        (Sampling(), Limits(5, (10,)), "stop_ids 10"),
-        (Sampling(), Limits(5, (-1,)), "stop_ids -1"),
-        (Sampling(), Limits(5, (), -1), "min_tokens -1"),
-        (Sampling(), Limits(5, (), 6), "min_tokens 6"),
-        (Sampling(), Limits(0), "max_tokens 0"),
+        (Sampling(), TokenLimits(5, (10,)), "stop_ids 10"),
+        (Sampling(), TokenLimits(5, (-1,)), "stop_ids -1"),
+        (Sampling(), TokenLimits(5, (), -1), "min_tokens -1"),
+        (Sampling(), TokenLimits(5, (), 6), "min_tokens 6"),
+        (Sampling(), TokenLimits(0), "max_tokens 0"),
     ],
 )
-def test_out_of_bounds_is_refused_by_name(sampling: Sampling, limits: Limits, named: str) -> None:
+def test_out_of_bounds_is_refused_by_name(sampling: Sampling, limits: TokenLimits, named: str) -> None:
     with pytest.raises(SamplingInvalid, match=named):
         check_sampling(sampling, limits, VOCAB)
 
@@ -57,7 +57,7 @@ def test_the_bounds_themselves_are_good() -> None:
             frequency_penalty=1000.0, logit_bias=((0, -100.0), (9, 100.0)),
             bad_words=((9,), (0, 9)), logprobs=20,
         ),
-        Limits(5, (0, 9), 5),
+        TokenLimits(5, (0, 9), 5),
         VOCAB,
     )  # fmt: skip
 

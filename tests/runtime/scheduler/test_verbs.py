@@ -13,19 +13,19 @@ from holdfast.runtime.link.messages import (
     Extend,
     Fork,
     Generate,
-    Limits,
     Open,
     Opening,
     Refusal,
-    Reply,
     Sampling,
     Stop,
+    TokenLimits,
     Truncate,
+    VerbReply,
 )
 from holdfast.tests.runtime.fakes import fake_engine
 from holdfast.tests.runtime.worlds import VOCAB, world
 
-GOOD = Limits(5)
+GOOD = TokenLimits(5)
 
 
 def refused(verb: AnyVerb) -> str:
@@ -70,7 +70,7 @@ def refused(verb: AnyVerb) -> str:
         (Generate(9, 0, Sampling(top_p=math.nan), GOOD), "sampling_invalid"),
         (Generate(9, 0, Sampling(top_p=1.1), GOOD), "sampling_invalid"),
         (Generate(9, 0, Sampling(top_k=-1), GOOD), "sampling_invalid"),
-        (Generate(9, 0, Sampling(), Limits(0)), "sampling_invalid"),
+        (Generate(9, 0, Sampling(), TokenLimits(0)), "sampling_invalid"),
         (Generate(9, 0, Sampling(), GOOD, 5), "sampling_invalid"),
         (Generate(9, 0, Sampling(), GOOD, -1), "sampling_invalid"),
         (Generate(9, 0, Sampling(), GOOD, 0, [VOCAB]), "length_invalid"),
@@ -78,7 +78,7 @@ def refused(verb: AnyVerb) -> str:
         (Generate(9, 5, Sampling(), GOOD, 0, [], Opening()), "length_invalid"),
         (Generate(9, 5, Sampling(), GOOD, 0, [VOCAB], Opening()), "length_invalid"),
         (Generate(9, 5, Sampling(), GOOD, 0, [1] * 20, Opening()), "context_exceeded"),
-        (Generate(9, 5, Sampling(), Limits(0), 0, [1], Opening()), "sampling_invalid"),
+        (Generate(9, 5, Sampling(), TokenLimits(0), 0, [1], Opening()), "sampling_invalid"),
         (Generate(9, 5, Sampling(), GOOD, 0, [1], Opening(parent=7)), "sequence_unknown"),
         (Generate(9, 5, Sampling(), GOOD, 0, [1], Opening(parent=0, at=10)), "length_invalid"),
         (Generate(9, 5, Sampling(), GOOD, 0, [1] * 11, Opening(parent=0, at=9)), "context_exceeded"),
@@ -127,11 +127,11 @@ def test_only_so_many_sequences_may_be_open() -> None:
     engine.apply(Open(1, 0, b"", [1]))
     for verb in (Fork(2, 0, [1, 2, 3]), Fork(3, 0, [1, 2]), Open(4, 9, b"", [1])):
         answer = engine.apply(verb)
-        expected = Reply if verb.request == 3 else Refusal
+        expected = VerbReply if verb.request == 3 else Refusal
         assert isinstance(answer, expected)
     assert isinstance(answer, Refusal) and answer.code == "engine_overloaded"
     engine.apply(Close(5, 1))
-    assert isinstance(engine.apply(Open(6, 9, b"", [1])), Reply)
+    assert isinstance(engine.apply(Open(6, 9, b"", [1])), VerbReply)
 
 
 @pytest.mark.parametrize("wait", [0, 1, 2, 5])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.runtime.link.messages import Reply
+from holdfast.runtime.link.messages import VerbReply
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
@@ -87,7 +87,7 @@ async def test_text_goes_on_while_the_engine_answers_nothing_and_waits_for_no_st
     await asyncio.sleep(1.5 * apart)
     assert len(link.log) == 3 or now() - before >= 3 * apart, "the third is kept back while two wait"
     for reply in link.unanswered:
-        reply.set_result(Reply(0))
+        reply.set_result(VerbReply(0))
     async with asyncio.timeout(LONG_ENOUGH):
         await handed(link, 4)
     session.expect(None)
@@ -136,7 +136,7 @@ async def test_text_that_no_turn_could_be_made_of_takes_nothing_from_the_engine(
     link = reciting("Hello.", "Nothing.", max_context=80)
     session = session_on(link)
     await ask(session, "Hi")
-    await session.keeping.lease(None, 60.0, None)
+    await session.placement.lease(None, 60.0, None)
     link.log.clear()
     session.expect(Message(id="item_1", role="user", text=TEXT * 20))
     await asyncio.sleep(LONG_ENOUGH)

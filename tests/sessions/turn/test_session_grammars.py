@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
-from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Limits, Row, Work
+from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Row, TokenLimits, Work
 from holdfast.sessions import errors
 from holdfast.sessions.items import Preamble, Tool
 from holdfast.sessions.tools.grammar import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
@@ -29,7 +29,7 @@ STRICT = Tool(name="add", parameters=OBJECT, strict=True)
 
 def grammar_of(tools: tuple[Tool, ...] = (), **fields: Any) -> Grammar | None:
     request = TurnRequest.checked(offered=tools, **fields)
-    return LANGUAGE.grammar(request, tools)
+    return TurnGrammar(LANGUAGE).grammar(request, tools)
 
 
 def test_nothing_is_bound_that_nobody_asked_to_be() -> None:
@@ -212,10 +212,10 @@ def test_tools_of_the_turn_are_those_of_its_place() -> None:
 
 
 def test_a_turn_is_bound_as_it_asks_whatever_bound_the_one_before() -> None:
-    binding = TurnGrammar(LANGUAGE)
+    grammars = TurnGrammar(LANGUAGE)
 
     def bound(tools: tuple[Tool, ...], **fields: Any) -> Grammar | None:
-        return binding.constrained(TurnRequest.checked(offered=tools, **fields), tools).sampling.grammar
+        return grammars.prepare(TurnRequest.checked(offered=tools, **fields), tools).sampling.grammar
 
     one, same, other = (
         Tool(name="add", parameters={"type": "object", "properties": {"a": {"const": const}}})
@@ -252,5 +252,5 @@ def test_only_a_call_that_is_told_whole_comes_up_whole(
             pass
 
     asyncio.run(play())
-    limits = [part for verb in link.log for part in verb if isinstance(part, Limits)]
+    limits = [part for verb in link.log for part in verb if isinstance(part, TokenLimits)]
     assert len(limits) == 1 and (limits[0].gather > 1) is gathered
