@@ -76,7 +76,7 @@ class Chat:
     """One session on one connection, made by `Client.session`.
 
     One turn runs at a time; while it is being read, another raises `ChatBusy`. A turn that is no longer
-    referenced, or whose reading was cancelled (for example by a timeout), is cut when the next begins.
+    referenced, or was cancelled while it was read (for example by a timeout), is cut when the next begins.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class Client:
         """A new session, closed at the end of the block.
 
         `tools` are Python callables, which are run when the model calls them, or dicts in the Realtime form,
-        whose calls the caller answers. `fields` are further fields of `session.update`, also sampling fields
+        for calls that the caller answers. `fields` are further fields of `session.update`, also sampling fields
         (temperature, seed, top_p, min_p, repetition_penalty, logit_bias, bad_words, top_logprobs, ...: see
         `frames.sampling.SamplingFields`); `chat.session` has the values in force.
         Raises `ConnectionFailed`, `ToolInvalid`, `FrameError`, `ServerError`.

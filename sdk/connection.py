@@ -3,7 +3,7 @@
     transport ─ receive task ─┬▶ the request that the event answers
                               └▶ a bounded queue ─▶ the reader: a turn, a run, or `chat.events`
 
-The receive task also makes a lost connection again (`reconnect`). This file knows nothing of turns.
+The receive task also makes a lost connection again (`reconnect`).
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Connection:
         """Send one event, with an id if it has none; returns its id.
 
         Raises `ConnectionLost`, and a `FrameError`, without sending, for an event that cannot be encoded or
-        whose id is too long for the server to repeat.
+        has an id that is too long.
         """
         event_id = event.event_id or self._new_id()
         if len(event_id) > codec.MAX_EVENT_ID:

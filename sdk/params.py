@@ -27,8 +27,8 @@ _Create = TypeVar("_Create", ResponseCreate, ResponseSteer)
 class SentOutputs:
     """Outputs of tools that were sent before the response which builds on them.
 
-    ``events``: ids of all events; ``items``: ids of the items in them; ``commits``: for each call whose output
-    was streamed, by call id, the event that committed it.
+    ``events``: ids of all events; ``items``: ids of the items in them; ``commits``: for each streamed output,
+    by call id, the event that committed it.
     """
 
     events: list[str] = field(default_factory=list)

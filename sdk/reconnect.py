@@ -1,7 +1,7 @@
 """Resuming a session on a new connection: the handshake, what is sent again, and for how long it is tried.
 
 A `Resumption` keeps the newest handle, the last server event that was received, and the client events that the
-server may not have. It knows nothing of turns.
+server may not have.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Responses as far as their events have been read: which ones run, what has come of one, what remains of it.
-
-These are plain data. They send nothing.
-"""
+"""Responses, by the events read so far: which run, what text has come, what a finished one holds."""
 
 from __future__ import annotations
 
@@ -129,7 +126,7 @@ class RunningResponses:
         self._cancels: set[str] = set()
         self._begun: deque[str] = deque(
             maxlen=64
-        )  # `response.create`s whose response has begun, in that order
+        )  # `response.create`s of responses that have begun, in that order
         self._created: dict[str, str] = {}  # running responses, and the `response.create` of each
 
     @property

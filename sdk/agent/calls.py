@@ -87,7 +87,7 @@ class RunningCalls:
         return any(call.output is None for call in self._calls.values())
 
     def unsent(self) -> list[RunningCall]:
-        """Calls whose output has not been sent, in the order of the calls."""
+        """Calls with an output that is not sent yet, in the order of the calls."""
         return [call for call in self._calls.values() if not call.sent]
 
     def expected(self) -> float | None:

@@ -66,7 +66,7 @@ class Run:
         self._events: deque[RunEvent] = deque()
         self._texts: list[str] = []
         self._callers: list[FunctionCallItem] = []  # calls that the caller answers
-        self._broken: list[FunctionCallItem] = []  # calls whose arguments are no JSON
+        self._broken: list[FunctionCallItem] = []  # calls with arguments that are no JSON
         self._stop: StopReason | None = None
         self._waiting: tuple[float, float | None] | None = None  # since when, and the hint that was sent
         self._begun = self._over = self._given_up = False

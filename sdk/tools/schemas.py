@@ -122,7 +122,7 @@ def _check_pieces(function: Callable[..., Any], returns: Any, name: str) -> None
 
 
 def _check(parameter: inspect.Parameter, name: str) -> None:
-    """Raises `ToolInvalid` for a parameter that cannot be given by name, or whose type is no JSON."""
+    """Raises `ToolInvalid` for a parameter that cannot be given by name or as JSON."""
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise ToolInvalid(f"`{name}` cannot be a tool: parameter `{parameter.name}` cannot be given by name")
     hint = _hint(parameter)

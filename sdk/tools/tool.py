@@ -36,7 +36,7 @@ Invoke: TypeAlias = Callable[[str, ToolContext], Awaitable[str]]
 ResultKind: TypeAlias = Literal["completed", "failed", "invalid_arguments", "timed_out"]
 
 LEARNT_FROM = 16
-"""Calls whose durations are kept."""
+"""Durations that are kept."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
