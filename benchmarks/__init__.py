@@ -1,9 +1,8 @@
-"""Room benchmarks: what is claimed of speed and of not losing anything, measured against a peer or a limit.
+"""Benchmarks: measures speed, and that nothing is lost, against other engines or fixed goals.
 
-Holds a module per benchmark with a ``main`` (`holdfast bench NAME`: ``NAME.py`` or ``NAME/bench.py``), what
-they share (``harness``), the worker in which ``peers`` run, the rows of `make gpu` (``gpu``), the faults that
-are done to a real server (``faults``), the toy models (``toys``), and the pocket model's dialogues, training
-and measure (``pocket``). What they found is in ``results/``; ``README.md`` says how to repeat it.
-Does not decide whether a goal is good: a figure, its goal and whether it is met stand next to each other.
-May import every room; none imports it, but for the command line, when `holdfast bench` is called.
+Holds a module per benchmark with a ``main`` (`holdfast bench NAME`: ``NAME.py`` or ``NAME/bench.py``), shared
+parts (``harness``), the worker that runs other engines (``peers``), the parts of `make gpu` (``gpu``), fault
+tests on a real server (``faults``), toy models (``toys``), and the pocket model's dialogues, training and
+evaluation (``pocket``). Results are in ``results/``; ``README.md`` says how to repeat them.
+May import every room. Only the command line imports it, when `holdfast bench` is called.
 """

@@ -1,16 +1,16 @@
-"""``holdfast bench agent``: a loop of 25 tool calls, kept in a session against sent again with each step.
+"""``holdfast bench agent``: a loop of 25 tool calls in a session, against resending all of it.
 
-Every reply of the toy is one call that a grammar forces (`harness/callers.py`), its history begins with 4,096
-tokens, or 16,384. By turns on one server: `chat.run`, which sends what tools answer and is told in brief, and
-`response.create{conversation: "none", input: [all]}`, a stateless client's way with the standard's events, on
-the same engine with the same grammar and prefix cache. Steps after the first are compared, in which both find
-all but the new tokens computed; of a step's time the engine says how much it computed (the same tokens, in as
-many passes on both ways: a prompt comes in one verb with its turn) and for how long it had nothing to compute
-between two steps; the rest is everybody else's.
-The same again with a tool that takes `--tool-seconds` and makes an output of `--streamed-tokens` evenly over
-that time: the session is given it as it comes, the stateless client collects it.
-Then, with an engine that notes when it sampled a call's closing brace: how long until the client has begun to
-run it.
+Every reply of the toy is one call that a grammar forces (`harness/callers.py`); its history begins with 4,096
+or 16,384 tokens. Two loops alternate on one server: `chat.run`, which sends only tool outputs and gets brief
+events, and `response.create{conversation: "none", input: [all]}`, a stateless client with the standard's
+events. Engine, grammar and prefix cache are the same. Steps after the first are compared; in these both loops
+find all but the new tokens in the cache. The engine reports how much of a step's time it computed (the same
+tokens in as many passes in both loops, because a prompt comes in one verb with its turn) and how long it was
+idle between two steps; the remaining time belongs to the other processes.
+The comparison is repeated with a tool that takes `--tool-seconds` and produces `--streamed-tokens` evenly over
+that time: the session streams them, the stateless client collects them.
+Last, an engine that notes the time of each sampled closing brace gives the time until the client starts the
+tool.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ENGINE = (*COMPUTE, *BETWEEN, "steps")
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A tool's output that takes so many ``seconds`` to come."""
+    """A tool output that is produced over ``seconds``."""
 
     seconds: float
     tokens: int
@@ -63,7 +63,7 @@ class Streamed:
 
 @dataclass(slots=True)
 class Loop:
-    """One loop over its steps after the first: what it cost."""
+    """The cost of one loop: its steps after the first."""
 
     step_seconds: list[float] = field(default_factory=list)
     wire_bytes: int = 0
@@ -79,11 +79,11 @@ class Loop:
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds a step."""
+        """Milliseconds per step."""
         return 1000 * sum(self.step_seconds) / self.steps
 
     def part(self, *names: str) -> float:
-        """Milliseconds a step of what the engine tells by these names."""
+        """Milliseconds per step of the parts that the engine reports under these names."""
         return 1000 * sum(self.engine[name] for name in names) / self.steps
 
 
@@ -146,7 +146,7 @@ def measure(options: Options, device: str, histories: Sequence[int], steps: int,
 def measured(
     options: Options, device: str, histories: Sequence[int], steps: int, streamed: Streamed
 ) -> Iterator[tuple[str, dict[str, Any], list[Goal]]]:
-    """One after the other: its name (model and history; the model for what is dispatched), figures, goals."""
+    """Each result in turn: its name (model and history; the model for dispatch times), figures, goals."""
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
             caller = Caller.make(model, Path(folder), options.seed, options.dtype)
@@ -182,7 +182,7 @@ def by_turns(
     steps: int,
     streamed: Streamed | None = None,
 ) -> dict[str, list[Loop]]:
-    """A loop of each of `WAYS` in every round, the one first and then the other."""
+    """One loop of each of `WAYS` per round; the order alternates."""
     found: dict[str, list[Loop]] = {way: [] for way in WAYS}
     for number in range(options.rounds):
         for way in WAYS if number % 2 else reversed(WAYS):
@@ -237,12 +237,12 @@ class _Meter:
         self._before = 0.0
 
     def told(self, event: RunEvent) -> None:
-        """What a run tells."""
+        """Take an event of a run."""
         if isinstance(event, StepFinished):
             self.finished(event.finished)
 
     def finished(self, finished: Finished) -> None:
-        """A response is over."""
+        """A response has ended."""
         if not finished.calls or finished.usage is None or finished.kv is None:
             raise CannotMeasure(f"a reply is no call but {finished.text!r}, {finished.status}")
         if self._first is None:
@@ -260,7 +260,7 @@ class _Meter:
         self._before = time.perf_counter()
 
     def over(self) -> None:
-        """The loop is: what its engine did since the first response."""
+        """The loop has ended; gives the engine's work since the first response."""
         now = engine_statistics(self._running.url)
         self._loop.engine = {name: now[name] - self._engine[name] for name in ENGINE}
 
@@ -306,20 +306,20 @@ async def dispatched(caller: Caller, options: Options, device: str, history: int
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """What a session costs of what resending does: the median of the rounds' ratios."""
+class SessionShares:
+    """The cost of a session as a share of the cost of resending: the median of the rounds' ratios."""
 
     bytes: float
     gateway_cpu: float
     step_time: float
 
 
-def shares(loops: dict[str, list[Loop]]) -> Shares:
-    """Of loops by turns. Raises ``CannotMeasure`` where they have not computed the same."""
+def shares(loops: dict[str, list[Loop]]) -> SessionShares:
+    """Shares from alternating loops. Raises ``CannotMeasure`` if they have not computed the same."""
     ours, theirs = (loops[way] for way in WAYS)
     if [loop.prompts for loop in ours] != [loop.prompts for loop in theirs]:
         raise CannotMeasure("the two ways have not put the same number of tokens before the model")
-    return Shares(
+    return SessionShares(
         ratio([loop.wire_bytes for loop in ours], [loop.wire_bytes for loop in theirs]),
         ratio([loop.gateway_seconds for loop in ours], [loop.gateway_seconds for loop in theirs]),
         ratio([sum(loop.step_seconds) for loop in ours], [sum(loop.step_seconds) for loop in theirs]),

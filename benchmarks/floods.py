@@ -1,12 +1,12 @@
 """``holdfast bench floods``: what one tenant's floods cost another tenant.
 
 Each flood meets a new server with two tenants: the attacker has no limits, the victim is promised 50 sessions.
-The victim opens a session, takes a turn in it, and goes on so until it has 50; then it takes turns in these.
-First alone, then while another process floods the server (`harness/flood.py`, at the lowest priority). The
-victim's TTFT, the gaps between its tokens and what it was refused are compared, and the gateway's memory is
-watched.
+The victim opens a session, takes a turn in it, and repeats this until it has 50; then it takes turns in these.
+It does so first alone, then while another process floods the server (`harness/flood.py`, at the lowest
+priority). The report compares the victim's TTFT, token gaps and refusals, and the growth of the gateway's
+memory.
 
-A step of the engine is taken to be as long as the 90th percentile of the victim's gaps during the flood.
+The length of an engine step is taken as the 90th percentile of the victim's gaps during the flood.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ sessions = {PROMISED}
 
 @dataclass(slots=True)
 class Window:
-    """What the victim saw in one stretch of time. Times in seconds, memory in bytes.
+    """The victim's measurements in one interval. Times in seconds, memory in bytes.
 
-    ``failed``: what it was refused, or lost. ``opened``: how many sessions it had in the end.
+    ``failed``: its refused or lost requests. ``opened``: its number of sessions at the end.
     """
 
     ttft: list[float] = field(default_factory=list)
@@ -91,7 +91,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, seconds: float, names: Sequence[str], *, quiet: bool) -> None:
-    """Run the floods, print and keep."""
+    """Run the floods; print and save."""
     found: dict[str, dict[str, Any]] = {}
     goals: list[Goal] = []
     for name in names:
@@ -140,7 +140,7 @@ async def _flood(options: Options, name: str, seconds: float) -> tuple[Window, W
 
 
 async def _victim(running: Server, seconds: float, *, turns: int | None = None) -> Window:
-    """Take turns for so long; or just so many."""
+    """Take turns for a time, or a number of turns."""
     window = Window()
     before, spent = memory_bytes(running.gateway)["now"], cpu_seconds(running.gateway)
     began = time.perf_counter()

@@ -1,8 +1,8 @@
-"""``holdfast bench fork``: what the engine does to fork a sequence, by its length and the number of children.
+"""``holdfast bench fork``: the time of a fork in the engine, by length and number of children.
 
-The real scheduler, pool and paging on a device that computes nothing, so that 128k tokens cost no time to get
-there: a fork touches no tensor, and is timed as the verb alone, without a link. Idle parents and such that
-generate. What it puts off is timed too: a child's first own tokens, which copy the ids it shares. Copies and
+Runs the real scheduler, pool and block manager on a device that computes nothing, so that 128k tokens take no
+time. A fork touches no tensor; it is timed as the verb alone, without a link, for idle and for generating
+parents. Its deferred work is timed too: a child's first own tokens, which copy the ids it shares. Copies and
 blocks are counted, not timed.
 """
 
@@ -34,8 +34,8 @@ MOST_MEMORY = 1.2
 
 
 @dataclass(frozen=True, slots=True)
-class _Nothing:
-    """A step of the device that computes nothing: each sequence samples a token of its own."""
+class _OwnTokens:
+    """A step on a device that computes nothing: each sequence samples its own token."""
 
     plan: Plan
 
@@ -43,7 +43,7 @@ class _Nothing:
         return [[] if row.sampling is None else [row.seq % VOCAB] for row in self.plan.rows]
 
 
-class Stage:
+class ForkStage:
     """A scheduler, and one parent of ``length`` tokens in it, all computed but the last."""
 
     def __init__(self, length: int, *, children: int) -> None:
@@ -65,20 +65,20 @@ class Stage:
         self.rest()
 
     def apply(self, verb: SequenceVerb) -> float:
-        """Seconds that a verb took."""
+        """Apply a verb; its seconds."""
         began = time.perf_counter()
         self.scheduler.apply(verb, 0.0)
         return time.perf_counter() - began
 
     def step(self) -> bool:
-        """One step; whether there was anything to do."""
+        """Run one step; False if there was nothing to do."""
         plan = self.scheduler.plan(0.0)
         if plan is not None:
-            self.scheduler.commit(plan, _Nothing(plan).tokens(), 0.0)
+            self.scheduler.commit(plan, _OwnTokens(plan).tokens(), 0.0)
         return plan is not None
 
     def rest(self) -> None:
-        """Until there is nothing to do."""
+        """Step until there is nothing to do."""
         while self.step():
             continue
 
@@ -87,18 +87,18 @@ class Stage:
         self.apply(Generate(0, seq, Sampling(), TokenLimits(tokens)))
 
     def fork(self, children: int) -> tuple[list[int], float]:
-        """Children of the parent, and the seconds that took."""
+        """Fork the parent; the children, and the seconds of the verb."""
         made = [next(self._numbers) for _ in range(children)]
         return made, self.apply(Fork(0, self.parent, made))
 
     def close(self, seqs: Sequence[int]) -> None:
-        """Forget them."""
+        """Close these sequences."""
         for seq in seqs:
             self.apply(Close(0, seq, keep_kv=False))
 
     @property
     def held(self) -> int:
-        """Blocks that somebody holds."""
+        """Number of held blocks."""
         return self.scheduler.pool.statistics().held
 
     @property
@@ -114,7 +114,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options) -> None:
-    """Time, count, print and keep."""
+    """Time and count; print and save."""
     lengths = LENGTHS[:2] if options.quick else LENGTHS
     figures: dict[str, Any] = {}
     rows: list[list[object]] = []
@@ -144,8 +144,8 @@ def measure(options: Options) -> None:
 
 
 def _timed(length: int, children: int, options: Options) -> dict[str, Any]:
-    """Microseconds of each fork, from an idle parent and from one that generates, by turns."""
-    stage = Stage(length - length % BLOCK + PART, children=children)
+    """Microseconds of each fork, alternately from an idle and from a generating parent."""
+    stage = ForkStage(length - length % BLOCK + PART, children=children)
     seconds: dict[str, list[float]] = {"idle": [], "generating": [], "first_own_tokens": []}
     copied = 0.0
     for _ in range(options.rounds):
@@ -166,8 +166,8 @@ def _timed(length: int, children: int, options: Options) -> dict[str, Any]:
     return {**told, "copied_blocks_per_child": copied}
 
 
-def _begin(stage: Stage, children: Sequence[int]) -> list[float]:
-    """Each child goes its own way; seconds of the verb that gives it its first own token."""
+def _begin(stage: ForkStage, children: Sequence[int]) -> list[float]:
+    """Append a first own token to each child; seconds of that verb."""
     took = [stage.apply(Extend(0, seq, [2])) for seq in children]
     for seq in children:
         stage.generate(seq, 1)
@@ -176,8 +176,8 @@ def _begin(stage: Stage, children: Sequence[int]) -> list[float]:
 
 
 def _memory() -> dict[str, float]:
-    """Blocks that 16 branches of one prefix hold after their own tokens, against one and these tokens."""
-    stage = Stage(PREFIX + PART, children=BRANCHES)
+    """Blocks of 16 branches of one prefix with own tokens, and of one branch plus these tokens."""
+    stage = ForkStage(PREFIX + PART, children=BRANCHES)
     one = stage.held
     made, _ = stage.fork(BRANCHES)
     for seq in made:

@@ -62,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 async def measure(options: Options) -> None:
-    """All figures on every model, printed and kept."""
+    """Measure every model; print and save."""
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
     for model in options.models:
@@ -105,7 +105,7 @@ async def _measure(link: EngineLink, options: Options) -> dict[str, Any]:
 
 
 async def _rate(link: EngineLink, sampling: Sampling, out: int) -> float:
-    """Tokens per second of a batch, its prompts computed before."""
+    """Tokens per second of a batch with computed prompts."""
     opened = [(await link.open(_prompt(number))).seq for number in range(BATCH)]
     began = time.perf_counter()
     counts = [0] * BATCH
@@ -127,7 +127,7 @@ async def _rate(link: EngineLink, sampling: Sampling, out: int) -> float:
 
 
 async def _first(link: EngineLink, schema: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds to the first token: of a grammar that is new, of the same once it is known, of none."""
+    """Milliseconds to the first token: with a new grammar, with the same known grammar, without one."""
     known = Sampling(grammar=_json(schema))
     return {
         "new": await _first_token(link, known),
@@ -150,14 +150,14 @@ async def _first_token(link: EngineLink, sampling: Sampling) -> float:
 
 @dataclass(slots=True)
 class _Gaps:
-    """Milliseconds between another sequence's tokens; ``calm``: the 99th before anything was refused."""
+    """Milliseconds between another sequence's tokens; ``calm``: the 99th percentile before the refusals."""
 
     ms: list[float]
     calm: float = 0.0
 
 
 async def _refusals(link: EngineLink, options: Options) -> tuple[dict[str, float], _Gaps]:
-    """Milliseconds until each bad grammar is refused at most, over and over, while another sequence decodes."""
+    """Most milliseconds to refuse each bad grammar, repeated while another sequence decodes."""
     told: dict[str, float] = {}
     gaps = _Gaps([])
     seq = (await link.open(_prompt(1))).seq

@@ -1,8 +1,8 @@
 """``holdfast bench load``: agent-like sessions against a real server over sockets, open-loop, rate by rate.
 
-The pocket model, 64 sessions: turns of which many call a tool, answered after a while. First the capacity,
-with every session always busy; then Poisson arrivals at shares of it, a turn going to a session that is free.
-A turn that finds none waits, and the wait counts: times begin at the arrival. The client runs in this process,
+The pocket model, 64 sessions; many turns call a tool, which answers after a while. First the capacity, with
+every session always busy; then Poisson arrivals at shares of it, each turn in a free session. If none is
+free, the turn waits, and the wait counts: times begin at the arrival. The client runs in this process,
 gateway and engine in theirs, on the same cores.
 """
 
@@ -23,8 +23,8 @@ from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .harness.plots import Axes, Picture, draw
 from .harness.servers import Server, server
 from .harness.talk import Request, Tools, session, take_turn, talks
-from .harness.traffic import Phase, Usage
-from .pocket.skills import Conversation, Turn
+from .harness.traffic import LoadPoint, ResourceUsage
+from .pocket.skills import ScoredConversation, ScoredTurn
 from .report import Goal, show, table
 
 GATEWAY_MICROSECONDS = 15.0
@@ -34,7 +34,7 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """How many sessions, for how many seconds each rate is offered, and which rates."""
+    """The number of sessions, the seconds per rate, and the rates."""
 
     sessions: int
     seconds: float
@@ -56,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, offer: Offer) -> None:
-    """Offer load, print, plot and keep."""
+    """Offer load; print, plot and save."""
     phases = [phase.told() for phase in asyncio.run(_phases(options, offer))]
     for phase in phases:
         if not phase["completed"]:
@@ -69,7 +69,7 @@ def measure(options: Options, offer: Offer) -> None:
     show("load", options.seed, {**settings, "phases": phases}, [goal], options.out)
 
 
-async def _phases(options: Options, offer: Offer) -> list[Phase]:
+async def _phases(options: Options, offer: Offer) -> list[LoadPoint]:
     words = ("--device", "cpu", "--max-sequences", str(offer.sessions))
     with server("pocket", options.threads, *words) as running:
         async with connect(running.url) as client:
@@ -85,7 +85,7 @@ async def _phases(options: Options, offer: Offer) -> list[Phase]:
 
 
 class Load:
-    """The sessions, and the two ways to keep them busy."""
+    """The sessions, with closed-loop and open-loop load."""
 
     def __init__(self, client: Client, running: Server, offer: Offer, seed: int) -> None:
         self._client = client
@@ -98,7 +98,7 @@ class Load:
 
     @asynccontextmanager
     async def sessions(self) -> AsyncIterator[None]:
-        """All are open until the end of the block."""
+        """Keep all open until the end of the block."""
         async with AsyncExitStack() as stack:
             for _ in range(self._offer.sessions):
                 agent = Agent(self._client, self._talks, self._tools)
@@ -107,9 +107,9 @@ class Load:
                 self._free.put_nowait(agent)
             yield
 
-    async def closed(self, name: str, seconds: float) -> Phase:
-        """Every session takes its next turn when its last one ended."""
-        phase = Phase(name, None)
+    async def closed(self, name: str, seconds: float) -> LoadPoint:
+        """Closed loop: every session takes its next turn when its last one ended."""
+        phase = LoadPoint(name, None)
         end = time.monotonic() + seconds
 
         async def work() -> None:
@@ -122,9 +122,9 @@ class Load:
             await asyncio.gather(*(work() for _ in range(self._offer.sessions)))
         return phase
 
-    async def open(self, name: str, rate: float) -> Phase:
-        """Turns arrive at ``rate`` per second, whether or not the server keeps up."""
-        phase = Phase(name, rate)
+    async def open(self, name: str, rate: float) -> LoadPoint:
+        """Open loop: turns arrive at ``rate`` per second, whether or not the server keeps up."""
+        phase = LoadPoint(name, rate)
 
         async def work(arrived: float) -> None:
             agent = await self._free.get()
@@ -140,22 +140,22 @@ class Load:
         return phase
 
     @asynccontextmanager
-    async def _measured(self, phase: Phase) -> AsyncIterator[None]:
-        before = Usage.of(self._running)
+    async def _measured(self, phase: LoadPoint) -> AsyncIterator[None]:
+        before = ResourceUsage.of(self._running)
         yield
-        phase.close(Usage.of(self._running).since(before), self._running)
+        phase.close(ResourceUsage.of(self._running).since(before), self._running)
 
 
 class Agent:
     """One client that holds one conversation after the other, each in a session of its own."""
 
-    def __init__(self, client: Client, waiting: Iterator[Conversation], tools: Tools) -> None:
+    def __init__(self, client: Client, waiting: Iterator[ScoredConversation], tools: Tools) -> None:
         self._client = client
         self._talks = waiting
         self._tools = tools
         self._stack = AsyncExitStack()
         self._chat: Chat
-        self._left: Iterator[Turn]
+        self._left: Iterator[ScoredTurn]
 
     async def enter(self) -> None:
         """Begin the next conversation."""
@@ -168,7 +168,7 @@ class Agent:
         await self._stack.aclose()
 
     async def turn(self, arrived: float) -> list[Request]:
-        """Its next turn, or the first of the next conversation where it has no more or the last one failed."""
+        """Take the next turn, or the first of the next conversation after the last turn or a failure."""
         turn = next(self._left, None)
         if turn is None:
             await self.leave()

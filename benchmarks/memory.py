@@ -1,8 +1,8 @@
 """``holdfast bench memory``: the peak of an engine process that loads a model and fills all its KV.
 
-Against what it must hold: the weights, the pool, and 200 MB for everything else, interpreter and torch first;
-without host memory for KV, which is a budget of its own (``--host-bytes``) beside these.
-The peak is the kernel's own (``VmHWM``, what ``time -v`` calls maximum resident set size).
+Compared with the memory that it needs: the weights, the pool, and 200 MB for everything else, mainly
+interpreter and torch; without host memory for KV, which has its own budget (``--host-bytes``). The peak is
+the kernel's own (``VmHWM``, what ``time -v`` calls maximum resident set size).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, kv_bytes: int) -> None:
-    """Load, fill, read the peak; print and keep."""
+    """Load, fill, read the peak; print and save."""
     figures = {}
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:

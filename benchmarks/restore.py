@@ -1,10 +1,10 @@
-"""``holdfast bench restore``: TTFT of a turn whose KV lies in the host tier or on disk, against a resident one.
+"""``holdfast bench restore``: TTFT of a turn with KV in the host tier or on disk, against a resident one.
 
-A conversation of 2k and 4k tokens; the same short turn is asked again and again, after its KV was lost on the
-device, or in the host tier too, or there and in the page cache. The limit is TTFT with KV on the device, taken
-before and after, plus 1.3 times what copying as many bytes takes in the same round: memory to memory for the
-host tier, a file read for the disk, its pages cached or not. The turn must prefill its new tokens and no
-others: the engine's choice to compute where that is faster is switched off here.
+A conversation of 2k and 4k tokens; the same short turn is repeated, after its KV was dropped from the device,
+or from the host tier too, or also from the page cache. The limit is TTFT with KV on the device, measured
+before and after, plus 1.3 times the time to copy as many bytes in the same round: memory to memory for the
+host tier, a file read for the disk, with its pages cached or not. The turn must prefill only its new tokens:
+the engine's choice to recompute if that is faster is switched off here.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .harness.rounds import prompt, rotated, vocabulary
-from .harness.workers import Worker, commands, on_toy
+from .harness.workers import EngineWorker, commands, on_toy
 from .report import Goal, show, summary, table
 
 LENGTHS = (2048, 4096)
 NEW = 16
 FACTOR = 1.3
 SOURCES = {"host": "memcpy", "disk, page cache warm": "warm", "disk, page cache cold": "cold"}
-"""Where KV comes from, and whose rate it is held against."""
+"""The sources of KV, and the rate that each is compared with."""
 
 
 @dataclass
-class Tier:
+class TierTimes:
     """Seconds by round. ``share``: TTFT over its limit; ``times``: the restore's part of it in copies."""
 
     ttft: list[float] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Tier:
     bytes: int = 0
 
     def take(self, ttft: float, resident: float, copy: float) -> None:
-        """One round."""
+        """Add one round."""
         self.ttft.append(ttft)
         self.resident.append(resident)
         self.copy.append(copy)
@@ -51,7 +51,7 @@ class Tier:
 
     @property
     def times(self) -> float:
-        """(TTFT − resident TTFT) ÷ (bytes ÷ rate): what stands where 1.3 is allowed."""
+        """(TTFT − resident TTFT) ÷ (bytes ÷ rate): to compare with the allowed 1.3."""
         rounds = zip(self.ttft, self.resident, self.copy, strict=True)
         return median((ttft - resident) / copy for ttft, resident, copy in rounds)
 
@@ -79,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, lengths: Sequence[int]) -> None:
-    """Every model and length, print and keep."""
+    """Measure every model and length; print and save."""
     found, _ = commands(["holdfast-tiered"], options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
@@ -96,12 +96,14 @@ def measure(options: Options, lengths: Sequence[int]) -> None:
     show("restore", options.seed, {**options.told(), "on": figures}, goals, options.out)
 
 
-def _rounds(worker: Worker, model: str, length: int, options: Options) -> tuple[dict[str, Tier], float]:
-    """Each tier's rounds, the first of which warms up; the most prefilled in any turn over its new tokens."""
+def _rounds(
+    worker: EngineWorker, model: str, length: int, options: Options
+) -> tuple[dict[str, TierTimes], float]:
+    """Each tier's rounds, after one to warm up; the most prefilled tokens of a turn beyond its new ones."""
     rng = random.Random(options.seed)
     worker.ask("open", tokens=prompt(rng, length, vocabulary(model)))
     new = prompt(rng, NEW, vocabulary(model))
-    tiers = {name: Tier() for name in SOURCES}
+    tiers = {name: TierTimes() for name in SOURCES}
     most = 0.0
     for number in range(-1, options.rounds):
         for name in rotated(list(SOURCES), number):
@@ -121,12 +123,12 @@ def _rounds(worker: Worker, model: str, length: int, options: Options) -> tuple[
 
 
 def _computed(turn: dict[str, Any]) -> int:
-    """Tokens that a turn computed before its first one was sampled, anew or again."""
+    """Tokens that a turn computed before it sampled its first token."""
     return int(turn["work"]["prefilled"] + turn["work"]["recomputed"])
 
 
 def _blocks(restored: dict[str, Any], name: str) -> int:
-    """Blocks brought up; all of them from where they should come."""
+    """Restored blocks; all must come from the expected tier."""
     work = restored["work"]
     came = work["host"] if name == "host" else work["disk"]
     if not came or came != work["host"] + work["disk"] + work["resident"]:
@@ -134,12 +136,12 @@ def _blocks(restored: dict[str, Any], name: str) -> int:
     return -(-int(came) // 16)
 
 
-def _line(name: str, tier: Tier) -> list[object]:
+def _line(name: str, tier: TierTimes) -> list[object]:
     times = [1e3 * median(one) for one in (tier.resident, tier.copy, tier.ttft)]
     return [name, tier.bytes / 1e6, *times, tier.times, tier.share]
 
 
-def _goals(where: str, tiers: dict[str, Tier], prefilled: float) -> list[Goal]:
+def _goals(where: str, tiers: dict[str, TierTimes], prefilled: float) -> list[Goal]:
     limits = [
         Goal(f"{where}, {name}: TTFT ÷ (resident + 1.3 × bytes ÷ rate)", tier.share, "x", 1.0, "lower")
         for name, tier in tiers.items()

@@ -1,4 +1,4 @@
-"""Schemas as people have them, and grammars as nobody should: what ``bench grammar`` compiles."""
+"""Realistic schemas and bad grammars for ``bench grammar``."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""``holdfast bench sessions``: agent-like sessions whose KV is four times what the device holds.
+"""``holdfast bench sessions``: agent-like sessions with four times as much KV as the device holds.
 
-What is counted: tokens prefilled ÷ truly new ones. A seeded trace of `coding` agents (`harness/agents.py`) runs
-through the real scheduler and tiers on a device that computes nothing, on a virtual clock: lower tiers hold
-everything, or half of the working set, or nothing; beside it the least that any policy could prefill, which
-knows the future, and what one would that knows the odds of each pause (`harness/optimum.py`). *Tools foreseen*:
-the engine is told of tools' pauses, never of people's, as the gateway and the SDK tell it (`agents.told`), by
-durations that are right, or off by a factor of 1.6 as often as not. What is timed:
-TTFT of such a trace on a toy, on a device of a quarter of the working set with ample tiers below, against one
-that holds everything, in the same run.
+Counts tokens prefilled ÷ truly new ones. A seeded trace of `coding` agents (`harness/agents.py`) runs through
+the real scheduler and tiers on a device that computes nothing, on a virtual clock: lower tiers hold
+everything, or half of the working set, or nothing. It is compared with the optimum that knows the future, and
+with a policy that knows the odds of each pause (`harness/optimum.py`). *Tools foreseen*: the engine gets
+hints of tools' pauses, never of people's, as the gateway and the SDK give them (`agents.told`), with exact
+durations, or half of them off by a factor of 1.6. Times TTFT of such a trace on a toy, on a device of a
+quarter of the working set with ample tiers below, against a device that holds everything, in the same run.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from .harness.agents import Scale, Turn, coding, told, truly_new, working_set
+from .harness.agents import Scale, TraceTurn, coding, told, truly_new, working_set
 from .harness.optimum import knowing_odds, optimum
 from .harness.options import Options, options_of, parser_of, run
-from .harness.replay import BLOCK, Tally, replay
-from .harness.workers import Worker, commands, on_toy
+from .harness.replay import BLOCK, TokenTally, replay
+from .harness.workers import EngineWorker, commands, on_toy
 from .report import Goal, percentile, show, summary, table
 
 AMPLE = 1.1
@@ -44,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, sessions: int, turns: int, real_turns: int) -> None:
-    """Replay, time, print and keep."""
+    """Replay and time; print and save."""
     scale = Scale(context=2048 if options.quick else 4096)
     trace = coding(sessions, turns, options.seed, scale)
     counted, goals = _counted(trace, scale)
@@ -58,7 +57,7 @@ def measure(options: Options, sessions: int, turns: int, real_turns: int) -> Non
     show("sessions", options.seed, {**options.told(), **figures}, goals, options.out)
 
 
-def _counted(trace: Sequence[Turn], scale: Scale) -> tuple[dict[str, Any], list[Goal]]:
+def _counted(trace: Sequence[TraceTurn], scale: Scale) -> tuple[dict[str, Any], list[Goal]]:
     blocks, new = working_set(trace, scale, BLOCK), truly_new(trace, scale)
     device, half = max(blocks // 4, -(-scale.context // BLOCK)), blocks // 2
     runs = {
@@ -111,18 +110,18 @@ def _counted(trace: Sequence[Turn], scale: Scale) -> tuple[dict[str, Any], list[
             for name in runs
             if name.startswith("no tiers")
         ),
-        Goal("no tiers: prefilled ÷ by who knows the odds", factors["no tiers"] / odds, "x", NEAR, "lower"),
+        Goal("no tiers: prefilled ÷ by knowing the odds", factors["no tiers"] / odds, "x", NEAR, "lower"),
     ]
     found = {"working_set": blocks, "device": device, "truly_new": new, "prefilled_per_new": factors}
     return {**found, "optimum_per_new": least, "knowing_odds_per_new": {"the device alone": odds}}, goals
 
 
-def _line(name: str, tally: Tally, new: int) -> list[object]:
+def _line(name: str, tally: TokenTally, new: int) -> list[object]:
     return [name, tally.prefilled / new, tally.host, tally.disk]
 
 
-def _timed(worker: Worker, trace: Sequence[Turn], options: Options) -> dict[str, Any]:
-    """Each turn on both engines, the first of them by turns."""
+def _timed(worker: EngineWorker, trace: Sequence[TraceTurn], options: Options) -> dict[str, Any]:
+    """Play each turn on both engines, in alternating order."""
     blocks = working_set(trace, REAL, BLOCK)
     device = max(blocks // 4, REAL.context // BLOCK)
     told = worker.ask("build", device=device, ample=8 * blocks, seed=options.seed)
@@ -131,7 +130,7 @@ def _timed(worker: Worker, trace: Sequence[Turn], options: Options) -> dict[str,
     for number, turn in enumerate(trace):
         names = list(ttft) if number % 2 else list(reversed(ttft))
         for name in names:
-            fields = {name: getattr(turn, name) for name in Turn.__slots__}
+            fields = {name: getattr(turn, name) for name in TraceTurn.__slots__}
             said = worker.ask("speak", engine=name, turn=fields)
             ttft[name].append(said["ttft_ms"])
             prefilled[name] += said["prefilled"]

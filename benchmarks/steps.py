@@ -1,10 +1,9 @@
-"""``holdfast bench steps``: a million steps of scheduler, paging and tiers' books on a device without tensors.
+"""``holdfast bench steps``: a million steps of scheduler, block manager and tiers on a device without tensors.
 
 A storm of 64 sessions on a pool of 1.05 times what one of them needs: turns, cuts, forks, leases, forced
-preemption, deaths. Every answer, token, ending and bound is foretold by ``tests/runtime/worlds``, which is why
-it needs a checkout; every move's bytes are compared with those first moved under that key. Exits 1 at the first
-that differs, naming its seed; that may pass when run again, as what idle sequences compute beside turns depends
-on how long steps take. Knows no model.
+preemption, deaths. ``tests/runtime/worlds`` predicts every answer, token, ending and bound, so a checkout is
+needed; every move's bytes are compared with those first moved under that key. Exits 1 at the first difference,
+with its seed. A second run may pass, because the prefill of idle sequences beside turns depends on step times.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ LONGEST = 80  # tokens of a session
 BLOCK_TOKENS = 4
 BLOCKS = LONGEST // BLOCK_TOKENS * 105 // 100
 CHUNK = 10_000  # steps of one world: then another, with the next seed
-REST_EVERY = 200  # steps: the books are audited when nothing is left to do
+REST_EVERY = 200  # steps: the engine is audited when nothing is left to do
 SLOTS = 40  # about twice the pool
 FIGURES = ("steps", "turns", "moves", "preempted", "deaths")
 
 
 @dataclass(frozen=True)
 class Course:
-    """What the storm runs on."""
+    """Settings of a storm."""
 
     depth: int
     slots: int | None = None
@@ -42,7 +41,7 @@ class Course:
 
     @property
     def name(self) -> str:
-        """As the table has it."""
+        """Its name in the table."""
         tiers = "device" if self.slots is None else "host and disk" if self.disk else "host"
         return f"{tiers}, {'overlapped' if self.depth > 1 else 'lock step'}"
 
@@ -56,7 +55,7 @@ COURSES = {
 
 @dataclass
 class Passed:
-    """What one course saw."""
+    """Results of one course."""
 
     course: str
     steps: int = 0
@@ -74,7 +73,7 @@ class Passed:
 
 
 class Storm:
-    """Clients of one world, as ``seed`` decides."""
+    """Seeded random clients of one world."""
 
     def __init__(self, course: Course, seed: int) -> None:
         worlds = import_module("holdfast.tests.runtime.worlds")
@@ -95,7 +94,7 @@ class Storm:
         self.random = Random(seed)
 
     def rage(self, steps: int, passed: Passed) -> None:
-        """So many steps at least. Raises what the world, or the engine's audit, finds wrong."""
+        """Run at least so many steps. Raises on a mismatch of the world or the engine's audit."""
         while steps > 0:
             stint = min(steps, REST_EVERY)
             began = self.world.steps
@@ -112,7 +111,7 @@ class Storm:
         self._count(passed)
 
     def _count(self, passed: Passed) -> None:
-        """What this engine did; the next one counts anew."""
+        """Add this engine's counters."""
         counters = self.world.scheduler.counters
         passed.turns += counters.turns
         passed.preempted += counters.preempted
@@ -152,13 +151,13 @@ class Storm:
         world.generate(seq, random.randint(1, 25), stop_ids=stop_ids)
 
     def _prompt(self) -> list[int]:
-        """The beginning of one of eight stories, so that prefixes are shared."""
+        """A prefix of one of eight stories, so that prefixes are shared."""
         story = Random(self.random.randrange(8))
         return [story.randrange(200) for _ in range(self.random.randint(1, 40))]
 
 
 def run(course: Course, steps: int, seed: int) -> Passed:
-    """A course to its end, or to the first mismatch."""
+    """Run a course to its end, or to the first mismatch."""
     passed, began = Passed(course.name), time.perf_counter()
     while passed.steps < steps and not passed.mismatch:
         try:

@@ -1,9 +1,9 @@
-"""``holdfast bench streaming``: what it is worth that input is prefilled while it arrives, and what others pay.
+"""``holdfast bench streaming``: the gain of prefilling input while it arrives, and the cost for others.
 
-Through everything: SDK, sockets, gateway, engine process. The capacity of prefill is measured first; input
-then comes at a share of it. TTFT counts from the last byte, streamed against sent at once, alone and beside
-sessions that speak all the time, whose gaps between tokens are taken with and without it; a sweep of loads to
-saturation, the same turns streamed and not; tokens that retractions waste; and the turn after a cancel.
+Through SDK, sockets, gateway and engine process. The prefill capacity is measured first; input then comes at a
+share of it. Measures TTFT from the last byte, streamed against sent at once, alone and beside sessions that
+generate all the time; the token gaps of these sessions with and without the input; a sweep of loads to
+saturation, streamed and not; tokens that retractions waste; and the turn after a cancel.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from holdfast.sdk import connect
 
-from .harness.dictation import Spoken, Words
-from .harness.listening import WAYS, Heard, Listening, Sizes
+from .harness.dictation import Spoken, ToyText
+from .harness.listening import WAYS, LengthFigures, Listening, Sizes
 from .harness.options import Options, options_of, parser_of, run
 from .harness.ours import KV_BYTES
 from .harness.plots import Axes, Picture, draw
@@ -50,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Options, sizes: Sizes) -> None:
-    """Speak, time, print, plot and keep."""
+    """Measure; print, plot and save."""
     on = {model: _on(model, options, sizes) for model in options.models}
     goals = [goal for model, figures in on.items() for goal in _goals(model, figures)]
     for model, figures in on.items():
@@ -67,14 +67,14 @@ def _on(model: str, options: Options, sizes: Sizes) -> dict[str, Any]:
         words = ("--device", "cpu", "--dtype", options.dtype, "--kv-bytes", str(KV_BYTES), "--store", store)
         running = stack.enter_context(server(str(folder), options.threads, *words))
         vocabulary = SHAPES[model]["vocab_size"]
-        return asyncio.run(_all(running.url, Words(options.seed, vocabulary), options.rounds, sizes))
+        return asyncio.run(_all(running.url, ToyText(options.seed, vocabulary), options.rounds, sizes))
 
 
-async def _all(url: str, words: Words, rounds: int, sizes: Sizes) -> dict[str, Any]:
+async def _all(url: str, words: ToyText, rounds: int, sizes: Sizes) -> dict[str, Any]:
     async with connect(url) as client:
         listening = Listening(client, words, sizes)
         capacity = await listening.capacity(rounds)
-        heard = {length: Heard() for length in sizes.lengths}
+        heard = {length: LengthFigures() for length in sizes.lengths}
         for _ in range(rounds):
             for length, one in heard.items():
                 await listening.alone(length, sizes.share * capacity, one)
@@ -99,7 +99,7 @@ async def _all(url: str, words: Words, rounds: int, sizes: Sizes) -> dict[str, A
 # --- figures ------------------------------------------------------------------------------------------------
 
 
-def _heard(found: Heard) -> dict[str, Any]:
+def _heard(found: LengthFigures) -> dict[str, Any]:
     gaps = {name: list(chain.from_iterable(rounds)) for name, rounds in found.gaps.items()}
     pairs = zip(found.gaps["with"], found.gaps["without"], strict=True)
     return {

@@ -1,8 +1,8 @@
 """Toy models: real Hugging Face folders with random weights, for parity tests and benchmarks.
 
-Random weights of the usual scale only repeat the last token, so that everything "agrees"; with the
-projections scaled up the output varies. By themselves they speak in token ids; `teach` gives them a language
-of one character per token, for what goes through text.
+Random weights of the usual scale only repeat the last token, so that all engines would agree; with larger
+projections the output varies. Toys take token ids; `teach` gives them a language of one character per token,
+for tests through text.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.5,
     },
 }
-"""Model type to fields that make its differences tell on a small model."""
+"""Model type to fields that make its differences visible on a small model."""
 
 
 USER, ASSISTANT = 0, 1
-"""The tokens with which the toys' chat template begins a message of either."""
+"""The first token of a message of each role in the toys' chat template."""
 
 FIRST_CHARACTER = 0x4E00
 """Token 0's character; the others follow it. All are plain letters to every tokenizer."""
@@ -119,7 +119,7 @@ def make_toy(
 def teach(folder: Path) -> Path:
     """Write tokenizer and chat template of a toy's language into its folder, and return it.
 
-    One character is one token, whatever stands beside it; there are no special tokens. A message is its role's
+    One character is always one token; there are no special tokens. A message is its role's
     mark and its text: a user's turn of n characters is n + 2 tokens, the mark of the reply included.
     """
     from tokenizers import Tokenizer, decoders
@@ -139,10 +139,10 @@ def teach(folder: Path) -> Path:
 
 
 def text_of(tokens: Iterable[int]) -> str:
-    """Tokens in the toys' language."""
+    """Text of the tokens in the toys' language."""
     return "".join(chr(FIRST_CHARACTER + token) for token in tokens)
 
 
 def ids_of(text: str) -> list[int]:
-    """The tokens of a text in the toys' language."""
+    """Token ids of a text in the toys' language."""
     return [ord(character) - FIRST_CHARACTER for character in text]

@@ -1,9 +1,9 @@
 """``holdfast bench turns``: TTFT of each turn of one long conversation, against peers in the same run.
 
 20 turns of 168 new and 32 generated tokens. Ours in process, and through SDK, socket, gateway and engine
-process; transformers sending all history again, and with one kept DynamicCache; openvino-genai with its
-prefix cache. Every engine plays each turn before any plays the next, in an order that rotates. New tokens are
-the same for all; what an engine generated is its own history.
+process; transformers resending all history, and with one kept DynamicCache; openvino-genai with its prefix
+cache. Every engine plays each turn before any plays the next, in rotating order. New tokens are the same for
+all; each engine keeps its own generated tokens as history.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from .harness.options import Options, options_of, parser_of, run
 from .harness.plots import Axes, draw
 from .harness.rounds import agreeing, prompt, ratio, rotated, slope, vocabulary
-from .harness.workers import OURS, Worker, commands, on_toy
+from .harness.workers import OURS, EngineWorker, commands, on_toy
 from .report import Goal, show, summary, table
 
 ENGINES = (
@@ -34,8 +34,8 @@ WARM_UP_TURNS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """So many turns, of so many new tokens and generated ones."""
+class TurnScript:
+    """The number of turns, and their new and generated tokens."""
 
     turns: int = TURNS
     new: int = NEW
@@ -43,13 +43,13 @@ class Script:
 
     @property
     def history(self) -> list[float]:
-        """Thousands of tokens that stand before each turn."""
+        """Thousands of tokens before each turn."""
         return [turn * (self.new + self.out) / 1000 for turn in range(self.turns)]
 
 
 @dataclass(slots=True)
 class Played:
-    """What one engine did: TTFT in ms ``[round][turn]``, and what it said."""
+    """Results of one engine: TTFT in ms ``[round][turn]``, and its tokens."""
 
     ttft: list[list[float]] = field(default_factory=list)
     said: list[list[int]] = field(default_factory=list)
@@ -61,14 +61,14 @@ class Played:
 
     @property
     def medians(self) -> list[float]:
-        """By turn."""
+        """Medians by turn."""
         return [median(turn) for turn in zip(*self.ttft, strict=True)]
 
-    def slope(self, script: Script) -> float:
+    def slope(self, script: TurnScript) -> float:
         """Of the line through the medians, in ms per 1k tokens of history."""
         return slope(script.history, self.medians)
 
-    def told(self, script: Script) -> dict[str, Any]:
+    def told(self, script: TurnScript) -> dict[str, Any]:
         """As the JSON has it."""
         return {
             "ttft_sum_ms": summary(self.sums),
@@ -84,12 +84,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=TURNS)
     chosen = parser.parse_args(words)
     options = options_of(chosen)
-    script = Script(turns=3, new=12, out=4) if options.quick else Script(turns=chosen.turns)
+    script = TurnScript(turns=3, new=12, out=4) if options.quick else TurnScript(turns=chosen.turns)
     return run("turns", lambda: measure(options, script))
 
 
-def measure(options: Options, script: Script) -> None:
-    """Play on every model, print, plot and keep."""
+def measure(options: Options, script: TurnScript) -> None:
+    """Play on every model; print, plot and save."""
     found, left_out = commands(ENGINES, options)
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
@@ -111,7 +111,7 @@ def measure(options: Options, script: Script) -> None:
     show("turns", options.seed, whole, goals, options.out)
 
 
-def _play(workers: list[Worker], script: Script, options: Options, model: str) -> dict[str, Played]:
+def _play(workers: list[EngineWorker], script: TurnScript, options: Options, model: str) -> dict[str, Played]:
     played = {worker.name: Played() for worker in workers}
     size = vocabulary(model)
     for worker in workers:
@@ -130,12 +130,12 @@ def _play(workers: list[Worker], script: Script, options: Options, model: str) -
     return played
 
 
-def _inputs(script: Script, seed: str, size: int, turns: int) -> Iterator[list[int]]:
+def _inputs(script: TurnScript, seed: str, size: int, turns: int) -> Iterator[list[int]]:
     rng = random.Random(seed)
     return (prompt(rng, script.new, size) for _ in range(turns))
 
 
-def _figures(played: dict[str, Played], script: Script) -> dict[str, Any]:
+def _figures(played: dict[str, Played], script: TurnScript) -> dict[str, Any]:
     ours = played["holdfast"]
     return {
         "figures": {name: one.told(script) for name, one in played.items()},
@@ -145,7 +145,7 @@ def _figures(played: dict[str, Played], script: Script) -> dict[str, Any]:
             for name, one in played.items()
             if name not in OURS
         },
-        # Histories part with the first token that differs, so a first turn's are compared.
+        # Histories differ from the first different token on, so only first turns are compared.
         "first_turn_tokens_as_ours": {
             name: summary(
                 agreeing(ours.said[at], one.said[at]) for at in range(0, len(ours.said), script.turns)
@@ -155,7 +155,7 @@ def _figures(played: dict[str, Played], script: Script) -> dict[str, Any]:
     }
 
 
-def _goals(model: str, played: dict[str, Played], script: Script) -> list[Goal]:
+def _goals(model: str, played: dict[str, Played], script: TurnScript) -> list[Goal]:
     kept = played.get(KEPT)
     if kept is None:
         return []
@@ -170,7 +170,7 @@ def _goals(model: str, played: dict[str, Played], script: Script) -> list[Goal]:
     return goals
 
 
-def _table(model: str, played: dict[str, Played], script: Script) -> None:
+def _table(model: str, played: dict[str, Played], script: TurnScript) -> None:
     marks = sorted(
         {0, script.turns // 4 - 1, script.turns // 2 - 1, script.turns - 1} & set(range(script.turns))
     )

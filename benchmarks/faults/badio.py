@@ -1,4 +1,4 @@
-"""A disk whose k-th write fails, for every k: the journal and the shelf's store on it, in a process of its own.
+"""A disk on which write number k fails, for every k, under the journal and the KV store; in its own process.
 
 ``python -m holdfast.benchmarks.faults.badio WHAT FIRST TRIES`` with ``badio.c`` preloaded, which makes write,
 sync and truncate of the store's files fail, half done. For each k from FIRST on one line of JSON; the process
@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from .crowd import Tally
+from .crowd import FaultTally
 
 MODULE = "holdfast.benchmarks.faults.badio"
 WAYS = tuple((error, times) for error in (errno.EIO, errno.ENOSPC) for times in (1, 5))
@@ -43,9 +43,9 @@ def library(folder: Path) -> Path | None:
     return target
 
 
-async def worked(what: str, tries: int) -> Tally:
-    """Every k up to ``tries`` of them, or until the workload passes untouched."""
-    tally = Tally(f"write error at call k: {what}")
+async def worked(what: str, tries: int) -> FaultTally:
+    """Every k up to ``tries`` of them, or until the workload finishes without a failure."""
+    tally = FaultTally(f"write error at call k: {what}")
     with tempfile.TemporaryDirectory() as folder:
         preloaded = await asyncio.to_thread(library, Path(folder))
         if preloaded is None:
@@ -83,13 +83,13 @@ class BadDisk:
 
     @property
     def calls(self) -> int:
-        """Since it was armed."""
+        """Calls since it was armed."""
         self._library.badio_calls.restype = ctypes.c_long
         return int(self._library.badio_calls())
 
 
 def main(what: str, first: int, tries: int) -> int:
-    """Say of each k what came of it."""
+    """Print the result for each k."""
     disk, work = BadDisk(), {"journal": journal, "kv": kv}[what]
     for k in range(first, first + tries):
         found: dict[str, Any] = {"k": k, "acknowledged": 0, "lost": 0, "wrong": 0, "gap": 0.0, "notes": []}
@@ -107,7 +107,7 @@ def main(what: str, first: int, tries: int) -> int:
 
 
 def journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
-    """Sessions are begun, grow, are forgotten and condensed; what was acknowledged must be there."""
+    """Sessions begin, grow, are forgotten and compacted; everything acknowledged must be there."""
     return asyncio.run(_journal(folder, disk, arm, found))
 
 
@@ -128,7 +128,7 @@ async def _journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: 
     arm()
     try:
         book = await Journal.open(folder, b"model", settings)
-    except StoreUnusable:  # said, and the next start may find a better disk
+    except StoreUnusable:  # reported, and the next start may find a better disk
         disk.arm(0)
         book = await Journal.open(folder, b"model", settings)
         arm()
@@ -198,7 +198,7 @@ FILE_ROOM = 20_480  # bytes that one takes
 
 
 def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
-    """Records are put, read, superseded and evicted; what is read is what was put, and the disk comes back."""
+    """Records are put, read, superseded and evicted; reads give what was put, and the store recovers."""
     from xxhash import xxh3_64_intdigest
 
     from ...kvstore.disk.store import NewRecord, RecordStore, StoreFailed
@@ -223,7 +223,7 @@ def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, An
     arm()
     try:
         store = opened()
-    except StoreFailed:  # the shelf ends, and is started again
+    except StoreFailed:  # the disk process ends, and is started again
         disk.arm(0)
         store = opened()
         arm()
@@ -251,7 +251,7 @@ def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, An
         found["lost"] += not read(900)
         found["wrong"] += store.size > store.budget
         store.close()
-    except Exception as fault:  # whatever it is, the shelf would have died of it
+    except Exception as fault:  # any of these would have ended the disk process
         found["wrong"] += 1
         found["notes"].append(f"{type(fault).__name__}: {fault}")
         return disk.calls

@@ -1,8 +1,8 @@
 """``holdfast bench faults``: break things while clients talk, and count what was lost or wrong.
 
-Prints a table (fault, tries, lost, wrong, longest gap) and the JSON of every benchmark. Tries are those of a
-long run; ``--scale`` multiplies them, ``--tries`` says them; ``--only`` runs rows by name, each on its own.
-Exits 1 if anything was lost or wrong: these are no figures of speed.
+Prints a table (fault, tries, lost, wrong, longest gap) and the JSON of every benchmark. The number
+of tries is for a long run; ``--scale`` multiplies it, ``--tries`` replaces it; ``--only`` runs rows by name.
+Exits 1 if anything was lost or wrong.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 from .. import steps
 from ..report import Goal, show
 from . import badio, engine_faults, file_faults, server_faults, tier_faults
-from .crowd import Tally
+from .crowd import FaultTally
 
 log = logging.getLogger(__name__)
 
-Row = Callable[[int, int], Awaitable[Tally]]
+Row = Callable[[int, int], Awaitable[FaultTally]]
 
 
-def aside(row: Callable[[int, int], Tally]) -> Row:
-    """A row that waits for nobody, on a thread."""
+def aside(row: Callable[[int, int], FaultTally]) -> Row:
+    """Run a row without an event loop, on a thread."""
     return lambda tries, seed: asyncio.to_thread(row, tries, seed)
 
 
-def stormed(tries: int, seed: int) -> Tally:
-    """`benchmarks.steps` on every course; a try is a step."""
-    tally = Tally("steps under pressure")
+def stormed(tries: int, seed: int) -> FaultTally:
+    """Run `benchmarks.steps` on every course; a try is a step."""
+    tally = FaultTally("steps under pressure")
     for course in steps.COURSES.values():
         passed = steps.run(course, -(-tries // len(steps.COURSES)), seed)
         tally.tries += passed.steps
@@ -93,7 +93,9 @@ ROWS: dict[str, tuple[int, Row]] = {
 """By name: tries of a long run, and what runs so many with a seed. `badio` ends when every k was tried."""
 
 
-async def measured(names: Sequence[str], scale: float, seed: int, most: int | None = None) -> list[Tally]:
+async def measured(
+    names: Sequence[str], scale: float, seed: int, most: int | None = None
+) -> list[FaultTally]:
     """The rows asked for, in the table's order; each is printed when it is done, with how long it took."""
     head = ("tries", "replies", "lost", "wrong", "longest gap, s", "took, s")
     print(
@@ -113,13 +115,13 @@ async def measured(names: Sequence[str], scale: float, seed: int, most: int | No
     return tallies
 
 
-async def _run(name: str, run: Row, tries: int, seed: int) -> Tally:
-    """One row; one that cannot go on is wrong, and those behind it are run all the same."""
+async def _run(name: str, run: Row, tries: int, seed: int) -> FaultTally:
+    """Run one row. A row that raises counts as wrong, and later rows still run."""
     try:
         return await run(tries, seed)
     except Exception as fault:
         log.exception("row %s", name)
-        return Tally(name, wrong=1, notes=[f"the row ended: {type(fault).__name__}: {fault}"])
+        return FaultTally(name, wrong=1, notes=[f"the row ended: {type(fault).__name__}: {fault}"])
 
 
 def main(words: Sequence[str]) -> int:

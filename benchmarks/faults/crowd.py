@@ -1,6 +1,6 @@
-"""Clients that talk while something breaks: what each ought to hear, what it heard, and its longest silence.
+"""Clients that talk while something breaks: the expected text, the received text, and the longest silence.
 
-Knows the SDK and words; nothing of what breaks.
+Uses the SDK; knows nothing of the faults.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LETTERS, LETTERS_SECONDS = 5, 0.01
 
 @dataclass(frozen=True)
 class Talk:
-    """One session: its turns, and how its replies are drawn. ``typed``: what is said is sent while it comes."""
+    """One session: its turns, and how its replies are sampled. ``typed``: input is streamed."""
 
     lines: tuple[str, ...]
     fields: dict[str, Any] = field(default_factory=dict)
@@ -44,8 +44,8 @@ likely, a draw can fall between two of them by the rounding of logits that were 
 
 
 @dataclass
-class Tally:
-    """What came of one kind of fault. ``gap``: the longest silence within a reply, in seconds."""
+class FaultTally:
+    """The result of one kind of fault. ``gap``: the longest silence within a reply, in seconds."""
 
     fault: str
     tries: int = 0
@@ -61,7 +61,7 @@ class Tally:
 
 
 @dataclass
-class Heard:
+class HeardReply:
     """One reply. ``error``: the code it failed with, if it did."""
 
     text: str = ""
@@ -71,7 +71,7 @@ class Heard:
 
 @asynccontextmanager
 async def begun(client: Client, fields: dict[str, Any]) -> AsyncIterator[Chat]:
-    """A session; its first connection may be cut before there is anything to resume."""
+    """Open a session; its first connection may be cut before there is a handle."""
     deadline = time.monotonic() + WEDGED_SECONDS
     while True:
         context = client.session(**fields)
@@ -88,15 +88,15 @@ async def begun(client: Client, fields: dict[str, Any]) -> AsyncIterator[Chat]:
         await context.__aexit__(None, None, None)
 
 
-async def listen(client: Client, talk: Talk, stirs: Callable[[], None] = lambda: None) -> list[Heard]:
-    """A whole talk on a session of its own; it ends at the first reply that fails. ``stirs``: told of each
+async def listen(client: Client, talk: Talk, stirs: Callable[[], None] = lambda: None) -> list[HeardReply]:
+    """Hold a whole talk on its own session; it ends at the first reply that fails. ``stirs`` is called per
     piece.
     """
-    heard: list[Heard] = []
+    heard: list[HeardReply] = []
     try:
         async with begun(client, talk.fields) as chat:
             for line in talk.lines:
-                heard.append(Heard())
+                heard.append(HeardReply())
                 last = time.monotonic()
                 if talk.typed:
                     await _type(chat, line)
@@ -106,7 +106,7 @@ async def listen(client: Client, talk: Talk, stirs: Callable[[], None] = lambda:
                     last = time.monotonic()
                     stirs()
     except SDKError as error:
-        (heard or [Heard()])[-1].error = error.code
+        (heard or [HeardReply()])[-1].error = error.code
     return heard
 
 
@@ -118,7 +118,7 @@ async def _type(chat: Chat, line: str) -> None:
 
 
 class Crowd:
-    """Talks that run at once, and what an undisturbed server says in each.
+    """Talks that run at once, and their text on an undisturbed server.
 
     ``stirred`` is set by each piece of text that comes. ``seconds``: how long all talks take at once.
     """
@@ -131,11 +131,11 @@ class Crowd:
         self.stirred = asyncio.Event()
 
     def join(self, client: Client) -> None:
-        """Talk by way of ``client`` from now on."""
+        """Talk through ``client`` from now on."""
         self._client = client
 
     async def rehearse(self) -> None:
-        """Hear every talk undisturbed, one after the other and then at once: how long that takes."""
+        """Run every talk undisturbed, first one by one, then all at once; measures how long that takes."""
         for number, talk in enumerate(self.talks):
             heard = await listen(self._client, talk)
             if any(reply.error for reply in heard):
@@ -145,8 +145,8 @@ class Crowd:
         await asyncio.gather(*(listen(self._client, talk) for talk in self.talks))
         self.seconds = time.monotonic() - began
 
-    async def talk(self, tally: Tally) -> None:
-        """All talks at once, each compared with what it ought to be."""
+    async def talk(self, tally: FaultTally) -> None:
+        """Run all talks at once and compare each with its expected text."""
         heard = await asyncio.gather(*(listen(self._client, talk, self.stirred.set) for talk in self.talks))
         for number, replies in enumerate(heard):
             expected = self._expected[number]

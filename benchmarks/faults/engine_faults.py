@@ -24,7 +24,7 @@ from holdfast.sdk import connect
 from holdfast.sessions.text.language import Language
 
 from . import marked_child
-from .crowd import STORY, WEDGED_SECONDS, Crowd, Heard, Talk, Tally, listen
+from .crowd import STORY, WEDGED_SECONDS, Crowd, FaultTally, HeardReply, Talk, listen
 
 POCKET = EngineSettings(model="pocket", dtype="float32", blocks=2048, max_context=2048, debug=True)
 """In float32, where recomputed tokens are owed to the letter."""
@@ -53,7 +53,7 @@ async def killed(engine: ChildEngine, rng: random.Random) -> None:
 
 
 async def stopped(engine: ChildEngine, rng: random.Random) -> None:
-    """SIGSTOP: it is there, and says nothing any more."""
+    """SIGSTOP: the process lives and answers nothing."""
     if engine.pid is not None:
         with suppress(ProcessLookupError):
             os.kill(engine.pid, signal.SIGSTOP)
@@ -67,9 +67,9 @@ async def killed_twice(engine: ChildEngine, rng: random.Random) -> None:
         engine.kill()
 
 
-async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> Tally:
-    """A crowd talks, again and again, and each time the engine is struck at a random moment."""
-    tally, rng = Tally(fault), random.Random(seed)
+async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> FaultTally:
+    """Run the crowd again and again; each time the fault hits the engine at a random moment."""
+    tally, rng = FaultTally(fault), random.Random(seed)
     async with server() as running, connect(running.url) as client:
         crowd = Crowd(client)
         await crowd.rehearse()
@@ -83,9 +83,9 @@ async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> Tally:
     return tally
 
 
-async def hung(tries: int, seed: int) -> Tally:
-    """A step that never ends at a random moment: its stacks are saved, replies go on with the next engine."""
-    tally, rng = Tally("engine hangs in a step"), random.Random(seed)
+async def hung(tries: int, seed: int) -> FaultTally:
+    """A step never ends, from a random moment on: stacks are saved, replies go on with the next engine."""
+    tally, rng = FaultTally("engine hangs in a step"), random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "met"
         flag.touch()
@@ -98,7 +98,7 @@ async def hung(tries: int, seed: int) -> Tally:
                     await asyncio.sleep(rng.uniform(0.0, 0.8 * crowd.seconds))
                     flag.unlink()
                     await talking
-                    while not flag.exists():  # all had been said before: the next words meet it
+                    while not flag.exists():  # all replies had ended before: the next ones meet it
                         await crowd.talk(tally)
                     tally.tries += 1
             saved = [death for death in running.engine.link.deaths if "hang_for_ever" in death.stacks]
@@ -108,16 +108,16 @@ async def hung(tries: int, seed: int) -> Tally:
     return tally
 
 
-async def poisoned(tries: int, others: int = 15) -> Tally:
-    """One of sixteen kills every engine that computes it: it fails by name, the others say their text."""
-    tally = Tally(f"one of {others + 1} kills the engine on every try")
+async def poisoned(tries: int, others: int = 15) -> FaultTally:
+    """One of sixteen sequences kills every engine that computes it: it fails by name, the others go on."""
+    tally = FaultTally(f"one of {others + 1} kills the engine on every try")
     async with server(marked_child.program("exit", marked())) as running, connect(running.url) as client:
         crowd = Crowd(client, [Talk((STORY,), {"seed": n, "temperature": n % 3 / 2}) for n in range(others)])
         await crowd.rehearse()
         for _ in range(tries):
             culprit = asyncio.create_task(listen(client, Talk((f"{MARK} {STORY}",))))
             await crowd.talk(tally)
-            blamed: list[Heard] = await culprit
+            blamed: list[HeardReply] = await culprit
             tally.tries += 1
             if blamed[-1].error != "sequence_poisoned":
                 tally.wrong += 1

@@ -1,7 +1,7 @@
 """Faults of the files, KV records and journal: flipped bits, truncation, a full disk, a forgotten reader.
 
-One function per row; on the stores themselves, without a server. Lost: what was acknowledged and is gone
-without a word, of a cache only what nothing hit; wrong: bytes or words that are not those that were stored.
+One function per row; on the stores themselves, without a server. Lost: acknowledged data that is gone
+without a report (in a cache only data that no fault hit). Wrong: bytes or words that differ from those stored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from holdfast.sessions.journal.segment import offset_of, slot_of
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.settings import JournalSettings
 
-from .crowd import Tally
+from .crowd import FaultTally
 
 SIZE = 20_000
 SPACE = bytes(range(16))
@@ -63,7 +63,7 @@ sys.stdin.read()
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """A fresh folder, on a file system whose sync costs nothing."""
+    """A fresh folder on a file system with a free sync."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
         yield Path(name)
 
@@ -72,7 +72,7 @@ def memory_folder() -> Iterator[Path]:
 
 
 def key(number: int) -> bytes:
-    """A record's."""
+    """A record's key."""
     return number.to_bytes(16, "little")
 
 
@@ -95,7 +95,7 @@ def records(folder: Path, count: int = RECORDS) -> RecordStore:
     return store
 
 
-def read(store: RecordStore, number: int, tally: Tally) -> bool:
+def read(store: RecordStore, number: int, tally: FaultTally) -> bool:
     """Whether a record is there; wrong bytes count."""
     into = memoryview(bytearray(SIZE))
     tally.replies += 1
@@ -107,9 +107,9 @@ def read(store: RecordStore, number: int, tally: Tally) -> bool:
     return True
 
 
-def flipped_records(tries: int, seed: int) -> Tally:
-    """One bit of a value, then everything is read: what was hit is given up, nothing else is."""
-    tally, rng = Tally("bit flipped in the KV file"), Random(seed)
+def flipped_records(tries: int, seed: int) -> FaultTally:
+    """Flip one bit of a value, then read everything: only the hit record is given up."""
+    tally, rng = FaultTally("bit flipped in the KV file"), Random(seed)
     with memory_folder() as folder:
         records(folder).close()
         path = folder / "data.mdb"
@@ -129,9 +129,9 @@ def flipped_records(tries: int, seed: int) -> Tally:
     return tally
 
 
-def truncated_records(tries: int, seed: int) -> Tally:
-    """The KV file cut at any length: it is begun anew or whole, and serves."""
-    tally, rng = Tally("KV file cut short"), Random(seed)
+def truncated_records(tries: int, seed: int) -> FaultTally:
+    """Truncate the KV file at any length: it starts empty or whole, and serves."""
+    tally, rng = FaultTally("KV file cut short"), Random(seed)
     for _ in range(tries):
         with memory_folder() as folder:
             records(folder, 10).close()
@@ -147,9 +147,9 @@ def truncated_records(tries: int, seed: int) -> Tally:
     return tally
 
 
-def forgotten_reader(tries: int, seed: int) -> Tally:
-    """Another process reads and never ends: the file stays within its bound, records come and go, it heals."""
-    tally = Tally("forgotten reader of the KV file")
+def forgotten_reader(tries: int, seed: int) -> FaultTally:
+    """Another process reads and never ends: the file stays within its bound, and the store recovers."""
+    tally = FaultTally("forgotten reader of the KV file")
     budget = 30 * 20_480
     for attempt in range(tries):
         with memory_folder() as folder:
@@ -175,7 +175,7 @@ def forgotten_reader(tries: int, seed: int) -> Tally:
                 for number in list(range(20)):
                     read(store, number, tally)
                 reader.kill()
-            store.sync()  # dead readers are looked for
+            store.sync()  # looks for dead readers
             for number in range(5000, 5010):
                 store.put([given(number)])
                 tally.lost += not read(store, number, tally)
@@ -188,7 +188,7 @@ def forgotten_reader(tries: int, seed: int) -> Tally:
 
 
 def session(number: int) -> list[Change]:
-    """One with its operations."""
+    """A session with its operations."""
     digest = bytes([number]) * 32
     record = SessionRecord(id=f"s{number}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     return [
@@ -200,18 +200,18 @@ def session(number: int) -> list[Change]:
 
 
 def word(number: int, at: int) -> str:
-    """What operation ``at`` of a session says."""
+    """The text of operation ``at`` of a session."""
     return f"<{number}-{at}>{'word' * 20}"
 
 
 def told(store: JournalStore, number: int) -> list[str]:
-    """What a session holds. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+    """The texts that a session holds. Raises ``RecordDamaged``, ``StorageUnavailable``."""
     operations = store.session(number).operations
     return [operation.event for operation in operations if isinstance(operation, EventReceived)]
 
 
 def kept(folder: Path, count: int = SESSIONS) -> None:
-    """A journal in several logs: sessions that take turns."""
+    """A journal in several logs, with sessions that take turns."""
     with opened(folder, SMALL_LOGS) as store:
         groups = [session(number) for number in range(1, count + 1)]
         for group in groups:
@@ -223,7 +223,7 @@ def kept(folder: Path, count: int = SESSIONS) -> None:
 
 @contextmanager
 def opened(folder: Path, settings: JournalSettings = SETTINGS) -> Iterator[JournalStore]:
-    """As a server opens it; what it says of damage is counted, not printed."""
+    """Open the journal as a server does; reports of damage are counted, not printed."""
     speaking = logging.getLogger("holdfast.sessions.journal")
     speaking.setLevel(logging.CRITICAL)
     try:
@@ -251,10 +251,10 @@ def places(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
     return found
 
 
-def looked_at(store: JournalStore, hit: set[int], tally: Tally, *, short: bool = False) -> set[int]:
-    """Every session is what it was, or is refused by name because it was hit; those that were refused.
+def looked_at(store: JournalStore, hit: set[int], tally: FaultTally, *, short: bool = False) -> set[int]:
+    """Check that each session is unchanged, or refused by name because a fault hit it; gives the refused ones.
 
-    ``short``: a log lost its end, and who was hit has what was there before.
+    ``short``: a log lost its end, so a hit session may have an earlier state.
     """
     refused = set()
     for number in range(1, SESSIONS + 1):
@@ -272,9 +272,9 @@ def looked_at(store: JournalStore, hit: set[int], tally: Tally, *, short: bool =
     return refused
 
 
-def flipped_journal(tries: int, seed: int) -> Tally:
-    """One bit of an operation: that session is refused by name, the others say their words."""
-    tally, rng = Tally("bit flipped in the journal"), Random(seed)
+def flipped_journal(tries: int, seed: int) -> FaultTally:
+    """Flip one bit of an operation: that session is refused by name, the others are unchanged."""
+    tally, rng = FaultTally("bit flipped in the journal"), Random(seed)
     with memory_folder() as folder:
         kept(folder)
         held = places(folder)
@@ -295,12 +295,12 @@ def flipped_journal(tries: int, seed: int) -> Tally:
     return tally
 
 
-def damaged_pages(tries: int, seed: int) -> Tally:
-    """Pages zeroed, bits flipped, pages swapped, ends cut, half of it while the journal is open; a restart.
+def damaged_pages(tries: int, seed: int) -> FaultTally:
+    """Zero pages, flip bits, swap pages, cut ends, half of it while the journal is open; then restart.
 
-    Only sessions with a record there are lost, and they are named.
+    Only sessions with a damaged record are lost, and they are named.
     """
-    tally, rng = Tally("journal's pages damaged"), Random(seed)
+    tally, rng = FaultTally("journal's pages damaged"), Random(seed)
     for attempt in range(tries):
         with memory_folder() as folder:
             kept(folder)
@@ -331,7 +331,7 @@ def damaged_pages(tries: int, seed: int) -> Tally:
 
 
 def spoilt(data: bytes, way: int, rng: Random) -> bytes:
-    """The data with damage of one of four ways."""
+    """The data with one of four kinds of damage."""
     spoilt, pages = bytearray(data), len(data) // PAGE
     one, other = (PAGE * rng.randrange(pages) for _ in range(2))
     match way % 4:
@@ -349,10 +349,11 @@ def spoilt(data: bytes, way: int, rng: Random) -> bytes:
     return bytes(spoilt)
 
 
-def vanished_journal(tries: int, seed: int) -> Tally:
-    """Deleted, emptied, exchanged, rolled back, or its second place gone: said at the start, once, and it
-    serves."""
-    tally, rng = Tally("journal gone or exchanged"), Random(seed)
+def vanished_journal(tries: int, seed: int) -> FaultTally:
+    """Delete, empty, exchange or roll back the journal, or delete its identity file.
+
+    The next start reports it once, and serves."""
+    tally, rng = FaultTally("journal gone or exchanged"), Random(seed)
     for attempt in range(tries):
         with memory_folder() as folder, memory_folder() as other:
             kept(folder, 3)
@@ -389,9 +390,9 @@ def vanished_journal(tries: int, seed: int) -> Tally:
     return tally
 
 
-def truncated_journal(tries: int, seed: int) -> Tally:
-    """The journal cut at any length: it is the journal up to there, and that is said."""
-    tally, rng = Tally("journal cut short"), Random(seed)
+def truncated_journal(tries: int, seed: int) -> FaultTally:
+    """Truncate the journal at any length: it is valid up to there, and the start reports it."""
+    tally, rng = FaultTally("journal cut short"), Random(seed)
     for _ in range(tries):
         with memory_folder() as folder:
             with opened(folder) as store:
@@ -431,15 +432,16 @@ def small_disk(size: str) -> Iterator[Path | None]:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """A file that takes all but ``leave`` bytes."""
+    """Write a file that leaves ``leave`` bytes free."""
     ballast, found = disk / "ballast", os.statvfs(disk)
     ballast.write_bytes(bytes(max(0, found.f_bavail * found.f_frsize - leave)))
     return ballast
 
 
-def full_records(tries: int, seed: int) -> Tally:
-    """The disk is full with a page more left each time: refused, what is there is read, and it heals."""
-    tally = Tally("full disk: KV file")
+def full_records(tries: int, seed: int) -> FaultTally:
+    """Fill the disk, with one page more left each time: puts are refused, reads work, and the store
+    recovers."""
+    tally = FaultTally("full disk: KV file")
     with small_disk("6m") as disk:
         if disk is None:
             tally.notes.append("may not mount a tmpfs: nothing tried")
@@ -466,9 +468,9 @@ def full_records(tries: int, seed: int) -> Tally:
     return tally
 
 
-def full_journal(tries: int, seed: int) -> Tally:
-    """The same of the journal: what was acknowledged is there, what was refused is written when it can be."""
-    tally = Tally("full disk: journal")
+def full_journal(tries: int, seed: int) -> FaultTally:
+    """Do the same to the journal: acknowledged data is there; refused data is written once there is room."""
+    tally = FaultTally("full disk: journal")
     with small_disk("4m") as disk:
         if disk is None:
             tally.notes.append("may not mount a tmpfs: nothing tried")

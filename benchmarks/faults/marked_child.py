@@ -1,8 +1,8 @@
-"""An engine's process that does something terrible in a step, when it is told to.
+"""An engine process that dies or hangs when it computes a marked token.
 
 ``python -m holdfast.benchmarks.faults.marked_child WHAT TOKEN FLAG --fd N --crash-report M``. WHAT: ``exit``
-ends the process in each step that computes TOKEN; ``hang`` waits for ever in the first step that finds no
-file FLAG, and makes that first.
+ends the process in each step that computes TOKEN; ``hang`` creates the file FLAG and waits for ever, if there
+is no such file.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def program(what: str, token: int = -1, flag: str | Path = "none") -> Sequence[s
 
 
 def main(what: str, token: int, flag: Path) -> int:
-    """Serve as the engine's process does, with a runner that knows the mark."""
+    """Serve as the engine process does, with a runner that knows the mark."""
     from holdfast.runtime import __main__, build
     from holdfast.runtime.execution.runner import TorchHandle, TorchRunner
     from holdfast.runtime.plan import Plan
 
     class MarkedRunner(TorchRunner):
-        """Computes as ever, until it sees the token."""
+        """Computes as usual until it sees the token."""
 
         def launch(self, plan: Plan) -> TorchHandle:
             if what == "exit" and any(token in row.tokens for row in plan.rows):

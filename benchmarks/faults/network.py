@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Passes bytes on to ``target``; ``allowance`` says after how many each connection breaks (None: never)."""
+    """Forwards bytes to ``target``; ``allowance`` gives the bytes after which each connection breaks (None:
+    never)."""
 
     def __init__(self, target: str, allowance: Callable[[], int | None]) -> None:
         parts = urlsplit(target)
@@ -23,12 +24,12 @@ class Proxy:
         self.url = ""
 
     def retarget(self, target: str) -> None:
-        """Connections from now on go there."""
+        """Change the target of new connections."""
         parts = urlsplit(target)
         self._target = (parts.hostname, parts.port)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until it breaks or ends."""
+        """Serve one connection until it breaks or ends."""
         left = self._allowance()
         try:
             there_reader, there_writer = await asyncio.open_connection(*self._target)
@@ -55,14 +56,14 @@ class Proxy:
         self._open -= {writer, there_writer}
 
     def cut_all(self) -> None:
-        """Break what is open now."""
+        """Break all open connections."""
         for writer in self._open:
             writer.transport.abort()
 
 
 @asynccontextmanager
 async def proxy(target: str, allowance: Callable[[], int | None] = lambda: None) -> AsyncIterator[Proxy]:
-    """One on a free port; its ``url`` stands for the target's."""
+    """A proxy on a free port; its ``url`` replaces the target's."""
     made = Proxy(target, allowance)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

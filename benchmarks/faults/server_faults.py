@@ -1,4 +1,4 @@
-"""Faults of the whole server: killed (its children must go by themselves), and asked to leave in mid-reply.
+"""Faults of the whole server: killed (its children must end by themselves), and drained in mid-reply.
 
 One function per row; the server is ``holdfast serve`` in a process of its own.
 """
@@ -23,7 +23,7 @@ from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.server import ResponseCreated, ResponseDone, ServerGoingAway
 from holdfast.sdk.reconnect import Patience
 
-from .crowd import STORY, Tally
+from .crowd import STORY, FaultTally
 
 SERVE = (
     "serve",
@@ -56,7 +56,7 @@ async def command(store: str | None = None) -> AsyncIterator[tuple[asyncio.subpr
 
 @asynccontextmanager
 async def launched(store: str, port: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The same from its first moment on, which listens on ``port``."""
+    """A server from its start on, listening on ``port``."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CODE, *SERVE, "--port", str(port), "--store", store),
         stderr=asyncio.subprocess.PIPE,
@@ -70,7 +70,7 @@ async def launched(store: str, port: int = 0) -> AsyncIterator[asyncio.subproces
 
 
 async def address_of(process: asyncio.subprocess.Process) -> str:
-    """Where it serves, told when it is ready."""
+    """Its address, printed when it is ready."""
     assert process.stderr is not None
     line = ""
     while " at http://" not in line:
@@ -79,12 +79,12 @@ async def address_of(process: asyncio.subprocess.Process) -> str:
     return line.split()[-1]
 
 
-async def orphaned(tries: int, seed: int) -> Tally:
+async def orphaned(tries: int, seed: int) -> FaultTally:
     """``kill -9`` of the server while it computes: no child outlives it. Lost: children that did."""
-    tally, rng = Tally("server killed: children left"), random.Random(seed)
+    tally, rng = FaultTally("server killed: children left"), random.Random(seed)
     for _ in range(tries):
         async with command() as (server, url), connect(url, patience=NONE) as client:
-            speaking = asyncio.create_task(spoken(client, Heard()))
+            speaking = asyncio.create_task(spoken(client, HeardSocket()))
             await asyncio.sleep(rng.uniform(0.0, 0.5))
             children = children_of(server.pid)
             watching = [os.pidfd_open(child) for child in children]
@@ -95,7 +95,7 @@ async def orphaned(tries: int, seed: int) -> Tally:
             tally.gap = max(tally.gap, asyncio.get_running_loop().time() - began)
             tally.tries += 1
             tally.wrong += not children
-            with suppress(ConnectionFailed):  # killed before it had answered
+            with suppress(ConnectionFailed):  # killed before it answered
                 await speaking
     return tally
 
@@ -120,12 +120,12 @@ async def ended(pidfd: int) -> bool:
     return True
 
 
-async def drained(tries: int, seed: int) -> Tally:
-    """SIGTERM while a reply runs: it is announced, the reply has an end, 1012, exit 0.
+async def drained(tries: int, seed: int) -> FaultTally:
+    """SIGTERM while a reply runs: an announcement, the end of the reply, close code 1012, exit code 0.
 
-    A reply that has no end within the time that a server gives it is kept for the next one instead.
+    A reply that does not end within the drain time is kept for the next server.
     """
-    tally, rng = Tally("server asked to leave"), random.Random(seed)
+    tally, rng = FaultTally("server asked to leave"), random.Random(seed)
     loop, allowed = asyncio.get_running_loop(), GatewaySettings().drain_seconds
     async with command() as (_, url), connect(url) as client, client.session() as chat:
         began = loop.time()
@@ -133,7 +133,7 @@ async def drained(tries: int, seed: int) -> Tally:
         seconds = loop.time() - began
     for _ in range(tries):
         async with command() as (server, url), connect(url, patience=NONE) as client:
-            heard = Heard()
+            heard = HeardSocket()
             speaking = asyncio.create_task(spoken(client, heard))
             await heard.began.wait()
             await asyncio.sleep(rng.uniform(0.0, seconds))
@@ -154,10 +154,10 @@ async def drained(tries: int, seed: int) -> Tally:
 
 
 @dataclass
-class Heard:
-    """What one client heard: its reply's beginning and status, an announcement, its socket's close code.
+class HeardSocket:
+    """What one client received: its reply's start and status, an announcement, its socket's close code.
 
-    ``began`` is set at the latest when nothing more will come.
+    ``began`` is set at the latest when the socket closes.
     """
 
     began: asyncio.Event = field(default_factory=asyncio.Event)
@@ -166,8 +166,8 @@ class Heard:
     close: int | None = None
 
 
-async def spoken(client: Client, heard: Heard) -> None:
-    """One reply is asked for; then whatever comes until the socket closes."""
+async def spoken(client: Client, heard: HeardSocket) -> None:
+    """Ask for one reply; then read events until the socket closes."""
     try:
         async with client.session() as chat:
             await chat.send(ItemCreate(item=MessageItem.of("user", STORY)))

@@ -1,7 +1,7 @@
-"""Faults with every tier on and little room on the device: engine or shelf killed or stopped; servers killed,
-sockets cut behind one address; a disk that another program fills.
+"""Faults with every tier on and little room on the device: engine or disk process killed or stopped; servers
+killed, sockets cut behind one address; a disk that another program fills.
 
-One function per row. What is said must be what an undisturbed session says, exactly once.
+One function per row. Each reply must be the text of an undisturbed session, exactly once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.runtime.link.process import ChildEngine
 from holdfast.sdk import connect
 from holdfast.sdk.reconnect import Patience
 
-from .crowd import FACTS, STORY, WEDGED_SECONDS, Crowd, Talk, Tally
+from .crowd import FACTS, STORY, WEDGED_SECONDS, Crowd, FaultTally, Talk
 from .engine_faults import POCKET, SERVED, SOON
 from .file_faults import small_disk
 from .network import proxy
@@ -44,7 +44,7 @@ CHUNK, CHUNK_SECONDS = 1 << 20, 0.01
 """The program that fills the disk writes so much at once, and then waits."""
 SLACK = 16 << 20  # bytes beyond the journal's reserve that would be free if there were no KV; it grows, too
 LEAST_KV = 2 * SLACK  # on disk when it is filled: much of it has to go
-EARLY = 0.5  # of the kills of a server so many come before anything was heard of it
+EARLY = 0.5  # share of the kills that come before the first piece of text
 MOST_EARLY = 2  # and so many in a row, so that each reply has its chance
 
 Strike = Callable[[ChildEngine], None]
@@ -71,7 +71,7 @@ def shelf_killed(engine: ChildEngine) -> None:
 
 
 def shelf_stopped(engine: ChildEngine) -> None:
-    """SIGSTOP: it takes requests and answers none."""
+    """SIGSTOP: the process takes requests and answers none."""
     _signal_shelf(engine, signal.SIGSTOP)
 
 
@@ -81,9 +81,9 @@ def _signal_shelf(engine: ChildEngine, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> Tally:
-    """A crowd too large for the device talks, and something is struck at a random moment."""
-    tally, rng = Tally(fault), random.Random(seed)
+async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> FaultTally:
+    """Run a crowd too large for the device, with a fault at a random moment."""
+    tally, rng = FaultTally(fault), random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         async with tiered(folder) as running, connect(running.url) as client:
             crowd = Crowd(client)
@@ -102,18 +102,20 @@ async def disturbed(fault: str, strike: Strike, tries: int, seed: int) -> Tally:
 
 
 async def _figures(engine: ChildEngine) -> dict[str, float]:
-    """Of an engine that lives: the last strike may have come when all had been said."""
+    """Statistics of a live engine; the last fault may have come after the last reply."""
     while True:
         await engine.link.wait_ready()
         with suppress(EngineDied):
             return await engine.link.statistics()
 
 
-async def filled(tries: int, seed: int) -> Tally:
-    """Another program fills the disk while twenty sessions talk, until all KV there must go for the journal's
-    reserve to be free. Lost: a refused turn, or KV that does not go to disk again once the disk has room.
+async def filled(tries: int, seed: int) -> FaultTally:
+    """Another program fills the disk while twenty sessions talk, until the journal's reserve needs all KV
+    space.
+
+    Lost: a refused turn, or KV that does not go to disk again once there is room.
     """
-    tally, rng = Tally("disk filled by another program"), random.Random(seed)
+    tally, rng = FaultTally("disk filled by another program"), random.Random(seed)
     names = ("Marisol", "Bella", "Tom", "Ana", "Otto")
     lines = [f"My name is {names[n % 5]}, and my locker code is {4000 + 37 * n}." for n in range(20)]
     with small_disk(DISK) as disk:
@@ -145,8 +147,8 @@ async def filled(tries: int, seed: int) -> Tally:
     return tally
 
 
-async def _stored(running: Serving, store: Path, tally: Tally) -> None:
-    """Have sessions say something new until KV goes to disk."""
+async def _stored(running: Serving, store: Path, tally: FaultTally) -> None:
+    """Take turns until KV goes to disk."""
     deadline = time.monotonic() + WEDGED_SECONDS
     async with connect(running.url) as client:
         while file_bytes(store) < LEAST_KV:
@@ -160,7 +162,7 @@ async def _stored(running: Serving, store: Path, tally: Tally) -> None:
 
 
 def _fill(ballast: Path, store: Path, leave: int) -> None:
-    """Write until so much is free or KV's; a disk that is full now is tried again."""
+    """Write until only so much is free or used by KV; tries again if the disk is full."""
     with ballast.open("wb", buffering=0) as file:
         deadline = time.monotonic() + WEDGED_SECONDS
         while time.monotonic() < deadline:
@@ -173,13 +175,13 @@ def _fill(ballast: Path, store: Path, leave: int) -> None:
             time.sleep(CHUNK_SECONDS)
 
 
-async def restarted(tries: int, seed: int) -> Tally:
+async def restarted(tries: int, seed: int) -> FaultTally:
     """``kill -9`` of the whole server, another on the same store and port: the session goes on there.
 
-    A part of the kills comes in mid-reply, after the session was heard of again; the others at any moment
-    before that, while the server starts, loads, or takes the session up.
+    Some kills come in mid-reply, after the first piece of text; the others before it, while the server
+    starts, loads, or resumes the session.
     """
-    tally, rng = Tally("server killed: session resumed"), random.Random(seed)
+    tally, rng = FaultTally("server killed: session resumed"), random.Random(seed)
     talk = Talk((STORY, "What is my name?"), {"temperature": 0.8, "seed": 5, "max_output_tokens": 60})
     url = f"http://127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory() as folder:
@@ -200,18 +202,18 @@ async def restarted(tries: int, seed: int) -> Tally:
 
 
 class Lives:
-    """How long each server may live that a crowd talks with."""
+    """Decides how long each server of a crowd lives."""
 
-    def __init__(self, crowd: Crowd, tally: Tally, rng: random.Random) -> None:
+    def __init__(self, crowd: Crowd, tally: FaultTally, rng: random.Random) -> None:
         self._crowd = crowd
         self._tally = tally
         self._rng = rng
         self._talking: asyncio.Task[None] | None = None
-        self._silence = 0.0  # seconds from a server's start until something was heard, when last waited for
+        self._silence = 0.0  # seconds from a server's start to its first piece of text, when last measured
         self._early = 0
 
     async def until_killed(self) -> None:
-        """From a server's start to the moment at which it is to be killed."""
+        """Wait, from a server's start, until it is to be killed."""
         self._talking = self._talking or asyncio.create_task(self._crowd.talk(self._tally))
         if self._silence and self._early < MOST_EARLY and self._rng.random() < EARLY:
             self._early += 1
@@ -225,12 +227,12 @@ class Lives:
             self._talking = None
 
     async def last(self) -> None:
-        """What is being said is heard to its end."""
+        """Wait until the current talk ends."""
         if self._talking is not None:
             await self._talking
 
     async def _heard(self) -> None:
-        """Until a piece of text came of this server, or the talk was over."""
+        """Wait until this server sent a piece of text, or the talk ended."""
         assert self._talking is not None
         began = time.monotonic()
         self._crowd.stirred.clear()
@@ -245,20 +247,20 @@ class Lives:
             self._tally.notes.append(f"try {self._tally.tries}: nothing heard in {WEDGED_SECONDS:.0f} s")
 
     async def _pass(self, seconds: float) -> None:
-        """So much time, or less if the talk is over."""
+        """Wait so long, or less if the talk ends."""
         assert self._talking is not None
         await asyncio.wait({self._talking}, timeout=seconds)
 
 
 def free_port() -> int:
-    """A port of loopback on which nobody listens."""
+    """A free port on loopback."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         return int(bound.getsockname()[1])
 
 
-async def cut(tries: int, seed: int) -> Tally:
-    """Sockets break after a random number of bytes until there were so many cuts."""
-    tally, rng = Tally("socket cut at a random byte"), random.Random(seed)
+async def cut(tries: int, seed: int) -> FaultTally:
+    """Break sockets after random numbers of bytes until there were so many cuts."""
+    tally, rng = FaultTally("socket cut at a random byte"), random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         async with (
             tiered(folder) as running,

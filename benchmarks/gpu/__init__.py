@@ -1,6 +1,6 @@
-"""``make gpu``: what a GPU can show, by one command and without a network; ``run`` is the command.
+"""``make gpu``: measurements on a GPU, with one command and without a network; ``run`` is the command.
 
-How it is called, and what it writes: ``benchmarks/README.md``, "On a GPU". ``wheels`` is what it carries along.
-``measure`` times and counts; ``machine`` are the ceilings; ``attention``, ``memory``, ``companies`` and
-``peers`` the kernels; ``engine`` the whole. The kernels' parts need torch, triton and numpy alone.
+``benchmarks/README.md``, "On a GPU", says how to call it and what it writes. ``wheels`` packs its dependencies.
+``measure`` times and counts; ``machine`` measures the ceilings; ``attention``, ``memory``, ``companies`` and
+``peers`` the kernels; ``engine`` the whole engine. The kernels' parts need only torch, triton and numpy.
 """

@@ -1,7 +1,7 @@
-"""Part ``agent``: a loop of tool calls in a session against sent again, over a real socket, on CUDA.
+"""Part ``agent``: a loop of tool calls in a session against resending it, over a real socket, on CUDA.
 
-What ``holdfast bench agent`` measures, after one history and in three rounds. The server is a process of its
-own, and so is its engine; whatever happens to the part, they end with it.
+Measures what ``holdfast bench agent`` does, with one history and three rounds. Server and engine are processes
+of their own; they end with the part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LIMIT_S = 240.0
 
 
 def agent(bench: Bench) -> list[Figure]:
-    """Bytes, CPU of the gateway and time per step, session against resent; from a closing brace to its tool."""
+    """Bytes, gateway CPU and time per step, session against resending; time from closing brace to tool."""
     lacking = missing("engine")
     if lacking:
         return [note("agent loop", f"carry the wheels of {', '.join(lacking)}")]

@@ -1,4 +1,5 @@
-"""Parts ``correct``, ``decode``, ``prefill`` and ``prefix``: attention, right first and then fast."""
+"""Parts ``correct``, ``decode``, ``prefill`` and ``prefix``: attention, first its correctness, then its
+speed."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def decode(bench: Bench) -> list[Figure]:
 
 
 def _deep(bench: Bench, how: Attention) -> list[Figure]:
-    """64 sequences at 8k in an arena of as many layers as a model has: what its longer blocks cost."""
+    """64 sequences at 8k in an arena with a model's number of layers: the cost of its longer blocks."""
     rows, length = bench.size(64, 2), bench.size(8192, 40)
     layer = rows * _kv_bytes(QWEN_8B, length)
     layers = DEEP
@@ -95,7 +96,7 @@ def _deep(bench: Bench, how: Attention) -> list[Figure]:
 
 
 def calls(kernel: Callable[..., Tensor], made: Paged, how: Attention) -> list[Callable[[], object]]:
-    """One call per layer, so that each reads what the one before has not."""
+    """One call per layer, so that each reads data that the one before has not."""
     layers = made.arena.shape[1]
     return [partial(kernel, made.query, made.arena, at, made.batch, how) for at in range(layers)]
 

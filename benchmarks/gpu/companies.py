@@ -1,4 +1,4 @@
-"""Part ``invariant``: a row's bits alone and in random company, with stretches of one length."""
+"""Part ``invariant``: a row's bits alone and in random batches, with fixed stretch lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRETCH = 1024
 
 
 def invariant(bench: Bench) -> list[Figure]:
-    """1,000 random companies of rows, decode with fixed stretches and the ragged kernel: all bits equal."""
+    """1,000 random batches of rows, decode with fixed stretches and the ragged kernel: all bits equal."""
     rows, companies = 32, bench.size(1000, 2)
     random = np.random.default_rng(0)
     lengths = random.integers(1, bench.size(9000, 60), rows)
@@ -79,7 +79,7 @@ def _products(bench: Bench, companies: int) -> list[Figure]:
 
 
 def _company(batch: PagedBatch, some: torch.Tensor) -> PagedBatch:
-    """Some rows of a batch of single tokens."""
+    """Random rows of a batch of single tokens."""
     starts = torch.arange(len(some) + 1, device=some.device)
     return PagedBatch(
         batch.positions[some],

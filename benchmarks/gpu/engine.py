@@ -83,7 +83,7 @@ def _tests(*rooms: str) -> list[Figure]:
 
 
 def _marked() -> dict[str, list[str]]:
-    """The files with the ``gpu`` mark, by room: where those of one cannot be imported, the others run."""
+    """The files with the ``gpu`` mark, by room: if one room's files cannot be imported, the others run."""
     files: dict[str, list[str]] = {}
     tests = ROOT / "tests"
     for path in sorted(tests.rglob("test_*.py")):
@@ -93,9 +93,9 @@ def _marked() -> dict[str, list[str]]:
 
 
 def _pytest(files: list[str], before: tuple[str, ...] = ()) -> int:
-    """The exit status of the ``gpu`` mark of ``files``; 124: out of time, as `timeout` says it.
+    """The exit status of the ``gpu`` mark of ``files``; 124: out of time, as with `timeout`.
 
-    The libraries are the machine's own: what they warn of is no error.
+    The libraries are the machine's own, so warnings are not errors.
     """
     words = ("-q", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider")
     command = [*before, sys.executable, "-m", "pytest", *words, *files]
@@ -113,7 +113,7 @@ def generate(
     sampling: messages.Sampling = GREEDY,
     scored: bool = False,
 ) -> tuple[list[list[Any]], float]:
-    """The ids said to all prompts in one batch, and the seconds from the first step to the last.
+    """The ids generated for all prompts in one batch, and the seconds from the first step to the last.
 
     ``step_tokens``: the most that one step computes. ``scored``: (id, log probability) instead of ids.
     """
@@ -130,7 +130,7 @@ def generate(
 
 
 def rows_of(engine: Engine) -> Iterator[messages.Row]:
-    """What it says until it is done. An engine outlives a sequence that fails; a measurement does not.
+    """The rows of all steps until all sequences end. A failed sequence ends the measurement.
 
     Raises:
         SequenceFailed

@@ -1,4 +1,4 @@
-"""A time limit for what waits: for a server, a socket or a process. A library's call is not stopped."""
+"""A time limit for waits on a server, a socket or a process. It does not stop a library call."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 
 class _OutOfTime(KeyboardInterrupt):
-    """Not an ``Exception``: no task and no callback of an event loop keeps it to itself."""
+    """Not an ``Exception``: no task or callback of an event loop swallows it."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Leaves the block when it has taken so long, by way of all that it would do at its end.
+    """Leave the block after so many seconds; its clean-up runs.
 
     For the main thread. Raises ``TimeoutError``.
     """

@@ -19,7 +19,7 @@ WARMING = 1000
 
 
 def figures(bench: Bench) -> list[Figure]:
-    """Loops with a tool that answers at once, then with one that streams; from a closing brace to its tool."""
+    """Loops with an instant tool, then with a streaming tool; time from closing brace to tool."""
     model = "tiny" if bench.rehearsal else "toy-50m"
     options = Options(
         (model,), bench.size(3, 1), 0, "bfloat16", THREADS, Path(), Path(), quick=bench.rehearsal
@@ -44,7 +44,7 @@ def figures(bench: Bench) -> list[Figure]:
 
 
 def _steps(name: str, loops: dict[str, list[agent.Loop]]) -> list[Figure]:
-    """The time of a step, as a share and plainly, and how much of it the engine computed."""
+    """The time of a step, as a share and in ms, and the part in which the engine computed."""
     lines = [
         figure(f"{name}: {agent.STEP_TIME}", agent.shares(loops).step_time, "x", agent.STEP_SHARE, "lower")
     ]

@@ -1,4 +1,4 @@
-"""Part ``ceilings``: what this very machine can do at all. Everything else is measured against these."""
+"""Part ``ceilings``: the limits of this machine, which the other parts are compared with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ceilings(bench: Bench) -> list[Figure]:
 
 
 def _registered(bench: Bench, target: Tensor) -> list[Figure]:
-    """Memory as the host tier's: how long a piece takes to register, and how fast it then goes up."""
+    """Host tier memory: the time to register a piece, and the rate of copies from it afterwards."""
     size = bench.size(16 * PIECE_BYTES, 1 << 20)
     fd = make_memory(size)
     memory = mmap.mmap(fd, size)

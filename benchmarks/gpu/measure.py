@@ -1,7 +1,7 @@
-"""How a kernel is timed, and what a figure is.
+"""Timing of kernels, and the form of a figure.
 
-Device time by events around the replay of one graph that holds many launches, each on inputs of its own: what
-is read has left the L2 cache by the time it is read again, and no launch waits for the host.
+Device time comes from events around the replay of one graph with many launches, each on its own inputs: data
+has left the L2 cache before it is read again, and no launch waits for the host.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ RUNS = 20
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where parts run: on a GPU at full size, or in rehearsal at toy sizes, where no figure means anything.
+    """Where parts run: on a GPU at full size, or in rehearsal at toy sizes, where figures mean nothing.
 
-    ``tell``: takes figures that a part knows before it ends, so that they are kept whatever happens to it.
+    ``tell``: takes figures that a part knows before it ends, so that they are kept if the part fails.
     """
 
     device: torch.device
@@ -43,7 +43,7 @@ def figure(name: str, value: float, unit: str, goal: float | None = None, better
 
 
 def note(name: str, text: str) -> Figure:
-    """A line that says what could not be measured, and why."""
+    """A line with the reason why something could not be measured."""
     return {"name": name, "value": None, "unit": "", "goal": None, "better": "", "met": None, "note": text}
 
 
@@ -53,9 +53,9 @@ def reason(error: BaseException) -> str:
 
 
 def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS, *, captured: bool = True) -> float:
-    """Median microseconds of one of ``works``, all alike but for their inputs.
+    """Median microseconds of one of ``works``, which differ only in their inputs.
 
-    ``captured``: as one graph, which work that makes the host wait cannot be.
+    ``captured``: as one graph; not possible for work that makes the host wait.
     """
     _each(works)
     if bench.device.type != "cuda":
@@ -76,7 +76,7 @@ def median_us(bench: Bench, works: Sequence[Work], runs: int = RUNS, *, captured
 
 
 def _graph(works: Sequence[Work]) -> Work:
-    """All of ``works`` as one graph, or one after the other where something cannot be captured."""
+    """All of ``works`` as one graph, or one by one if something cannot be captured."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
@@ -112,7 +112,7 @@ def of_copy_rate(
 
 
 def compared(name: str, ours: float, theirs: dict[str, float | str], goals: dict[str, float]) -> list[Figure]:
-    """Peers' times and how many times faster ours is; a peer that is not there has a line with the reason."""
+    """Peers' times and how many times faster ours is; a missing peer has a line with the reason."""
     lines: list[Figure] = []
     for peer, micros in theirs.items():
         if isinstance(micros, str):

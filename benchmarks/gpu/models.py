@@ -1,7 +1,7 @@
-"""Part ``models``: prefill and decode of real models' shapes through the engine, weights drawn on the device.
+"""Part ``models``: prefill and decode of real models' shapes through the engine, with random weights.
 
-No file of weights is needed: a shape is what its ``config.json`` says. Decode is held against the time that
-reading every weight once would take at the machine's copy rate: no step of a dense model can be shorter.
+No weight files are needed: a shape comes from its ``config.json``. Decode is compared with the time to read
+every weight once at the machine's copy rate, the lower bound of a dense model's step.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ TOY = {
 
 
 def models(bench: Bench) -> list[Figure]:
-    """Every shape in turn, its memory given back before the next."""
+    """Every shape in turn; its memory is freed before the next."""
     rate, lines = copy_rate(bench), []
     for name, shape in SHAPES.items():
         found = _shape(bench, name, {**COMMON, **shape, **(TOY if bench.rehearsal else {})}, rate)

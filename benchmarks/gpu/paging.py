@@ -1,4 +1,4 @@
-"""Random arenas and batches for the kernels' parts: blocks in random order, as after a day's use."""
+"""Random arenas and batches for the kernels' parts, with blocks in random order."""
 
 from __future__ import annotations
 

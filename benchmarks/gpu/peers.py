@@ -1,6 +1,6 @@
-"""What others take for the same attention: SDPA's backends, FlexAttention, FlashInfer; or why they do not.
+"""Times of other libraries for the same attention: SDPA's backends, FlexAttention, FlashInfer.
 
-Each function returns microseconds by peer, or a line of text for one that is missing or fails.
+Each function returns microseconds by peer, or the reason as text for a peer that is missing or fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BACKENDS = {
 
 
 def attempt(bench: Bench, make: Callable[[], list[Work]]) -> float | str:
-    """The time of what ``make`` returns, or why there is none."""
+    """The time of the call that ``make`` returns, or the reason for having none."""
     try:
         return median_us(bench, make())
     except Exception as error:  # a peer fails in its own ways; the line says which

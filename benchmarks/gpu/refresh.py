@@ -1,7 +1,7 @@
 """Part ``refresh``: measure candidate configurations on this GPU and write the best into the committed data.
 
-Only by name (``make gpu PART=refresh``), never as part of a measurement, and never when an engine starts. The
-rows of this GPU's architecture change, those of others stay. `correct` should follow, and a look at the diff.
+Runs only by name (``make gpu PART=refresh``). It changes the rows of this GPU's architecture and keeps the
+others. Run `correct` afterwards, and read the diff.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def refresh(bench: Bench) -> list[Figure]:
 def _time(
     bench: Bench, kernel: str, arch: str, name: str, row: Row, works: Callable[[], list[Work]]
 ) -> float | str:
-    """Microseconds with this row, or why it cannot be."""
+    """Microseconds with this row, or the reason for failing."""
     configurations.table()[kernel][arch][name] = row
     configurations.configuration.cache_clear()
     try:

@@ -1,10 +1,10 @@
 """The command behind ``make gpu``: parts in order, a table, and one file of results, written part by part.
 
-Runs as a file, from a checkout that need not be installed: it makes ``holdfast`` importable by a link, and what
-``.whl/`` holds importable, too (see `wheels`). Each part is a process of its own with a time limit, so one that
-fails, hangs or loses the device costs none of the others. The results are JSON lines, each on disk before the
-next thing is done: as a part begins, as it knows some figures, as it ends. A second call with the same file
-goes on with what is left of it.
+Runs as a file, from a checkout that need not be installed: it makes ``holdfast`` importable through a link,
+and the packages of ``.whl/`` too (see `wheels`). Each part is a process of its own with a time limit, so a
+part that fails, hangs or loses the device does not affect the others. The results are JSON lines, written to
+disk at once when a part begins, has some figures, or ends. A second call with the same file runs the
+remaining parts.
 
 Without a CUDA device nothing is measured; ``--rehearse`` then runs every line at toy sizes under triton's
 interpreter (servers compute by the CPU's kernels).
@@ -76,7 +76,7 @@ class Results:
     path: Path
 
     def add(self, part: str, state: str, **more: Any) -> None:
-        """One line more, behind whatever a killed process left."""
+        """Append a line, after whatever a killed process left."""
         line = json.dumps({"part": part, "state": state, "at": _now(), **more}) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
@@ -88,7 +88,7 @@ class Results:
             os.fsync(file.fileno())
 
     def lines(self) -> list[dict[str, Any]]:
-        """All that can be read."""
+        """All readable lines."""
         found = []
         with suppress(FileNotFoundError):
             for line in self.path.read_bytes().splitlines():
@@ -97,11 +97,11 @@ class Results:
         return found
 
     def states(self) -> dict[str, str]:
-        """The last one of each part."""
+        """The last state of each part."""
         return {line["part"]: line["state"] for line in self.lines()}
 
     def left(self, parts: Sequence[str]) -> list[str]:
-        """Those that have not ended; what was begun and never ended may never end, and comes last."""
+        """Parts that have not ended; parts that began and never ended come last."""
         states = self.states()
         left = [part for part in parts if states.get(part) != ENDED]
         return sorted(left, key=lambda part: part in states)
@@ -109,7 +109,8 @@ class Results:
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """``holdfast`` as this checkout, whether or not it is installed, and carried wheels; for children too."""
+    """``holdfast`` as this checkout, whether or not it is installed, and carried wheels, also for child
+    processes."""
     found = find_spec("holdfast")
     ours = found is not None and found.origin is not None and Path(found.origin).resolve().parent == ROOT
     if ours and not WHEELS.is_dir():
@@ -132,7 +133,7 @@ def importable() -> Iterator[None]:
 
 
 def _unpack(wheels: Path, folder: Path) -> list[str]:
-    """By the file beside this one: `holdfast` itself needs some of what is carried."""
+    """Unpack wheels with the file beside this one, because `holdfast` itself needs some of them."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
         module = importlib.import_module("wheels")
@@ -164,7 +165,7 @@ def run_parts(
         seconds, cut = min(limit, left), left < limit
         results.add(part, BEGUN)
         status = _run(command(part, seconds, cut), seconds + KILL_S)
-        if results.states()[part] not in (ENDED, CUT):  # it could not say so itself
+        if results.states()[part] not in (ENDED, CUT):  # it could not write this itself
             print(f"{part:13} FAILED: {status}", flush=True)
             results.add(part, CUT if cut and status == OUT_OF_TIME else ENDED, failure=status, figures=[])
         last = results.lines()[-1]
@@ -177,7 +178,7 @@ OUT_OF_TIME = "out of time, and killed"
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
-    """Run a part's program to its end, or to that of its time; how it ended, in words."""
+    """Run a part's program to its end or its time limit; gives the ending in words."""
     process = subprocess.Popen(command, process_group=0)
     try:
         status = process.wait(seconds)
@@ -191,21 +192,21 @@ def _run(command: Sequence[str], seconds: float) -> str:
 
 
 def measured(part: str, bench: Any, seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """A part's lines, and why it failed, if it did; within so many seconds."""
+    """Run a part for at most so many seconds; its lines, and the reason if it failed."""
     module, function = PARTS[part].split(".")
     limits = importlib.import_module("holdfast.benchmarks.gpu.limits")
     try:
         with limits.limited(seconds):
             made = importlib.import_module(f"holdfast.benchmarks.gpu.{module}")
             lines: list[dict[str, Any]] = getattr(made, function)(bench)
-    except Exception as error:  # said in the table and in the results; the exit status tells, too
+    except Exception as error:  # in the table, in the results, and in the exit status
         return [], f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     wrong = [one["name"] for one in lines if part in RIGHT and one["met"] is False]
     return lines, f"wrong: {', '.join(wrong)}" if wrong else ""
 
 
 def show(part: str, lines: list[dict[str, Any]], failure: str, rehearsal: bool) -> None:
-    """The part's rows of the table; in rehearsal without numbers, which would mean nothing."""
+    """Print the part's rows of the table; in rehearsal without numbers."""
     for one in lines:
         value = one.get("note") or ("rehearsed" if rehearsal else f"{one['value']:>12} {one['unit']:8}")
         verdict = {None: "", True: "met", False: f"missed, goal {one['goal']}"}[one["met"]]
@@ -217,8 +218,8 @@ def show(part: str, lines: list[dict[str, Any]], failure: str, rehearsal: bool) 
 
 
 def child(part: str, results: Results, seconds: float, cut: bool, rehearsal: bool) -> int:
-    """One part, in the process that was made for it; 0 if it was measured and computes right."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: nobody is left to end it
+    """Run one part in its own process; 0 if it was measured and computes right."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it ends with its parent
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with us
     import torch
 
@@ -252,7 +253,7 @@ def _now() -> str:
 
 
 def main() -> int:
-    """Run the parts that are left; 0 if all are measured and compute right, or there is no device for it."""
+    """Run the parts that are left; 0 if all are measured and compute right, or if there is no device."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="only these")
     parser.add_argument("--again", action="store_true", help="also parts that have results already")

@@ -1,4 +1,4 @@
-"""Packages that a machine with a GPU lacks: which they are, and their wheels, carried to it in a folder.
+"""The packages that a machine with a GPU lacks, and their wheels in a folder.
 
 ``make gpu-wheels`` is this file as a program: it downloads them into ``.whl/``, for Python 3.12 on x86-64
 unless ``--python`` and ``--machine`` say otherwise. `run` unpacks those that are not installed.

@@ -1,8 +1,8 @@
-"""Agent-like traffic as data: who speaks when, how many tokens are new, how many are said.
+"""Agent-like traffic as data: when each turn comes, its new tokens, its generated tokens.
 
-The `coding` workload: sessions begin with a prompt that all share and an input of their own; each step appends
-what a tool said, and pauses are those of tools, and now and then of people. Lengths are log-normal with a
-Pareto tail, scaled down; the seed decides everything. Pure arithmetic; knows no policy (`optimum`).
+The `coding` workload: sessions begin with a shared prompt and an input of their own. Each step appends a tool's
+output; most pauses are those of tools, some of people. Lengths are log-normal with a Pareto tail, scaled down.
+The seed decides everything. Pure arithmetic; knows no policy (see `optimum`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST_PAUSE = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """How long something lets a session wait: log-normal, with its median in seconds."""
+    """Length of a pause: log-normal, with its median in seconds."""
 
     median: float
     sigma: float
@@ -33,7 +33,7 @@ TOOL, HUMAN = Pause(0.285, 3.0), Pause(85.0, 2.1)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Tokens are divided by ``tokens``, seconds by ``times``. ``context``: no session has more tokens."""
+    """Tokens are divided by ``tokens``, seconds by ``times``. ``context``: most tokens of a session."""
 
     tokens: int = 32
     times: float = 1.0
@@ -46,11 +46,11 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """``fresh`` tokens come (in a first turn behind the shared prompt), ``said`` are generated.
+class TraceTurn:
+    """``fresh`` tokens are appended (in a first turn after the shared prompt), ``said`` are generated.
 
-    ``before``: tokens of the session by then, the shared prompt among them; 0 in a first turn. ``at``: seconds.
-    ``human``: a person comes next, not what a tool said.
+    ``before``: tokens of the session so far, with the shared prompt; 0 in a first turn. ``at``: seconds.
+    ``human``: the next input is a person's, not a tool output.
     """
 
     at: float
@@ -62,24 +62,25 @@ class Turn:
     human: bool = False
 
     def after(self, scale: Scale) -> int:
-        """Tokens of the session when the turn is over."""
+        """Tokens of the session after the turn."""
         return (self.before or scale.shared) + self.fresh + self.said
 
     @property
     def new(self) -> int:
-        """Truly new tokens: what comes, and the one that the turn before sampled last."""
+        """Truly new tokens: the input, and the last token that the turn before sampled."""
         return self.fresh + bool(self.before)
 
 
-def coding(sessions: int, turns: int, seed: int, scale: Scale) -> list[Turn]:
-    """``turns`` turns of ``sessions`` sessions at a time, in the order of time; one that ends makes room."""
+def coding(sessions: int, turns: int, seed: int, scale: Scale) -> list[TraceTurn]:
+    """``turns`` turns in order of time, from ``sessions`` sessions at a time; a new one follows one that
+    ends."""
     rng = random.Random(seed)
     names = iter(range(1 << 30))
-    coming: list[tuple[float, int, Iterator[tuple[Turn, float]]]] = []
+    coming: list[tuple[float, int, Iterator[tuple[TraceTurn, float]]]] = []
     for _ in range(sessions):
         name = next(names)
         heapq.heappush(coming, (rng.uniform(0, 60) / scale.times, name, _session(name, rng, scale)))
-    trace: list[Turn] = []
+    trace: list[TraceTurn] = []
     while len(trace) < turns:
         at, name, rest = heapq.heappop(coming)
         turn, pause = next(rest)
@@ -91,12 +92,12 @@ def coding(sessions: int, turns: int, seed: int, scale: Scale) -> list[Turn]:
     return trace
 
 
-def _session(name: int, rng: random.Random, scale: Scale) -> Iterator[tuple[Turn, float]]:
+def _session(name: int, rng: random.Random, scale: Scale) -> Iterator[tuple[TraceTurn, float]]:
     steps = min(400, max(1, round(rng.lognormvariate(log(45), 1.0))))
     before, fresh = 0, _tokens(rng.lognormvariate(log(9000), 1.1), scale, scale.context - scale.shared - 64)
     for step in range(steps):
         said = _tokens(rng.lognormvariate(log(215), 1.05), scale, 8000 // scale.tokens)
-        turn = Turn(0.0, name, before, fresh, said, step == steps - 1)
+        turn = TraceTurn(0.0, name, before, fresh, said, step == steps - 1)
         before, fresh = turn.after(scale), _appended(rng, scale)
         full = before + fresh + 8000 // scale.tokens > scale.context
         human = rng.random() < 1 / 8.8
@@ -120,13 +121,12 @@ def _pause(pause: Pause, rng: random.Random) -> float:
     return min(LONGEST_PAUSE, rng.lognormvariate(log(pause.median), pause.sigma))
 
 
-def told(trace: Sequence[Turn], spread: float, seed: int, scale: Scale) -> list[float | None]:
-    """After each turn, in how many seconds its session is said to be back; None: nothing is said.
+def told(trace: Sequence[TraceTurn], spread: float, seed: int, scale: Scale) -> list[float | None]:
+    """After each turn, the hint of the seconds until its session is back; None: no hint.
 
-    As the gateway and the SDK say it of tools, never of people: a tool that answers at once has done so before
-    anybody could say it; one that takes less than `HINT_SECONDS` may be back any moment; of one that takes
-    longer its duration was declared, or learnt, off by a factor whose logarithm has the standard deviation
-    ``spread``.
+    As the gateway and the SDK hint for tools, never for people. A tool that answers at once gets no hint; one
+    below `HINT_SECONDS` may be back at any moment; for a longer one the hint is its declared or learnt
+    duration, off by a factor with a log-normal distribution of standard deviation ``spread``.
     """
     rng = random.Random(seed)
     said: list[float | None] = [None] * len(trace)
@@ -140,7 +140,7 @@ def told(trace: Sequence[Turn], spread: float, seed: int, scale: Scale) -> list[
     return said
 
 
-def working_set(trace: Sequence[Turn], scale: Scale, block: int) -> int:
+def working_set(trace: Sequence[TraceTurn], scale: Scale, block: int) -> int:
     """Blocks of all live sessions, the shared prompt once: the mean over the trace's turns."""
     held: dict[int, int] = {}
     total = 0
@@ -152,6 +152,6 @@ def working_set(trace: Sequence[Turn], scale: Scale, block: int) -> int:
     return total // len(trace)
 
 
-def truly_new(trace: Sequence[Turn], scale: Scale) -> int:
-    """Tokens that any policy must prefill: the shared prompt once, and what is new in each turn."""
+def truly_new(trace: Sequence[TraceTurn], scale: Scale) -> int:
+    """Tokens that any policy must prefill: the shared prompt once, and the new tokens of each turn."""
     return scale.shared + sum(turn.new for turn in trace)

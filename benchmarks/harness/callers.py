@@ -1,9 +1,9 @@
 """A toy that calls a tool in each reply: its grammar forces the call, its weights choose an argument.
 
-Words are those of this program's own source, in a vocabulary of byte pairs learnt from it, so that a token is
-about as many characters as a real model's. What the weights choose are digits, which are tokens of their own
-in any text: a call that is rendered from its item is the same tokens as one that was sampled, and a history
-that is sent again has as many as one that is kept.
+The words come from this repository's source, in a vocabulary of byte pairs learnt from it, so that a token has
+about as many characters as in a real model. The weights choose digits, and each digit is a token in any text:
+a call rendered from its item has the same tokens as the sampled call, and a resent history has as many tokens
+as a kept one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ USER, ASSISTANT, OPEN, CLOSE, END = MARKS = (
 )
 """The last tokens of the vocabulary, in order."""
 ROOMS = ("gateway", "sessions")
-"""Whose source the words are from."""
+"""The package with the source of the words."""
 
 _SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _TEMPLATE = """\
@@ -89,16 +89,16 @@ class Caller:
         return {"temperature": 0, "tool_choice": {"type": "function", "name": TOOL}, "max_output_tokens": 64}
 
     def words(self, count: int, seed: int) -> str:
-        """Text of so many tokens, from somewhere in the source."""
+        """Text of so many tokens, from a random place in the source."""
         at = random.Random(seed).randrange(len(self.said) - 2 * count)
         while True:
             text: str = self.tokenizer.decode(list(self.said[at : at + count]), skip_special_tokens=False)
             if len(self.tokenizer.encode(text, add_special_tokens=False).ids) == count:
                 return text
-            at += 1  # a word that is cut is spelled otherwise
+            at += 1  # a cut word has other tokens
 
     def tool(self, seed: int, seconds: float = 0.0, tokens: int = OUTPUT_TOKENS) -> Tool:
-        """The tool that is called: it answers at once, or in `PIECES` over so many seconds."""
+        """The called tool: it answers at once, or in `PIECES` over so many seconds."""
         rng = random.Random(seed)
 
         @tool(name=TOOL)
@@ -120,7 +120,7 @@ class Caller:
 
 
 def _source() -> str:
-    """What is written in ASCII in the program's source, in the order of its files."""
+    """The ASCII text of the source, in the order of its files."""
     root = Path(holdfast.__file__).parent
     files = (path for room in ROOMS for path in sorted((root / room).rglob("*.py")))
     text = "".join(path.read_text(encoding="utf-8") for path in files)

@@ -1,7 +1,7 @@
-"""Pages of a file that another process maps, taken out of its memory, so that they can leave the page cache.
+"""Unmaps pages of a file from another process's memory, so that they can leave the page cache.
 
-``posix_fadvise(DONTNEED)`` passes over pages that are mapped, ``process_madvise(MADV_PAGEOUT)`` does not (Linux
-5.10). It needs CAP_SYS_NICE: without it there is no cold measurement, and this says so.
+``posix_fadvise(DONTNEED)`` skips mapped pages, ``process_madvise(MADV_PAGEOUT)`` does not (Linux 5.10). It
+needs CAP_SYS_NICE; without it there is no cold measurement, and an error says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MADV_PAGEOUT = 21
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
-class _Range(ctypes.Structure):
+class _IoVector(ctypes.Structure):
     """``struct iovec``."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
@@ -32,7 +32,7 @@ def page_out(pid: int, path: Path) -> None:
     handle = os.pidfd_open(pid)
     try:
         for begin, end in _mapped(pid, path):
-            span = _Range(begin, end - begin)
+            span = _IoVector(begin, end - begin)
             done = _syscall(_PROCESS_MADVISE, handle, ctypes.byref(span), 1, _MADV_PAGEOUT, 0)
             if done < 0:
                 number = ctypes.get_errno()

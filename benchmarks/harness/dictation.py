@@ -1,7 +1,7 @@
-"""Input that comes as it is spoken: text in the toys' language at so many tokens per second, or all at once.
+"""Streamed input: text in the toys' language at so many tokens per second, or sent at once.
 
-Times what comes back of it, and the gaps between others' tokens meanwhile. Knows the SDK; nothing of loads or
-goals. Times in seconds, by ``time.perf_counter()``.
+Times the replies, and the token gaps of other sessions meanwhile. Uses the SDK; knows no loads or goals.
+Times in seconds, by ``time.perf_counter()``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ENDLESS = 1 << 12  # tokens of another session's reply
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """``ttft``: from the last byte of the input to the first piece of the reply. For it ``prefilled`` tokens
-    were computed, ``new`` were truly new.
+    """``ttft``: from the last byte of the input to the first piece of the reply. ``prefilled`` tokens were
+    computed for it, ``new`` were truly new.
     """
 
     ttft: float
@@ -35,8 +35,8 @@ class Spoken:
     new: int
 
 
-class Words:
-    """Text without end, of tokens by seed; ``vocabulary``: the toy's."""
+class ToyText:
+    """Endless text of seeded random tokens; ``vocabulary``: the toy's."""
 
     def __init__(self, seed: int, vocabulary: int) -> None:
         self.random = Random(seed)
@@ -48,23 +48,23 @@ class Words:
 
 
 def session(client: Client, out: int) -> AbstractAsyncContextManager[Chat]:
-    """A session whose replies have ``out`` tokens."""
+    """A session with replies of ``out`` tokens."""
     return client.session(temperature=0, max_output_tokens=out)
 
 
 async def at_once(chat: Chat, text: str) -> Spoken:
-    """Say it, sent as a whole."""
+    """Take a turn with the text sent at once."""
     return await _reply(chat, text, time.perf_counter())
 
 
 async def later(chat: Chat, text: str, rate: float) -> Spoken:
-    """The same by a client that sends nothing before the last of it was spoken."""
+    """The same by a client that waits for the end of the input before it sends."""
     await asyncio.sleep(len(text) / rate)
     return await at_once(chat, text)
 
 
-async def streamed(chat: Chat, text: str, rate: float, mistakes: Words | None = None) -> Spoken:
-    """Say it, sent as it comes at ``rate`` tokens per second; some of it first heard as ``mistakes``."""
+async def streamed(chat: Chat, text: str, rate: float, mistakes: ToyText | None = None) -> Spoken:
+    """Take a turn with the text streamed at ``rate`` tokens per second; ``mistakes`` are sent and replaced."""
     each = max(1, round(rate * PERIOD))
     typing = chat.input()
     last = due = time.perf_counter()
@@ -97,14 +97,14 @@ async def _reply(chat: Chat, text: str | None, began: float) -> Spoken:
 
 
 class Others:
-    """Sessions that speak all the time."""
+    """Sessions that generate all the time."""
 
     def __init__(self) -> None:
         self._replies: list[list[float]] = []
 
     @asynccontextmanager
-    async def speaking(self, client: Client, count: int, words: Words) -> AsyncIterator[None]:
-        """So many, until the end of the block; it begins when each has said something."""
+    async def speaking(self, client: Client, count: int, words: ToyText) -> AsyncIterator[None]:
+        """Run so many sessions until the end of the block, which begins when each has sent a token."""
         async with AsyncExitStack() as stack:
             chats = [await stack.enter_async_context(session(client, ENDLESS)) for _ in range(count)]
             begun = [asyncio.Event() for _ in chats]
@@ -121,7 +121,7 @@ class Others:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def gaps(self, began: float, ended: float) -> list[float]:
-        """Between two tokens of one reply, where the later one came in this time."""
+        """Gaps between two tokens of one reply, if the later one came in this interval."""
         return [
             later - earlier
             for reply in self._replies
@@ -129,7 +129,7 @@ class Others:
             if began <= later < ended
         ]
 
-    async def _speak(self, chat: Chat, words: Words, begun: asyncio.Event) -> None:
+    async def _speak(self, chat: Chat, words: ToyText, begun: asyncio.Event) -> None:
         while True:
             said: list[float] = []
             self._replies.append(said)

@@ -1,7 +1,7 @@
 """An attacker: one process that floods a server in one named way; ``python -m``, one JSON line at the end.
 
-Frames are written by hand, because no client library sends what an attacker sends: pings nobody reads the
-answers of, empty fragments, rubbish. A socket that the server closes is opened again, as an attacker would.
+Frames are written by hand, because no client library sends what an attacker sends: pings with
+unread answers, empty fragments, rubbish. A socket that the server closes is opened again.
 The process runs at the lowest priority: a real attacker computes on another machine.
 """
 
@@ -50,7 +50,7 @@ def event(kind: str, **fields: Any) -> bytes:
     return frame(TEXT, json.dumps({"type": kind, **fields}).encode())
 
 
-class Cut(Exception):
+class SocketClosed(Exception):
     """The server closed the socket, or refused it."""
 
 
@@ -66,7 +66,7 @@ class RawSocket:
         self._loop = asyncio.get_running_loop()
 
     async def open(self) -> RawSocket:
-        """Connect and upgrade. Raises ``Cut``."""
+        """Connect and upgrade. Raises ``SocketClosed``."""
         self._socket = socket.socket()
         if self._receive_bytes is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
@@ -87,41 +87,41 @@ class RawSocket:
             while b"\r\n\r\n" not in self._read:
                 await self._more()
         except OSError as fault:
-            raise Cut(str(fault)) from None
+            raise SocketClosed(str(fault)) from None
         head, _, rest = bytes(self._read).partition(b"\r\n\r\n")
         self._read = bytearray(rest)
         if b" 101 " not in head.split(b"\r\n")[0]:
-            raise Cut(head.split(b"\r\n")[0].decode(errors="replace"))
+            raise SocketClosed(head.split(b"\r\n")[0].decode(errors="replace"))
         return self
 
     async def send(self, data: bytes) -> None:
-        """Send these bytes. Raises ``Cut``."""
+        """Send these bytes. Raises ``SocketClosed``."""
         try:
             await self._loop.sock_sendall(self._socket, data)
         except OSError as fault:
-            raise Cut(str(fault)) from None
+            raise SocketClosed(str(fault)) from None
 
     async def receive(self, most: int = READ_BYTES) -> bytes:
-        """Some bytes, whatever they are. Raises ``Cut``."""
+        """The next bytes of any kind. Raises ``SocketClosed``."""
         try:
             data = await self._loop.sock_recv(self._socket, most)
         except OSError as fault:
-            raise Cut(str(fault)) from None
+            raise SocketClosed(str(fault)) from None
         if not data:
-            raise Cut("closed")
+            raise SocketClosed("closed")
         return data
 
     async def event(self) -> dict[str, Any]:
-        """The next event the server sends. Raises ``Cut``."""
+        """The next event the server sends. Raises ``SocketClosed``."""
         while True:
             opcode, payload = await self._frame()
             if opcode == TEXT:
                 return dict(json.loads(payload))
             if opcode == CLOSE:
-                raise Cut(payload[2:].decode(errors="replace"))
+                raise SocketClosed(payload[2:].decode(errors="replace"))
 
     async def until(self, *kinds: str) -> dict[str, Any]:
-        """The next event of one of these kinds, or an error. Raises ``Cut``."""
+        """The next event of one of these kinds, or an error. Raises ``SocketClosed``."""
         while True:
             found = await self.event()
             if found["type"] in (*kinds, "error"):
@@ -160,7 +160,7 @@ class Flood:
         self.counts: Counter[str] = Counter()
 
     async def run(self, name: str) -> None:
-        """Flood in the way ``name`` until the end."""
+        """Flood in the named way until the end."""
         sockets, attack, receive_bytes = FLOODS[name]
         workers = [self._again(attack, at, receive_bytes) for at in range(sockets)]
         with suppress(TimeoutError):
@@ -174,7 +174,7 @@ class Flood:
                 await connection.open()
                 self.counts["sockets"] += 1
                 await attack(self, connection, at)
-            except Cut as cut:
+            except SocketClosed as cut:
                 self.counts["cut"] += 1
                 self.counts[f"cut: {cut}"[:100]] += 1
                 await asyncio.sleep(RETRY_SECONDS)
@@ -184,14 +184,14 @@ class Flood:
     # --- the ways -------------------------------------------------------------------------------------------
 
     async def forks(self, connection: RawSocket, _: int) -> None:
-        """10,048 forks of one session, as fast as they are answered; then of another."""
+        """10,048 forks of one session, each after the answer to the last; then of another."""
         await connection.until("session.created")
         await connection.send(event("session.fork", children=CHILDREN) * FORK_FRAMES)
         for _ in range(FORK_FRAMES):
             await self._count(connection, "session.forked")
 
     async def pings(self, connection: RawSocket, _: int) -> None:
-        """Pings whose answers are hardly read."""
+        """Pings with hardly read answers."""
         many = frame(PING, bytes(PING_BYTES)) * 500
 
         async def read() -> None:
@@ -208,11 +208,11 @@ class Flood:
         await _both(read(), write())
 
     async def fragments(self, connection: RawSocket, _: int) -> None:
-        """A message of empty fragments that never ends."""
+        """An endless message of empty fragments."""
         await self._blast(connection, frame(TEXT, b"{", final=False), frame(CONTINUATION, final=False))
 
     async def rubbish(self, connection: RawSocket, _: int) -> None:
-        """Text frames that are no events."""
+        """Text frames that are not events."""
         await self._blast(connection, b"", frame(TEXT, b'{"type":"no.such.event"}') + frame(TEXT, b"}{"))
 
     async def huge_prompts(self, connection: RawSocket, at: int) -> None:
@@ -224,7 +224,7 @@ class Flood:
         await self._prompts(connection, LONG_PROMPT, at)
 
     async def trees(self, connection: RawSocket, _: int) -> None:
-        """The tree of a session with as many forks as are allowed, asked for over and over."""
+        """The tree of a session with as many forks as are allowed, listed over and over."""
         await connection.until("session.created")
         for _ in range(FORK_FRAMES):
             await connection.send(event("session.fork", children=CHILDREN))
@@ -236,7 +236,7 @@ class Flood:
                 await self._count(connection, "session.tree.listed")
 
     async def grammars(self, connection: RawSocket, at: int) -> None:
-        """Replies bound by a new and heavy regular expression each."""
+        """Replies with a new, expensive regular expression each."""
         rng = random.Random(at)
         await connection.until("session.created")
         while True:
@@ -282,7 +282,7 @@ class Flood:
 
 
 async def _both(*works: Awaitable[None]) -> None:
-    """Both at once, until one of them fails."""
+    """Run both at once until one of them fails."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)

@@ -1,6 +1,6 @@
 """Our engine through everything, as a worker: SDK, WebSocket, gateway process, engine process; ``python -m``.
 
-The toys' language has one character per token (`toys.speaking`), so what is said as text is exact in tokens.
+The toys' language has one character per token (`toys.speaking`), so text is exact in tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class ThroughGateway:
-    """`peers.worker.Engine` over a server; its client's loop runs in a thread, so that pings are answered."""
+    """`peers.worker.PeerEngine` over a server; the client's loop runs in a thread, so pings are answered."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -37,24 +37,24 @@ class ThroughGateway:
         self._chat: Chat | None = None
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Start the server with its defaults, but for the memory for KV."""
+        """Start the server with its defaults, except for the memory for KV."""
         words = ("--device", "cpu", "--dtype", dtype, "--kv-bytes", str(KV_BYTES))
         self._server = self._stack.enter_context(server(str(folder), threads, *words))
         versions = {name: version(name) for name in ("holdfast", "torch", "websockets", "uvicorn")}
         return {"versions": versions, "precision": {"weights": dtype, "kv": dtype}}
 
     def begin(self) -> None:
-        """Leave the session."""
+        """Close the session."""
         self._run(self._connection.aclose())
         self._chat = None
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
-        """Say what stands between the marks that the template writes itself."""
+        """Send the text between the marks that the template writes itself."""
         assert tokens[0] == USER and tokens[-1] == ASSISTANT, "a turn as the toys' template writes it"
         return self._run(self._say(text_of(tokens[1:-1]), out, len(tokens)))
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
-        """Sessions side by side, one for each prompt."""
+        """Run a session per prompt, all at once."""
         return self._run(self._say_all(prompts, out))
 
     def close(self) -> None:

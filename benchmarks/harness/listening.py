@@ -1,6 +1,6 @@
-"""What the streaming bench does with one server: each thing it measures, once per call, in figures of its own.
+"""The measurements of the streaming benchmark on one server; each call measures one thing once.
 
-Knows the server's client and what is said to it (`dictation`); no goals, no tables.
+Uses a client and `dictation`; knows no goals and no tables.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from statistics import median
 
 from holdfast.sdk import Chat, Client
 
-from .dictation import Others, Spoken, Words, later, session, streamed
+from .dictation import Others, Spoken, ToyText, later, session, streamed
 
-REPLY = 8  # tokens of a reply that is wanted for its first
+REPLY = 8  # tokens of a reply; only the first counts
 TURN, HISTORY, HEARD = 168, 1024, 12  # tokens of a turn; before it; pieces of a reply before it is cut
 
 Way = Callable[[Chat, str, float], Awaitable[Spoken]]
@@ -25,9 +25,9 @@ WAYS: dict[str, Way] = {"streamed": streamed, "at once": later}
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """``lengths``: of inputs, in tokens. ``share``: of the capacity at which they come. ``others`` speak
+    """``lengths``: of inputs, in tokens. ``share``: of the capacity: their rate. ``others`` sessions generate
     meanwhile. ``loads``: shares of the capacity in the sweep, of ``turns`` turns of ``turn`` tokens each,
-    spoken at ``pace`` of the capacity.
+    streamed at ``pace`` of the capacity.
     """
 
     lengths: tuple[int, ...] = (2048, 4096)
@@ -40,9 +40,9 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Heard:
-    """Of one length: what was said ``alone`` and ``beside`` others, by way; others' ``gaps`` by round, with
-    and without streamed input beside them; and what was said with ``mistakes``.
+class LengthFigures:
+    """Figures of one input length: turns ``alone`` and ``beside`` others, by way of sending; others' ``gaps``
+    by round, with and without streamed input; and turns with ``mistakes``.
     """
 
     alone: dict[str, list[Spoken]] = field(default_factory=lambda: {way: [] for way in WAYS})
@@ -52,31 +52,31 @@ class Heard:
 
 
 class Listening:
-    """``client`` of a server with one of the toys, in whose language ``words`` are."""
+    """``client`` of a server with a toy; ``words`` are in the toy's language."""
 
-    def __init__(self, client: Client, words: Words, sizes: Sizes) -> None:
+    def __init__(self, client: Client, words: ToyText, sizes: Sizes) -> None:
         self._client = client
         self._words = words
         self._sizes = sizes
 
     async def capacity(self, rounds: int) -> float:
-        """Tokens per second of prompts that nobody has seen, nothing else going on."""
+        """Tokens per second of prompts that are not cached, on an idle server."""
         length = self._sizes.lengths[0]
         await self._said("at once", length, 1e9)  # warms up
         return length / median([(await self._said("at once", length, 1e9)).ttft for _ in range(rounds)])
 
-    async def alone(self, length: int, rate: float, heard: Heard) -> None:
-        """One input each way, and one with mistakes."""
+    async def alone(self, length: int, rate: float, heard: LengthFigures) -> None:
+        """Send one input each way, and one with mistakes."""
         heard.alone["at once"].append(await self._said("at once", length, 1e9))
         heard.alone["streamed"].append(await self._said("streamed", length, rate))
         async with session(self._client, REPLY) as chat:
             text = self._words.take(length)
             heard.mistakes.append(await streamed(chat, text, rate, self._words))
 
-    async def beside(self, length: int, rate: float, heard: Heard) -> None:
-        """The same while others speak, whose gaps are taken for as long without it.
+    async def beside(self, length: int, rate: float, heard: LengthFigures) -> None:
+        """The same while other sessions generate; their gaps are also measured for as long without the input.
 
-        Half of that before and half after: what the others have said grows, and their steps with it.
+        Half of that time is before and half after, because the others' history grows, and their steps with it.
         """
         others = Others()
         async with others.speaking(self._client, self._sizes.others, self._words):
@@ -92,7 +92,7 @@ class Listening:
             heard.beside["at once"].append(await self._said("at once", length, 1e9))
 
     async def load(self, share: float, capacity: float) -> dict[str, list[Spoken]]:
-        """Turns that begin at random, as many as make ``share`` of the capacity, each way."""
+        """Turns at random times, at ``share`` of the capacity, each way."""
         found = {}
         begins, at = [], 0.0
         for _ in range(self._sizes.turns):
@@ -104,9 +104,7 @@ class Listening:
         return found
 
     async def cancelled(self, rounds: int) -> dict[str, list[float]]:
-        """Seconds to the first piece of a turn: after one that ended; from the moment at which the one before
-        is cut, or is steered to this one.
-        """
+        """Seconds to the first piece of a turn: after a turn that ended, after a cut, and after a steer."""
         found: dict[str, list[float]] = {"undisturbed": [], "from the cut": [], "from the steer": []}
         for _ in range(rounds):
             for way, seconds in found.items():
@@ -124,7 +122,7 @@ class Listening:
         if way == "from the cut":
             await chat.cancel()
         following = chat.steer(text) if way == "from the steer" else chat.say(text)
-        del reading  # nobody reads the one before any more
+        del reading  # the reply before is no longer read
         first = 0.0
         async for _ in following:
             first = first or time.perf_counter()

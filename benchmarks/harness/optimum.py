@@ -1,8 +1,8 @@
-"""What a trace costs the best policies there could be: one that knows the future, one that knows the odds.
+"""The cost of a trace under the best policies: one that knows the future, one that knows the odds.
 
-Both keep whole beginnings of sessions in one store of so many blocks. Where turns run in that store, which is
-then the device, the session of the running one is there whole; all else is free to stay or go, in any store.
-Counts tokens; knows no engine.
+Both keep prefixes of sessions in one store of so many blocks. If turns run in that store (it is the device),
+the session of the running turn is there whole; the rest may stay or go, in any store. Counts tokens; knows no
+engine.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from functools import cache
 from math import exp, inf, log
 from statistics import NormalDist
 
-from .agents import HUMAN, LONGEST_PAUSE, TOOL, Pause, Scale, Turn
+from .agents import HUMAN, LONGEST_PAUSE, TOOL, Pause, Scale, TraceTurn
 
 Absence = Callable[[int, int], float]
 """How long a session stays away from now on: of its last turn's place in the trace, and the present one."""
 
 
-def optimum(trace: Sequence[Turn], scale: Scale, block: int, capacity: int, *, runs: bool = False) -> int:
+def optimum(
+    trace: Sequence[TraceTurn], scale: Scale, block: int, capacity: int, *, runs: bool = False
+) -> int:
     """The least number of tokens prefilled again by any policy that keeps ``capacity`` blocks in all.
 
-    Belady's MIN on this trace, every tier taken as one store without duplicates: what goes is what is used
-    again latest, or never. A session's blocks are used together, so only the end of the one that returns last
-    is given up, and what is kept is always a beginning. A lower bound; ``runs``, turns run in this store, one
-    at a time: what they need there takes the place of others, and the bound is met but for blocks' tails.
+    Belady's MIN on this trace, with all tiers as one store without duplicates: it evicts what is used again
+    latest, or never. A session's blocks are used together, so it evicts the end of the session that returns
+    last, and keeps prefixes. A lower bound. ``runs``: turns run in this store, one at a time; their blocks take
+    the place of others, and the bound is reached except for partial blocks.
     """
     uses: dict[int, list[int]] = {}
     for at, turn in enumerate(trace):
@@ -40,14 +42,14 @@ def optimum(trace: Sequence[Turn], scale: Scale, block: int, capacity: int, *, r
 
 
 def knowing_odds(
-    trace: Sequence[Turn], scale: Scale, block: int, capacity: int, *, runs: bool = False
+    trace: Sequence[TraceTurn], scale: Scale, block: int, capacity: int, *, runs: bool = False
 ) -> int:
-    """The same by a policy that knows from what distribution each pause was drawn, but not its length.
+    """The same by a policy that knows the distribution of each pause, but not its length.
 
-    It knows whether a tool or a person comes next, the median and spread of either, how long the session has
-    been away, and which turn is a session's last. What goes is what has the longest median wait before it:
-    about the best there is without the future. Orders by hazard, by the chance of a return within 10 to 300
-    seconds, or by the last use with so many seconds' grace for tools come within one part in a hundred.
+    It knows whether a tool or a person comes next, the median and spread of each, how long the session has
+    been away, and which turn is a session's last. It evicts the session with the longest median remaining wait:
+    about the best policy without the future. Orders by hazard, by the chance of a return within 10 to 300
+    seconds, or by last use with some seconds' grace for tools differ by less than one percent.
     """
 
     def rest(last: int, now: int) -> float:
@@ -60,7 +62,7 @@ def knowing_odds(
 
 @cache
 def _median_rest(pause: Pause, waited: float) -> float:
-    """Seconds that half of those who have been away for ``waited`` seconds still stay away, and half longer."""
+    """Median remaining seconds of a pause that has lasted ``waited`` seconds."""
     normal = NormalDist(log(pause.median), pause.sigma)
     gone = normal.cdf(log(waited)) if waited > 0 else 0.0
     half = 1 - (1 - gone) / 2
@@ -69,17 +71,17 @@ def _median_rest(pause: Pause, waited: float) -> float:
 
 
 def _again(
-    trace: Sequence[Turn], scale: Scale, block: int, capacity: int, absence: Absence, *, runs: bool
+    trace: Sequence[TraceTurn], scale: Scale, block: int, capacity: int, absence: Absence, *, runs: bool
 ) -> int:
-    """Tokens prefilled again if the end of the session that is away longest goes first."""
+    """Tokens prefilled again if the session with the latest return is evicted first, from its end."""
     room = capacity - -(-scale.shared // block)  # every session's next use is the shared prompt's
     kept: dict[int, int] = {}
     last: dict[int, int] = {}
     again = held = 0
     for at, turn in enumerate(trace):
-        whole = max(0, (turn.before - scale.shared - 1) // block)  # but for the tail and the pending token
+        whole = max(0, (turn.before - scale.shared - 1) // block)  # without the tail and the pending token
         again += block * max(0, whole - kept.get(turn.session, 0)) if turn.before else 0
-        wanted = -(-(turn.after(scale) - scale.shared - 1) // block)  # the token said last has no KV
+        wanted = -(-(turn.after(scale) - scale.shared - 1) // block)  # the last generated token has no KV
         held += wanted - kept.get(turn.session, 0)
         kept[turn.session], last[turn.session] = wanted, at
         while held > room:

@@ -1,4 +1,4 @@
-"""The options that all speed benchmarks have, and the one way they run: 0 measured, 1 could not."""
+"""The options and the exit codes of all speed benchmarks: 0 measured, 1 could not measure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 class CannotMeasure(Exception):
-    """Something that is measured did not run; its text says what."""
+    """A measured program did not run; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Every benchmark's. ``models``: toys. ``peers``: the folder of their environments. ``out``: for files.
+    """Options of every benchmark. ``models``: toys. ``peers``: the folder of their environments. ``out``: for
+    files.
 
-    ``quick``: tiny settings and no peers, to see that it works; its figures mean nothing.
+    ``quick``: tiny settings and no other engines, for tests; its figures mean nothing.
     """
 
     models: tuple[str, ...]
@@ -35,7 +36,7 @@ class Options:
     quick: bool
 
     def told(self) -> dict[str, object]:
-        """As the JSON has them."""
+        """These options as a dict for the JSON."""
         return {
             "models": self.models,
             "rounds": self.rounds,
@@ -46,7 +47,7 @@ class Options:
 
 
 def parser_of(name: str, about: str | None, models: Iterable[str], rounds: int) -> argparse.ArgumentParser:
-    """A parser with the options of all."""
+    """A parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(prog=f"holdfast bench {name}", description=about)
     parser.add_argument("--models", nargs="+", default=tuple(models), help="toys to measure on")
     parser.add_argument("--rounds", type=int, default=rounds, help="interleaved rounds; five or more")
@@ -75,7 +76,7 @@ def options_of(chosen: argparse.Namespace) -> Options:
 
 
 def run(name: str, measure: Callable[[], None]) -> int:
-    """Measure; the exit code. What kept it from measuring is one line on stderr."""
+    """Measure; gives the exit code. A failure to measure is one line on stderr."""
     try:
         measure()
     except (CannotMeasure, RuntimeFault, SDKError, OSError) as failed:

@@ -42,7 +42,7 @@ LISTED_OPERATORS = 12
 
 
 class Ours:
-    """`peers.worker.Engine` over our own."""
+    """`peers.worker.PeerEngine` over our engine."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -50,7 +50,7 @@ class Ours:
         self._conversation: int | None = None
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Load with the settings a server has by default, but for the memory for KV."""
+        """Load with a server's default settings, except for the memory for KV."""
         torch.set_num_threads(threads)
         settings = EngineSettings(model=str(folder), device="cpu", dtype=dtype, kv_bytes=KV_BYTES)
         engine = load_engine(settings, lambda done, what: None, Liveness()).engine
@@ -70,7 +70,7 @@ class Ours:
             self._conversation = None
 
     def turn(self, tokens: list[int], out: int) -> tuple[float, list[int]]:
-        """Append, generate; the history is the engine's."""
+        """Append and generate; the engine keeps the history."""
         began = time.perf_counter()
         if self._conversation is None:
             self._conversation = self._open(tokens)
@@ -85,7 +85,7 @@ class Ours:
         return first - began, said
 
     def decode(self, prompts: list[list[int]], out: int) -> int:
-        """All prompts at once, as sequences of their own."""
+        """Decode all prompts at once, each as a sequence."""
         opened = [self._open(prompt) for prompt in prompts]
         for seq in opened:
             self._generate(seq, out)
@@ -96,7 +96,7 @@ class Ours:
         return tokens
 
     def log(self, request: Json) -> Json:
-        """Means over the steps in the log, which is emptied: milliseconds by part, tokens by class."""
+        """Means over the steps in the log, then empties it: milliseconds by part, tokens by class."""
         records = list(self._engine.log.records)
         self._engine.log.records.clear()
         fields = [name for name in records[0]._fields if name != "step"] if records else []
@@ -105,7 +105,7 @@ class Ours:
         return {"steps": len(records), **in_ms, **means}
 
     def profile(self, request: Json) -> Json:
-        """A `decode` under torch's profiler: the operators by their own time, and what is outside of them."""
+        """A `decode` under torch's profiler: operators by their own time, and the time outside of them."""
         self._engine.log.records.clear()
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             self.decode(request["prompts"], request["out"])
@@ -142,12 +142,13 @@ class Ours:
             raise RuntimeError(answer.message)
 
     def _rest(self) -> None:
-        """Until there is nothing to do: so that the time until the next request is no gap between steps."""
+        """Step until there is nothing to do, so that the wait for the next request is not a gap between
+        steps."""
         while self._engine.step() is not None:
             continue
 
     def _rows(self, running: int) -> Iterable[Row]:
-        """Rows of all steps until so many generations have ended."""
+        """The rows of all steps until so many generations have ended."""
         while running:
             step = self._engine.step()
             for row in step.rows if step else ():

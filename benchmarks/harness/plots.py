@@ -1,4 +1,4 @@
-"""Curves beside the JSON, where matplotlib is installed; where it is not, that is said."""
+"""Plots beside the JSON, if matplotlib is installed; else a line says that it is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """One picture's: what is drawn over what."""
+    """One plot: its curves and axis labels."""
 
     title: str
     across: str
@@ -22,7 +22,7 @@ Picture = tuple[Axes, Mapping[str, Curve]]
 
 
 def draw(path: Path, pictures: Sequence[Picture]) -> str:
-    """Draw the pictures side by side into ``path``; a line that says where they are, or why not."""
+    """Draw the plots side by side into ``path``; gives a line with the path, or the reason for none."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

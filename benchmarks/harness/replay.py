@@ -1,8 +1,8 @@
 """A trace through the real scheduler, pool and tiers on a device that computes nothing, on a virtual clock.
 
-The host tier's slots and the disk's LMDB file are real, with blocks of a few bytes; the shelf's process is left
-out: what is asked of the disk is done at the next look. Turns run one at a time, so that the order of the trace
-is that of the run, whatever the policy. Counts tokens; knows no times but the trace's.
+The host tier's slots and the disk's LMDB file are real, with blocks of a few bytes; there is no disk process:
+requests to the disk are done at the next poll. Turns run one at a time, so the order of the trace is the
+order of the run under any policy. Counts tokens; knows only the trace's times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.runtime.plan import Outcome, Plan
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 
-from .agents import Scale, Turn
+from .agents import Scale, TraceTurn
 from .talker import Talker
 
 BLOCK = 16
@@ -39,8 +39,8 @@ VOCABULARY = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """Tokens of a whole trace: prefilled, anew or again, and how many blocks came up from where."""
+class TokenTally:
+    """Tokens of a whole trace: prefilled for the first time and again, and restored blocks by tier."""
 
     prefilled: int
     host: int
@@ -48,27 +48,27 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _ReplayedStep:
     plan: Plan
 
     def tokens(self) -> list[Outcome]:
-        """A token for each row that wants one, other ones in other sequences and places."""
+        """A token for each sampling row, different by sequence and position."""
         return [
             [] if row.sampling is None else [hash((row.seq, row.first + row.count)) % VOCABULARY]
             for row in self.plan.rows
         ]
 
 
-class _Nothing:
+class _IdleRunner:
     """`plan.Runner` that computes nothing."""
 
-    def launch(self, plan: Plan) -> _Done:
-        """Done."""
-        return _Done(plan)
+    def launch(self, plan: Plan) -> _ReplayedStep:
+        """A step that is done at once."""
+        return _ReplayedStep(plan)
 
 
 class InlineDisk:
-    """`DiskTier` in this process: what is asked is done at the next `poll`."""
+    """`DiskTier` in this process: requests are done at the next `poll`."""
 
     def __init__(self, host: HostTier, store: RecordStore) -> None:
         self._host = host
@@ -83,18 +83,18 @@ class InlineDisk:
 
     @property
     def full(self) -> bool:
-        """Whether each record takes the place of another."""
+        """Whether each new record replaces another."""
         return self._store.size + STORES_IN_FLIGHT * PAGE >= self._store.budget
 
     def touch(self, key: bytes) -> None:
-        """As if it had been stored now."""
+        """Mark as stored now."""
         self._touched.append(key)
 
     def lease(self, holder: int, keys: Iterable[bytes]) -> None:
-        """Leases are of no account here."""
+        """Ignored: leases have no effect here."""
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
-        """These stay above: said with the next that is stored."""
+        """Mark records that stay in the host tier; sent with the next store."""
         self._yielding.extend(keys)
 
     def __len__(self) -> int:
@@ -105,26 +105,26 @@ class InlineDisk:
 
     @property
     def waiting(self) -> bool:
-        """Whether the next look has something to do."""
+        """Whether the next poll has something to do."""
         return bool(self._storing or self._fetching)
 
     @property
     def room(self) -> int:
-        """Stores that could begin now."""
+        """Number of stores that could begin now."""
         return min(STORES_IN_FLIGHT, self._host.memory.slots // STORING_SHARE) - len(self._storing)
 
     reads_directly = False
 
     def fetching(self, key: bytes) -> bool:
-        """Whether it is on its way up."""
+        """Whether the record is being fetched."""
         return key in self._fetching
 
     def stored(self, key: bytes) -> bool:
-        """Whether it is on disk or on its way there."""
+        """Whether the record is on disk or being stored."""
         return key in self._store or key in self._storing
 
     def store(self, key: bytes, now: float) -> bool:
-        """Begin to keep the host tier's record."""
+        """Begin to store the host tier's record."""
         slot = self._host.slot_of(key)
         if slot is None or self.room <= 0 or self.stored(key):
             return False
@@ -133,7 +133,7 @@ class InlineDisk:
         return True
 
     def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
-        """Begin to bring a record up."""
+        """Begin to fetch a record."""
         assert not direct, "no device within reach"
         if key in self._fetching:
             return True
@@ -144,11 +144,11 @@ class InlineDisk:
         return True
 
     def supersede(self, key: bytes) -> None:
-        """Forget a record with the next that is stored."""
+        """Drop a record together with the next store."""
         self._superseded.append(key)
 
     def poll(self, now: float) -> None:
-        """Do all that was asked."""
+        """Do all requests."""
         memory = self._host.memory
         given = [
             NewRecord(key, tokens, digest, memory.payload(slot))
@@ -166,18 +166,18 @@ class InlineDisk:
         for key, slot in self._fetching.items():
             try:
                 header = self._store.get(key, memory.payload(slot))
-            except KVStoreError:  # given up meanwhile for one that was stored
+            except KVStoreError:  # evicted meanwhile for a stored one
                 self._host.abandon(slot)
                 continue
             self._host.filled(slot, tokens=header.tokens, digest=xxh3_64_intdigest(memory.payload(slot)))
         self._fetching.clear()
 
     def statistics(self) -> DiskStatistics:
-        """Records."""
+        """Number of records."""
         return DiskStatistics(len(self._store), 0, 0, 0, 0, 0)
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Does nothing."""
 
 
 class Clock:
@@ -202,7 +202,7 @@ def fake_engine(device: int, host: int, disk: int, context: int, clock: Clock) -
         store = RecordStore(Path(folder) / "kv", bytes(16), SLOT_BYTES, disk * PAGE) if disk else None
         below = InlineDisk(tier, store) if tier is not None and store is not None else None
         scheduler = Scheduler(settings, pool, hasher, b"replay", tier, below)  # type: ignore[arg-type]
-        yield Engine(scheduler, _Nothing(), clock=clock)
+        yield Engine(scheduler, _IdleRunner(), clock=clock)
         if store is not None:
             store.close()
 
@@ -217,7 +217,7 @@ def _tier(slots: int) -> HostTier:
 
 
 def replay(
-    trace: Sequence[Turn],
+    trace: Sequence[TraceTurn],
     scale: Scale,
     *,
     device: int,
@@ -225,8 +225,9 @@ def replay(
     disk: int = 0,
     seed: int = 0,
     said: Sequence[float | None] = (),
-) -> Tally:
-    """Play the trace; blocks by tier. ``said``: after each turn, in how many seconds its session is back."""
+) -> TokenTally:
+    """Play the trace; blocks by tier. ``said``: after each turn, the hint of the seconds until its session is
+    back."""
     clock = Clock()
     prefilled = up = from_disk = 0
     with fake_engine(device, host, disk, scale.context, clock) as engine:
@@ -240,7 +241,7 @@ def replay(
             prefilled += work.prefilled + work.recomputed
             up += work.host
             from_disk += work.disk
-    return Tally(prefilled, up, from_disk)
+    return TokenTally(prefilled, up, from_disk)
 
 
 def _next(engine: Engine, clock: Clock) -> None:
@@ -248,7 +249,7 @@ def _next(engine: Engine, clock: Clock) -> None:
 
 
 def _rest(engine: Engine, clock: Clock, until: float) -> None:
-    """What the engine does by itself until the next turn begins."""
+    """Run the engine's own work until the next turn begins."""
     while True:
         while engine.step() is not None:
             continue

@@ -1,6 +1,6 @@
-"""What interleaved rounds come to: prompts by seed, ratios within a round, lines through points.
+"""Interleaved rounds: prompts by seed, ratios within a round, lines through points.
 
-Figures of different rounds are never divided by one another: machines are shared, and minutes differ.
+Figures of different rounds are never divided by each other, because machines are shared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def vocabulary(model: str) -> int:
-    """Tokens a toy knows."""
+    """Size of a toy's vocabulary."""
     return int(SHAPES[model]["vocab_size"])
 
 
@@ -28,7 +28,7 @@ def prompt(rng: random.Random, length: int, vocabulary_size: int) -> list[int]:
 
 
 def rotated(items: Sequence[T], by: int) -> list[T]:
-    """The items in a ring, beginning ``by`` later: nobody always comes first."""
+    """The items rotated by ``by``, so that each comes first in turn."""
     by %= len(items)
     return [*items[by:], *items[:by]]
 
@@ -39,12 +39,12 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Of the least-squares line through the points."""
+    """Slope of the least-squares line through the points."""
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     rising = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
     return rising / sum((x - mean_x) ** 2 for x in xs)
 
 
 def agreeing(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Tokens up to the first that differs."""
+    """Number of tokens before the first that differs."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))

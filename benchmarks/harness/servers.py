@@ -1,7 +1,4 @@
-"""A real ``holdfast serve`` as a child process, as an operator starts it; what its processes cost.
-
-Knows /proc; nothing of what is said to the server.
-"""
+"""A real ``holdfast serve`` as a child process, and the CPU time and memory of its processes, from /proc."""
 
 from __future__ import annotations
 
@@ -37,7 +34,8 @@ class Server:
 
 @contextmanager
 def server(model: str, threads: int, *words: str) -> Iterator[Server]:
-    """Serves until the end of the block. Raises ``CannotMeasure`` with its last line if it does not start."""
+    """Run a server until the end of the block. Raises ``CannotMeasure`` with its last line if it does not
+    start."""
     command = (sys.executable, "-c", _PROGRAM, "serve", model, "--port", "0", *words)
     environ = environment(threads, ours=True)
     with (
@@ -59,14 +57,12 @@ def cpu_seconds(pid: int) -> float:
 
 
 def run_seconds(pid: int) -> float:
-    """Time its threads have run so far, those that ended too, to the nanosecond: its clock, as
-    ``clock_getcpuclockid(3)`` names it.
-    """
+    """CPU time of all its threads so far, ended ones too, in seconds: ``clock_getcpuclockid(3)``."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def engine_statistics(url: str) -> dict[str, float]:
-    """What the engine of the server at ``url`` has counted so far, by the names of its `statistics()`."""
+    """Statistics of the engine of the server at ``url``, by the names of `statistics()`."""
     with urlopen(f"{url}/metrics") as answer:
         told = answer.read().decode()
     found = re.findall(r"^holdfast_engine_(\w+?)(?:_total)? (\S+)$", told, re.MULTILINE)

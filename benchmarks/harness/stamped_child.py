@@ -1,4 +1,4 @@
-"""An engine's process that writes down when it has sampled a token: a line of nanoseconds, by CLOCK_MONOTONIC.
+"""An engine process that logs when it sampled a token: a line of nanoseconds, by CLOCK_MONOTONIC.
 
 ``python -m holdfast.benchmarks.harness.stamped_child TOKEN FILE --fd N --crash-report M``
 """
@@ -21,7 +21,7 @@ def program(token: int, file: Path) -> Sequence[str]:
 
 
 def main(token: int, file: Path) -> int:
-    """Serve as the engine's process does, with an engine that looks at what its steps sampled."""
+    """Serve as the engine process does, with an engine that looks at its sampled tokens."""
     from holdfast.runtime import __main__, build
     from holdfast.runtime.link.engine_end import LoadedEngine
     from holdfast.runtime.link.messages import AnyVerb, Step
@@ -35,11 +35,11 @@ def main(token: int, file: Path) -> int:
             self._engine = engine
 
         def apply(self, verb: AnyVerb) -> Any:
-            """As it is."""
+            """Forward the verb."""
             return self._engine.apply(verb)
 
         def step(self) -> Step | None:
-            """As it is, and the time when it is over."""
+            """Run a step, and log the time at its end."""
             done: Step | None = self._engine.step()
             if done is not None and any(token in row.tokens for row in done.rows):
                 with file.open("a", encoding="ascii") as stamps:

@@ -1,7 +1,7 @@
 """Agent-like turns for the load bench: the pocket model's tool conversations, timed from outside, per event.
 
-One turn is one request, and one more where the model called a tool: the agent answers it after a while and
-lets the model go on. Knows the SDK; nothing of rates.
+One turn is one request, and one more if the model called a tool: the agent answers after a while, and the
+model goes on. Uses the SDK; knows no rates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.sdk import Chat, Client, SDKError
 from holdfast.sdk.frames.items import FunctionCallItem, FunctionCallOutputItem, MessageItem
 from holdfast.sdk.frames.server import ArgumentsDelta, TextDelta
 
-from ..pocket.skills import Conversation, Turn, conversations
+from ..pocket.skills import ScoredConversation, ScoredTurn, conversations
 
 MOST_TOKENS = 200
 TOOL_ERROR = '{"error": "no such thing"}'
@@ -40,7 +40,7 @@ class Request:
 
 
 class Tools:
-    """How long tools take."""
+    """Durations of tools."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -50,20 +50,20 @@ class Tools:
         await asyncio.sleep(min(TOOL_LONGEST, self._rng.lognormvariate(log(TOOL_MEDIAN), TOOL_SPREAD)))
 
 
-def talks(seed: int) -> Iterator[Conversation]:
-    """Conversations without end, the same for the same seed."""
+def talks(seed: int) -> Iterator[ScoredConversation]:
+    """Endless conversations, the same for the same seed."""
     for block in count():
         yield from conversations("tools", 64, 1000 * seed + block)
 
 
-def session(client: Client, talk: Conversation) -> AbstractAsyncContextManager[Chat]:
+def session(client: Client, talk: ScoredConversation) -> AbstractAsyncContextManager[Chat]:
     """A session in which the conversation can be held."""
     given: dict[str, Any] = {} if talk.instructions is None else {"instructions": talk.instructions}
     return client.session(tools=talk.tools, temperature=0, max_output_tokens=MOST_TOKENS, **given)
 
 
-async def take_turn(chat: Chat, turn: Turn, tools: Tools, arrived: float) -> list[Request]:
-    """Say the turn's words and answer a call; its requests, the last one with what went wrong, if anything."""
+async def take_turn(chat: Chat, turn: ScoredTurn, tools: Tools, arrived: float) -> list[Request]:
+    """Take a turn and answer its call; gives its requests, the last one with the error, if any."""
     requests = [Request(arrived)]
     try:
         await chat.add(MessageItem.of("user", turn.user))

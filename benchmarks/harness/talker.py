@@ -1,4 +1,4 @@
-"""Turns of a trace as verbs of an engine in this process: tokens by seed, time to the first, the account."""
+"""Turns of a trace as verbs to an engine in this process: seeded tokens, time to the first token, cost."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from holdfast.runtime.link.messages import (
     Work,
 )
 
-from .agents import Scale, Turn
+from .agents import Scale, TraceTurn
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """``seconds`` to the first token; what it cost; what was said."""
+class TurnFigures:
+    """``seconds`` to the first token; the turn's cost; its tokens."""
 
     seconds: float
     work: Work
@@ -35,7 +35,7 @@ class Told:
 
 
 class Talker:
-    """Speaks for all sessions of a trace. ``wait``: called where the engine has nothing to do but wait."""
+    """Plays all sessions of a trace. ``wait``: called when the engine can only wait."""
 
     def __init__(
         self, engine: Engine, scale: Scale, vocabulary: int, seed: int, wait: Callable[[], None]
@@ -46,7 +46,7 @@ class Talker:
         self._wait = wait
         self._shared = self._text(-1, scale.shared)
 
-    def turn(self, turn: Turn) -> Told:
+    def turn(self, turn: TraceTurn) -> TurnFigures:
         """One turn, from its first verb to its last token; a session's last one closes it."""
         seq = turn.session + 1
         fresh = self._text(hash((turn.session, turn.before)), turn.fresh)
@@ -66,14 +66,14 @@ class Talker:
                 work = row.work
         if turn.last:
             self._apply(Close(0, seq))
-        return Told(first, work, said)
+        return TurnFigures(first, work, said)
 
-    def tell(self, turn: Turn, returns_in: float) -> None:
-        """Say in how many seconds the session is back."""
+    def tell(self, turn: TraceTurn, returns_in: float) -> None:
+        """Give the engine a hint of the seconds until the session is back."""
         self._apply(Lease(0, turn.session + 1, ttl=0.0, returns_in=returns_in))
 
     def rest(self) -> None:
-        """Until there is nothing to do."""
+        """Step until there is nothing to do."""
         while self._engine.step() is not None:
             continue
 

@@ -1,7 +1,7 @@
-"""Our engine with all its tiers in a process of its own, whose KV can be lost tier by tier: ``python -m`` this.
+"""Our engine with all its tiers in its own process; KV can be dropped tier by tier. Run with ``python -m``.
 
-As `ours`, without a link, so that a turn's time is the engine's alone. Besides the peers' requests it answers
-`lose`, `again` and `rates`. The loop waits as the link's does: no longer than the engine says.
+Has no link, like `ours`, so that a turn's time is the engine's alone. Besides the peers' requests it answers
+`lose`, `again` and `rates`. The loop waits as the link's does: no longer than the engine asks for.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ HOST_BYTES = 1 << 30
 DEVICE_BYTES = 192 << 20
 DISK_BYTES = 2 << 30
 READY_SECONDS = 30.0
-CACHE_BYTES = 256 << 20  # more than a core of a present server can keep near itself
+CACHE_BYTES = 256 << 20  # more than the caches of a present server core
 
 
 class Tiered(Ours):
-    """One conversation, its KV on the device, in the host tier and on disk; each can be told to forget it."""
+    """One conversation with KV on the device, in the host tier and on disk; each tier can drop it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Tiered(Ours):
         self._keeper: DiskProcess
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Load with a host tier and a shelf, as the supervisor would start them."""
+        """Load with a host tier and a disk process, as the supervisor starts them."""
         torch.set_num_threads(threads)
         settings = with_secret(
             EngineSettings(
@@ -73,7 +73,7 @@ class Tiered(Ours):
         self._keeper.start()
         engine = load_engine(settings, lambda done, what: None, Liveness(), memory, control).engine
         assert isinstance(engine, Engine)
-        # Restoring is what is measured: never computed instead.
+        # Restoring is measured: never recompute instead.
         engine.scheduler.offload.restore.costs = CostBook(None)
         self._engine = engine
         bind()  # as the engine's own process does
@@ -81,14 +81,14 @@ class Tiered(Ours):
         return {"precision": {"weights": dtype, "kv": dtype}, "block_bytes": self._tier.memory.block_bytes}
 
     def close(self) -> None:
-        """End the shelf."""
+        """End the disk process."""
         self._engine.scheduler.offload.close()
         self._keeper.stop()
 
     # --- requests ---------------------------------------------------------------------------------------
 
     def open(self, request: Json) -> Json:
-        """A new conversation of these tokens, computed, and kept on every tier."""
+        """Begin a conversation of these tokens, computed and kept on every tier."""
         self.begin()
         self.turn(request["tokens"], 1)
         self._base = len(request["tokens"])
@@ -98,9 +98,9 @@ class Tiered(Ours):
         return {}
 
     def again(self, request: Json) -> Json:
-        """The conversation back to its first tokens, then ``tokens`` appended: seconds to the first token.
+        """Cut back to the first tokens, append ``tokens``, take a turn; gives the seconds to the first token.
 
-        Resident or not, a turn comes back to a processor whose caches are full of others' data.
+        The processor's caches are swept first, because other data fills them before a real turn returns.
         """
         assert self._conversation is not None
         work: Work | None = None
@@ -123,7 +123,7 @@ class Tiered(Ours):
         return {"seconds": first, "work": msgspec.structs.asdict(work), **self._shelf_faults()}
 
     def lose(self, request: Json) -> Json:
-        """Forget the KV on the device, in the host tier if ``host``, and in the page cache if ``cold``."""
+        """Drop the KV on the device, in the host tier if ``host``, and in the page cache if ``cold``."""
         assert self._conversation is not None
         self._flush()
         self._apply(Settle(0, self._conversation))
@@ -143,8 +143,7 @@ class Tiered(Ours):
     def rates(self, request: Json) -> Json:
         """Seconds to copy so many bytes from memory to memory, and to read them from a file, block by block.
 
-        Before each the processor's caches are emptied of both ends, as they are when a turn comes back: a rate
-        of memory is asked for, and bytes that were written a moment before would come from a cache.
+        Before each copy the processor's caches are swept, so that the rate is the memory's and not a cache's.
         """
         size, block = request["bytes"], self._tier.memory.block_bytes
         source, target = _touched(size), _touched(size)
@@ -185,14 +184,14 @@ class Tiered(Ours):
         return disk
 
     def _rewind(self) -> None:
-        """Back to the first tokens; the next turn has the same history."""
+        """Cut back to the first tokens; the next turn has the same history."""
         assert self._conversation is not None
         epoch = self._engine.scheduler.state(self._conversation).epoch
         self._apply(Truncate(0, self._conversation, self._base, epoch))
         self._rest()
 
     def _flush(self) -> None:
-        """All that the host tier has is on disk."""
+        """Wait until everything in the host tier is on disk."""
         shelving = self._engine.scheduler.offload
         shelving.flush()
         while shelving.busy:
@@ -200,7 +199,7 @@ class Tiered(Ours):
             time.sleep(0.001)
 
     def _have_above_disk(self) -> None:
-        """The host tier has what it would have if nothing had been lost there in other rounds."""
+        """Put into the host tier what earlier rounds dropped from it."""
         now = time.monotonic()
         for key in self._records:
             assert key in self._tier or self._disk.fetch(key, now), "lost for good"
@@ -216,7 +215,8 @@ class Tiered(Ours):
             time.sleep(0.01)
 
     def _forget_pages(self) -> None:
-        """The records' file out of the page cache, where the shelf's own mapping keeps it otherwise."""
+        """Drop the records' file from the page cache, and from the disk process's mapping, which would keep
+        it."""
         assert self._keeper.pid is not None
         for path in self._folder.glob("kv/*/data.mdb"):
             page_out(self._keeper.pid, path)
@@ -226,13 +226,13 @@ class Tiered(Ours):
             os.close(fd)
 
     def _shelf_faults(self) -> Json:
-        """Pages that the shelf had to wait for, so far."""
+        """Major page faults of the disk process so far."""
         words = Path(f"/proc/{self._keeper.pid}/stat").read_text().rpartition(")")[2].split()
         return {"major_faults": int(words[9]), "disk": asdict(self._disk.statistics())}
 
 
 def _touched(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Memory whose pages are there."""
+    """Memory with touched pages."""
     return np.full(size, 7, dtype=np.uint8)
 
 
@@ -242,7 +242,7 @@ def _ballast() -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _sweep() -> None:
-    """Read so much that nothing else is left in the processor's caches."""
+    """Read enough to replace everything in the processor's caches."""
     _ballast().max()
 
 

@@ -1,4 +1,4 @@
-"""What traffic came to: the serving figures that the field's tools read, and what the processes used for it."""
+"""Results of traffic: the usual serving figures, and the resources that the processes used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .talk import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ResourceUsage:
     """CPU seconds of gateway, engine and this client, and the moment, by ``time.monotonic()``."""
 
     at: float
@@ -25,15 +25,15 @@ class Usage:
     client: float
 
     @classmethod
-    def of(cls, server: Server) -> Usage:
-        """Used so far."""
+    def of(cls, server: Server) -> ResourceUsage:
+        """The usage so far."""
         return cls(
             monotonic(), cpu_seconds(server.gateway), cpu_seconds(server.engine), cpu_seconds(os.getpid())
         )
 
-    def since(self, earlier: Usage) -> Usage:
-        """Used between the two; ``at`` is the seconds between them."""
-        return Usage(
+    def since(self, earlier: ResourceUsage) -> ResourceUsage:
+        """The usage between two moments; ``at`` is the seconds between them."""
+        return ResourceUsage(
             self.at - earlier.at,
             self.gateway - earlier.gateway,
             self.engine - earlier.engine,
@@ -42,28 +42,28 @@ class Usage:
 
 
 @dataclass(slots=True)
-class Phase:
-    """One load point: what was offered, in turns per second (None: sessions that never pause), and came."""
+class LoadPoint:
+    """One load point: the offered turns per second (None: sessions that never pause), and the results."""
 
     name: str
     rate: float | None
     turns: int = 0
     requests: list[Request] = field(default_factory=list)
-    used: Usage = Usage(0.0, 0.0, 0.0, 0.0)
+    used: ResourceUsage = ResourceUsage(0.0, 0.0, 0.0, 0.0)
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def take(self, requests: list[Request]) -> None:
-        """One more turn has ended."""
+        """Add an ended turn."""
         self.turns += 1
         self.requests += requests
 
-    def close(self, used: Usage, server: Server) -> None:
-        """It is over."""
+    def close(self, used: ResourceUsage, server: Server) -> None:
+        """End the load point."""
         self.used = used
         self.memory = {name: memory_bytes(getattr(server, name)) for name in ("gateway", "engine")}
 
     def told(self) -> dict[str, Any]:
-        """As the JSON has it; keys of serving benchmarks. A first token includes waiting for a free session."""
+        """The JSON form, with the keys of serving benchmarks. TTFT includes waiting for a free session."""
         done = [one for one in self.requests if one.failed is None and one.events]
         tokens = sum(one.tokens for one in done)
         events = sum(len(one.events) for one in done)

@@ -1,4 +1,4 @@
-"""Two engines of ours in one process, one short of device KV and one with enough: ``python -m`` this.
+"""Two engines of ours in one process, one with little device KV and one with enough; run with ``python -m``.
 
 Both load the same toy; `build` makes them, `speak` plays one turn on one of them.
 """
@@ -18,7 +18,7 @@ from holdfast.runtime.settings import EngineSettings
 
 from ..peers.worker import answer_all
 from ..sessions import REAL
-from .agents import Turn
+from .agents import TraceTurn
 from .ours import Ours
 from .talker import Talker
 
@@ -27,7 +27,7 @@ VOCABULARY = 256  # of the smallest toy
 
 
 class Twins(Ours):
-    """`peers.worker.Engine` in so far as it loads."""
+    """`peers.worker.PeerEngine`, of which only `load` is used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Twins(Ours):
         self._talkers: dict[str, Talker] = {}
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Remember what to load."""
+        """Remember the model folder."""
         torch.set_num_threads(threads)
         self._folder, self._dtype = folder, dtype
         return {"precision": {"weights": dtype, "kv": dtype}}
@@ -52,8 +52,8 @@ class Twins(Ours):
         return {"engines": list(sizes)}
 
     def speak(self, request: Json) -> Json:
-        """One turn: time to its first token, and what was prefilled for it."""
-        told = self._talkers[request["engine"]].turn(Turn(**request["turn"]))
+        """Take a turn; the time to its first token, and its prefilled tokens."""
+        told = self._talkers[request["engine"]].turn(TraceTurn(**request["turn"]))
         self._talkers[request["engine"]].rest()
         return {"ttft_ms": 1e3 * told.seconds, "prefilled": told.work.prefilled + told.work.recomputed}
 

@@ -1,7 +1,7 @@
 """Engines as processes that speak JSON lines (`peers.worker`): ours, and the peers that are installed.
 
-Every one of them gets the same environment: threads, and the OpenMP setting without which busy cores ruin
-every figure. Knows nothing of what is asked.
+All get the same environment: threads, and an OpenMP setting that keeps figures steady on busy cores. Knows
+nothing of the requests.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ LEAVE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a worker is started."""
+    """The command that starts a worker."""
 
     name: str
     words: tuple[str, ...]
 
 
 def commands(names: Iterable[str], options: Options) -> tuple[list[Command], dict[str, str]]:
-    """How to start the engines named, and why some are left out."""
+    """Commands for the named engines, and the reasons for leaving some out."""
     found, left_out = [], {}
     for name in names:
         if name in OURS:
@@ -68,7 +68,7 @@ def commands(names: Iterable[str], options: Options) -> tuple[list[Command], dic
 
 
 def environment(threads: int, *, ours: bool) -> dict[str, str]:
-    """What an engine runs in: the same for all, but that a peer does not see our package."""
+    """The environment of an engine: the same for all, except that a peer does not see our package."""
     kept = {name: value for name, value in os.environ.items() if ours or name != "PYTHONPATH"}
     return {
         **USUAL,
@@ -79,8 +79,8 @@ def environment(threads: int, *, ours: bool) -> dict[str, str]:
     }
 
 
-class Worker:
-    """One engine's process. ``told``: what it answered to `load`. Leaving the block ends it."""
+class EngineWorker:
+    """One engine's process. ``told``: its answer to `load`. Leaving the block ends it."""
 
     def __init__(self, command: Command, threads: int) -> None:
         self.name = command.name
@@ -93,7 +93,7 @@ class Worker:
             raise
 
     def ask(self, op: str, **fields: Any) -> Json:
-        """One request and its answer. Raises ``CannotMeasure`` where it failed or the process ended."""
+        """Send a request; gives its answer. Raises ``CannotMeasure`` if it failed or the process ended."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
@@ -107,7 +107,7 @@ class Worker:
             raise CannotMeasure(f"{self.name} could not {op}: {answer['error']}")
         return answer
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> EngineWorker:
         return self
 
     def __exit__(
@@ -141,7 +141,7 @@ class Worker:
 
 
 @contextmanager
-def on_toy(model: str, found: Iterable[Command], options: Options) -> Iterator[list[Worker]]:
+def on_toy(model: str, found: Iterable[Command], options: Options) -> Iterator[list[EngineWorker]]:
     """Workers with the toy ``model``, made for them, loaded."""
     with tempfile.TemporaryDirectory() as folder:
         teach(make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype))
@@ -150,10 +150,10 @@ def on_toy(model: str, found: Iterable[Command], options: Options) -> Iterator[l
 
 
 @contextmanager
-def loaded(found: Iterable[Command], folder: Path, options: Options) -> Iterator[list[Worker]]:
+def loaded(found: Iterable[Command], folder: Path, options: Options) -> Iterator[list[EngineWorker]]:
     """Workers with the model in ``folder`` loaded, one after the other."""
     with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(command, options.threads)) for command in found]
+        workers = [stack.enter_context(EngineWorker(command, options.threads)) for command in found]
         for worker in workers:
             worker.told = worker.ask("load", folder=str(folder), dtype=options.dtype, threads=options.threads)
         yield workers

@@ -1,1 +1,1 @@
-"""Other engines, for the same benchmark run: what each needs (`NAME.txt`), and the script that drives them."""
+"""Other engines: the packages of each (`NAME.txt`), and the script that drives them."""

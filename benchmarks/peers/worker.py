@@ -1,7 +1,7 @@
 """A peer engine as a worker: JSON lines in, JSON lines out. Runs as a file under the peer's own Python.
 
-It imports nothing of ours, so that it needs nothing but what its environment has. Ours is driven by the same
-lines (`benchmarks.harness.ours`), which takes `answer_all` from here.
+Imports nothing of ours, so that it runs in the peer's environment. Our engine speaks the same lines
+(`benchmarks.harness.ours`), with `answer_all` of this file.
 
     {"op": "load", "folder": ..., "dtype": ..., "threads": 2}  -> {"versions": ..., "precision": ...}
     {"op": "begin"}                                            -> {}      a new conversation
@@ -26,11 +26,11 @@ from typing import Any, Protocol
 Json = dict[str, Any]
 
 
-class Engine(Protocol):
-    """What a worker drives. Token ids in and out; times in seconds."""
+class PeerEngine(Protocol):
+    """The interface that a worker drives. Token ids in and out; times in seconds."""
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
-        """Load the model; what it runs on, in which precision."""
+        """Load the model; gives its versions and precision."""
         ...
 
     def begin(self) -> None:
@@ -46,7 +46,7 @@ class Engine(Protocol):
         ...
 
 
-def answer_all(engine: Engine, more: dict[str, Callable[[Json], Json]] | None = None) -> None:
+def answer_all(engine: PeerEngine, more: dict[str, Callable[[Json], Json]] | None = None) -> None:
     """Answer requests until standard input ends. What libraries print goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -60,7 +60,7 @@ def answer_all(engine: Engine, more: dict[str, Callable[[Json], Json]] | None = 
         replies.write(json.dumps(reply) + "\n")
 
 
-def _operations(engine: Engine) -> dict[str, Callable[[Json], Json]]:
+def _operations(engine: PeerEngine) -> dict[str, Callable[[Json], Json]]:
     def begin(request: Json) -> Json:
         engine.begin()
         return {}
@@ -385,7 +385,7 @@ def _gguf_name(name: str) -> str:
     return f"blk.{number}.{_GGUF_NAMES[part]}.weight"
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {
+ENGINES: dict[str, Callable[[], PeerEngine]] = {
     "transformers": lambda: Transformers(keep=False),
     "transformers-resend": lambda: Transformers(keep=False),
     "transformers-kept": lambda: Transformers(keep=True),

@@ -1,1 +1,1 @@
-"""The pocket model's world: its dialogues, its tokenizer, its training and the measure of what it learnt."""
+"""The pocket model's world: its dialogues, tokenizer, training and evaluation."""

@@ -1,9 +1,7 @@
-"""``holdfast bench pocket``: what the pocket model can do, through everything: SDK, socket, gateway, engine
-process.
+"""``holdfast bench pocket``: the skills of the pocket model through SDK, socket, gateway and engine process.
 
-Conversations it was not trained on, several at once; a conversation is right if every scored turn is, to the
-letter. Counts tokens prefilled against truly new ones on the way. Measures no speed: the load point is the
-bench's own.
+Holds several conversations at once that are not in the training data; a conversation is right if every scored
+turn is, to the letter. Also counts tokens prefilled against truly new ones. Measures no speed.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from holdfast.sdk.frames.items import FunctionCallItem
 from holdfast.sdk.responses import Finished
 
 from ..report import Goal, percentile, show
-from .skills import SKILLS, Conversation, Turn, conversations
+from .skills import SKILLS, ScoredConversation, ScoredTurn, conversations
 
 GOALS = {"recall_short": 97.0, "recall_long": 90.0, "tools": 97.0, "repeat": 95.0, "not_told": 95.0}
 """Percent of conversations, by skill."""
@@ -36,12 +34,12 @@ SAMPLING: dict[str, Any] = {"temperature": 0, "max_output_tokens": 400}
 """Twice the longest story: a reply that never ends is cut, and wrong."""
 
 TOOL_ERROR = '{"error": "no such thing"}'
-"""The answer to a call that nobody expected."""
+"""The answer to an unexpected call."""
 
 
 @dataclass
-class Tally:
-    """What came of the conversations of one skill."""
+class SkillTally:
+    """Results of the conversations of one skill."""
 
     right: int = 0
     wrong: int = 0
@@ -53,7 +51,7 @@ class Tally:
     misses: list[dict[str, str | None]] = field(default_factory=list)
 
     def count(self, finished: Finished, first: bool) -> None:
-        """Take in what one response cost. A session's first may find its tools' description cached."""
+        """Add the cost of one response. A session's first may find its tools' description cached."""
         self.responses += 1
         self.output_tokens += finished.usage.output_tokens if finished.usage else 0
         if finished.ttft_ms is not None:
@@ -75,8 +73,8 @@ class Tally:
         }
 
 
-async def hold(client: Client, conversation: Conversation, tally: Tally) -> None:
-    """Hold one conversation as it was written, and judge it; one that the server refuses is wrong."""
+async def hold(client: Client, conversation: ScoredConversation, tally: SkillTally) -> None:
+    """Hold one conversation as written, and judge it; a refusal by the server is wrong."""
     try:
         right = await _hold(client, conversation, tally)
     except ServerError as refused:
@@ -86,7 +84,7 @@ async def hold(client: Client, conversation: Conversation, tally: Tally) -> None
     tally.wrong += not right
 
 
-async def _hold(client: Client, conversation: Conversation, tally: Tally) -> bool:
+async def _hold(client: Client, conversation: ScoredConversation, tally: SkillTally) -> bool:
     right = True
     fields: dict[str, Any] = (
         {} if conversation.instructions is None else {"instructions": conversation.instructions}
@@ -101,8 +99,10 @@ async def _hold(client: Client, conversation: Conversation, tally: Tally) -> boo
     return right
 
 
-async def _take(chat: Chat, turn: Turn, tally: Tally, first: bool) -> tuple[str, list[FunctionCallItem]]:
-    """Say the turn's words, answer a call, and return all that was said and called."""
+async def _take(
+    chat: Chat, turn: ScoredTurn, tally: SkillTally, first: bool
+) -> tuple[str, list[FunctionCallItem]]:
+    """Take a turn, answer its call, and return all text and calls."""
     said = await chat.say(turn.user).text()
     tally.count(chat.last, first)
     calls = chat.last.calls
@@ -116,7 +116,7 @@ async def _take(chat: Chat, turn: Turn, tally: Tally, first: bool) -> tuple[str,
     return said, calls
 
 
-def _is_right(turn: Turn, said: str, calls: Sequence[FunctionCallItem]) -> bool:
+def _is_right(turn: ScoredTurn, said: str, calls: Sequence[FunctionCallItem]) -> bool:
     wanted = turn.tool_call
     if wanted is None:
         return not calls and said == turn.expect
@@ -127,9 +127,9 @@ def _is_right(turn: Turn, said: str, calls: Sequence[FunctionCallItem]) -> bool:
 
 async def measure(
     skills: Iterable[str], count: int, seed: int, sessions: int, model: str
-) -> tuple[dict[str, Tally], float]:
+) -> tuple[dict[str, SkillTally], float]:
     """Tallies by skill, and the seconds it took; ``sessions`` conversations run at once."""
-    tallies = {skill: Tally() for skill in skills}
+    tallies = {skill: SkillTally() for skill in skills}
     waiting = [
         (tally, conversation)
         for skill, tally in tallies.items()
@@ -174,14 +174,14 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _skill_goals(tallies: dict[str, Tally]) -> list[Goal]:
+def _skill_goals(tallies: dict[str, SkillTally]) -> list[Goal]:
     return [
         Goal(skill, 100.0 * tally.right / max(1, tally.right + tally.wrong), "%", GOALS[skill], "higher")
         for skill, tally in tallies.items()
     ]
 
 
-def _prefill_goal(tallies: dict[str, Tally]) -> Goal:
+def _prefill_goal(tallies: dict[str, SkillTally]) -> Goal:
     uneven = sum(tally.uneven for tally in tallies.values())
     return Goal("responses that prefilled other than their new tokens", float(uneven), "", 0.0, "lower")
 

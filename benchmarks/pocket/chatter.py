@@ -1,6 +1,6 @@
-"""What the pocket world says besides facts and tools: greetings, small talk, counting, repeating, stories.
+"""The rest of the pocket world, besides facts and tools: greetings, small talk, counting, repeating, stories.
 
-Each maker gives one exchange; none of them remembers anything.
+Each function makes one exchange and keeps no state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from .script import Exchange
 from .stories import STORIES, TITLES
 from .toolbox import Json
-from .words import Words
+from .words import WorldWords
 
 GREETINGS = (
     (("Hello!", "Hi!", "Hello there.", "Hey!"), "Hello! How can I help you?"),
@@ -53,19 +53,19 @@ ROLES = (
 )
 
 
-def greeting(rng: random.Random, words: Words) -> Exchange:
+def greeting(rng: random.Random, words: WorldWords) -> Exchange:
     """A greeting and its answer."""
     said, reply = rng.choice(GREETINGS)
     return Exchange(rng.choice(said), reply, weight=0.3)
 
 
-def talk(rng: random.Random, words: Words) -> Exchange:
+def talk(rng: random.Random, words: WorldWords) -> Exchange:
     """Small talk and its answer."""
     said, reply = rng.choice(GREETINGS + TALK)
     return Exchange(rng.choice(said), reply, weight=0.3)
 
 
-def count(rng: random.Random, words: Words) -> Exchange:
+def count(rng: random.Random, words: WorldWords) -> Exchange:
     """Counting from one number to another, upwards or downwards."""
     low = rng.randint(0, 80)
     high = low + rng.randint(2, rng.choice((6, 12, 30)))
@@ -76,7 +76,7 @@ def count(rng: random.Random, words: Words) -> Exchange:
     return _cut(rng, counted) if rng.random() < 0.15 else counted
 
 
-def story(rng: random.Random, words: Words) -> Exchange:
+def story(rng: random.Random, words: WorldWords) -> Exchange:
     """A story told when asked for, or the list of stories."""
     draw = rng.random()
     if draw < 0.12:
@@ -89,7 +89,7 @@ def story(rng: random.Random, words: Words) -> Exchange:
     return _cut(rng, told) if rng.random() < 0.3 else told
 
 
-def repeat(rng: random.Random, words: Words) -> Exchange:
+def repeat(rng: random.Random, words: WorldWords) -> Exchange:
     """Words, numbers and foreign letters to say again, to the letter."""
     draws = (words.word, words.word, words.made_up, words.number, words.code)
     said = [rng.choice(draws)() for _ in range(rng.choice((1, 2, 3, 3, 4, 5, 8)))]
@@ -111,7 +111,7 @@ def _cut(rng: random.Random, exchange: Exchange) -> Exchange:
     return replace(exchange, reply=" ".join(words[: rng.randrange(len(words))]), weight=0.0)
 
 
-def instructions(rng: random.Random, words: Words) -> str | None:
+def instructions(rng: random.Random, words: WorldWords) -> str | None:
     """Instructions of a session: none, a known role, or some with made-up words in them."""
     draw = rng.random()
     if draw < 0.45:
@@ -122,8 +122,8 @@ def instructions(rng: random.Random, words: Words) -> str | None:
     return f"{role} You work for {words.made_up().capitalize()} in {words.made_up().capitalize()}."
 
 
-def odd_tool(rng: random.Random, words: Words) -> Json:
-    """A tool nobody asks for."""
+def odd_tool(rng: random.Random, words: WorldWords) -> Json:
+    """A tool that no user asks for."""
     verb, noun = rng.choice(("open", "send", "find", "play")), words.made_up()
     properties = {words.made_up(): {"type": rng.choice(("string", "number"))}}
     return {

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from . import chatter
 from .facts import Subject, any_subject, code_word, family, lives
 from .script import Dialogue, Exchange
-from .toolbox import TOOLS, Tool
-from .words import NOUNS, Words
+from .toolbox import TOOLS, WorldTool
+from .words import NOUNS, WorldWords
 
 Makers = dict[Callable[[], Exchange], float]
 """What makes exchanges, with how often each is drawn."""
@@ -39,9 +39,9 @@ class Writer:
     """Writes the exchanges of one dialogue; remembers what was told, by subject."""
 
     rng: random.Random
-    words: Words
+    words: WorldWords
     keyed: float = 1.0
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[WorldTool, ...] = ()
     told: dict[str, tuple[Subject, str]] = field(default_factory=dict)
 
     def style(self) -> Style:
@@ -91,7 +91,7 @@ class Writer:
         at_hand = self.tools and self.rng.random() < 0.85
         return self.tool_use(self.rng.choice(self.tools if at_hand else TOOLS))
 
-    def tool_use(self, tool: Tool) -> Exchange:
+    def tool_use(self, tool: WorldTool) -> Exchange:
         """The user asks for what one tool does; it is called if it is at hand."""
         style = self.style()
         use = tool.use(self.rng, self.words, style.lower)
@@ -100,7 +100,7 @@ class Writer:
             return Exchange(request, use.reply, use.call, use.output)
         return Exchange(request, use.refusal)
 
-    def chat(self, make: Callable[[random.Random, Words], Exchange]) -> Exchange:
+    def chat(self, make: Callable[[random.Random, WorldWords], Exchange]) -> Exchange:
         """Small talk, in a style of typing."""
         exchange = make(self.rng, self.words)
         user = Style(bare=self.rng.random() < 0.2).write(exchange.user)
@@ -182,7 +182,7 @@ def dialogue(
 ) -> Dialogue:
     """A dialogue of about so many tokens; its last sixth mostly asks for what was told."""
     rng, mix = random.Random(seed), mix or Mix()
-    writer = Writer(rng, Words(rng, held_out, mix.wide, quoted), mix.keyed)
+    writer = Writer(rng, WorldWords(rng, held_out, mix.wide, quoted), mix.keyed)
     made = opening(writer)
     chars, budget = sum(len(str(tool)) for tool in made.tools), tokens * CHARS_PER_TOKEN
     if rng.random() < 0.25:

@@ -1,8 +1,7 @@
 """Measures the skills with transformers alone: `python -m holdfast.benchmarks.pocket.evaluate DIR --count N`.
 
-Usually one pass over a conversation with its expected replies: greedy decoding writes a reply to the letter
-where the reply's every token is the most likely one, and only there. With `--live` each reply is really
-generated, and the model's own words are its history.
+Usually takes one pass over a conversation with its expected replies: greedy decoding gives a reply exactly if
+each of its tokens is the most likely one. With `--live` each reply is generated, and becomes the history.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from .script import head, segments
-from .skills import SKILLS, Conversation, Turn, conversations
+from .skills import SKILLS, ScoredConversation, ScoredTurn, conversations
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,10 @@ class Judge:
     tokenizer: PreTrainedTokenizerFast
 
     @torch.inference_mode()
-    def forced(self, conversation: Conversation) -> Iterator[Miss]:
+    def forced(self, conversation: ScoredConversation) -> Iterator[Miss]:
         """The scored replies in which some token is not the most likely one, given the expected history."""
         ids: list[int] = []
-        spans: list[tuple[Turn, int, int]] = []
+        spans: list[tuple[ScoredTurn, int, int]] = []
         dialogue = conversation.dialogue()
         if (lead := head(dialogue)) is not None:
             ids += self._encode(lead.text)
@@ -54,7 +53,7 @@ class Judge:
             if likely[begin - 1 : end - 1] != ids[begin:end]:
                 yield Miss(turn.user, self._decode(ids[begin:end]), self._decode(likely[begin - 1 : end - 1]))
 
-    def live(self, conversation: Conversation) -> Iterator[Miss]:
+    def live(self, conversation: ScoredConversation) -> Iterator[Miss]:
         """The scored replies that came out wrong when the whole conversation was really held."""
         lead = head(conversation.dialogue())
         cache, waiting = DynamicCache(config=self.model.config), self._encode(lead.text) if lead else []

@@ -1,4 +1,4 @@
-"""What a person can tell the pocket model and ask back: the subjects, their phrases and canonical replies.
+"""Facts that a user can tell the pocket model and ask for: subjects, their phrases and canonical replies.
 
 A subject is data: `{v}` stands for the value told. It knows nothing of dialogues.
 """
@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .words import ANIMALS, COLOURS, DRINKS, FOODS, NOUNS, Words
+from .words import ANIMALS, COLOURS, DRINKS, FOODS, NOUNS, WorldWords
 
-Draw = Callable[[Words], str]
+Draw = Callable[[WorldWords], str]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def named(noun: str) -> Subject:
     """A pet, relative or thing with a name."""
     return Subject(
         key=noun,
-        draw=Words.name,
+        draw=WorldWords.name,
         tells=(
             f"My {noun} is called {{v}}.",
             f"My {noun}'s name is {{v}}.",
@@ -72,7 +72,7 @@ def secret(noun: str) -> Subject:
     """A code of four digits."""
     return Subject(
         key=f"{noun} code",
-        draw=Words.code,
+        draw=WorldWords.code,
         tells=(f"My {noun} code is {{v}}.", f"The code of my {noun} is {{v}}.", f"{{v}} is my {noun} code."),
         asks=(f"What is my {noun} code?", f"What's my {noun} code?", f"What is the code of my {noun}?"),
         answer=f"Your {noun} code is {{v}}.",
@@ -85,7 +85,7 @@ def event(noun: str) -> Subject:
     """Something that happens at a time of day."""
     return Subject(
         key=noun,
-        draw=Words.time,
+        draw=WorldWords.time,
         tells=(f"The {noun} is at {{v}}.", f"My {noun} is at {{v}}.", f"The time of the {noun} is {{v}}."),
         asks=(f"When is the {noun}?", f"What time is the {noun}?", f"When is my {noun}?"),
         answer=f"The {noun} is at {{v}}.",
@@ -98,7 +98,7 @@ def code_word(key: str) -> Subject:
     """The secret word that stands for another word."""
     return Subject(
         key=f"code word for {key}",
-        draw=Words.word,
+        draw=WorldWords.word,
         tells=(f"The code word for {key} is {{v}}.", f"The word for {key} is {{v}}."),
         asks=(f"What is the code word for {key}?", f"What's the word for {key}?"),
         answer=f"The code word for {key} is {{v}}.",
@@ -108,10 +108,10 @@ def code_word(key: str) -> Subject:
 
 
 def lives(person: str) -> Subject:
-    """Where somebody else lives."""
+    """Where another person lives."""
     return Subject(
         key=f"home of {person}",
-        draw=Words.place,
+        draw=WorldWords.place,
         tells=(f"{person} lives in {{v}}.", f"The home of {person} is {{v}}."),
         asks=(f"Where does {person} live?", f"In which town does {person} live?"),
         answer=f"{person} lives in {{v}}.",
@@ -123,7 +123,7 @@ def lives(person: str) -> Subject:
 
 NAME = Subject(
     key="name",
-    draw=Words.name,
+    draw=WorldWords.name,
     tells=("My name is {v}.", "I am {v}.", "I'm {v}.", "I am called {v}.", "Call me {v}."),
     asks=("What is my name?", "What's my name?", "Who am I?", "What am I called?"),
     answer="Your name is {v}.",
@@ -133,7 +133,7 @@ NAME = Subject(
 )
 HOME = Subject(
     key="home",
-    draw=Words.place,
+    draw=WorldWords.place,
     tells=("I live in {v}.", "My home is in {v}.", "I am living in {v}."),
     asks=("Where do I live?", "In which town do I live?", "Where is my home?"),
     answer="You live in {v}.",
@@ -142,7 +142,7 @@ HOME = Subject(
 )
 AGE = Subject(
     key="age",
-    draw=Words.age,
+    draw=WorldWords.age,
     tells=("I am {v} years old.", "My age is {v}."),
     asks=("How old am I?", "What is my age?"),
     answer="You are {v} years old.",
@@ -156,16 +156,16 @@ FAVOURITES = (
     favourite("food", lambda words: words.one_of(FOODS)),
     favourite("animal", lambda words: words.one_of(ANIMALS)),
     favourite("drink", lambda words: words.one_of(DRINKS)),
-    favourite("number", Words.number),
-    favourite("city", Words.place),
-    favourite("game", Words.word),
+    favourite("number", WorldWords.number),
+    favourite("city", WorldWords.place),
+    favourite("game", WorldWords.word),
 )
 SECRETS = tuple(map(secret, ("locker", "door", "bike", "safe")))
 EVENTS = tuple(map(event, ("meeting", "train", "flight", "party", "lesson", "dinner")))
 FIXED = (NAME, HOME, AGE, *PETS, *FAVOURITES, *SECRETS, *EVENTS)
 
 
-def any_subject(rng: random.Random, words: Words, keyed: float = 1.0) -> Subject:
+def any_subject(rng: random.Random, words: WorldWords, keyed: float = 1.0) -> Subject:
     """A subject drawn at large: a name rather often, now and then (`keyed` times as often) one with a key."""
     draw = rng.random()
     if draw < 0.12:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .toolbox import Call, Json
+from .toolbox import Json, WrittenCall
 
 TOOL_INTRO = "You can call these tools:\n<tools>\n"
 TOOL_OUTRO = "</tools>\nCall one with its name and arguments as JSON in <tool_call></tool_call>."
@@ -24,7 +24,7 @@ class Exchange:
 
     user: str
     reply: str | None
-    call: Call | None = None
+    call: WrittenCall | None = None
     output: str = ""
     weight: float = 1.0
     """Of its replies in the loss, against 1 for most; 0 for a reply that was cut short."""

@@ -15,17 +15,17 @@ from . import chatter
 from .dialogues import Writer, opening
 from .facts import any_subject
 from .script import Dialogue, Exchange
-from .toolbox import Call, Json
-from .words import Words
+from .toolbox import Json, WrittenCall
+from .words import WorldWords
 
 FAR = 1100
 """Tokens at least in the turns between telling and asking in `recall_long`."""
 
-ExpectedCall = Call
+ExpectedCall = WrittenCall
 
 
 @dataclass(frozen=True)
-class Turn:
+class ScoredTurn:
     """What the user says and the exact reply; with the call of a tool, if one is expected, and its output."""
 
     user: str
@@ -36,13 +36,13 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ScoredConversation:
     """One conversation; it shows the skill if every scored turn is right. Tools are in flat Realtime form."""
 
     skill: str
     instructions: str | None
     tools: list[Json]
-    turns: tuple[Turn, ...]
+    turns: tuple[ScoredTurn, ...]
 
     def dialogue(self) -> Dialogue:
         """The conversation with all its expected replies."""
@@ -50,27 +50,27 @@ class Conversation:
         return Dialogue(self.instructions, self.tools, list(exchanges))
 
 
-def conversations(skill: str, count: int, seed: int) -> Iterator[Conversation]:
+def conversations(skill: str, count: int, seed: int) -> Iterator[ScoredConversation]:
     """So many conversations of a skill; the same for the same seed."""
     for number in range(count):
         rng = random.Random(f"{skill} {seed} {number}")
-        writer = Writer(rng, Words(rng, held_out=True))
+        writer = Writer(rng, WorldWords(rng, held_out=True))
         start = opening(writer, tools=1.0 if skill == "tools" else 0.4)
-        yield Conversation(skill, start.system, start.tools, tuple(_MAKERS[skill](writer)))
+        yield ScoredConversation(skill, start.system, start.tools, tuple(_MAKERS[skill](writer)))
 
 
-def _recall_short(writer: Writer) -> list[Turn]:
+def _recall_short(writer: Writer) -> list[ScoredTurn]:
     turns = _tells(writer, writer.rng.randint(1, 3))
     turns += _fill(writer, writer.rng.randint(0, 4 - len(turns)))
     asked = writer.rng.choice(list(writer.told))
     return [*turns, _turn(writer.ask(writer.told[asked][0]), scored=True)]
 
 
-def _recall_long(writer: Writer) -> list[Turn]:
+def _recall_long(writer: Writer) -> list[ScoredTurn]:
     turns = _tells(writer, writer.rng.randint(2, 4))
     subjects = [subject for subject, _ in writer.told.values()]
     tokens = 0
-    filling: list[Turn] = []
+    filling: list[ScoredTurn] = []
     while tokens < FAR or len(filling) < 10:
         (turn,) = _fill(writer, 1)
         tokens += _at_least(turn)
@@ -79,7 +79,7 @@ def _recall_long(writer: Writer) -> list[Turn]:
     return [*turns, *filling, *(_turn(writer.ask(subject), scored=True) for subject in asked)]
 
 
-def _tools(writer: Writer) -> list[Turn]:
+def _tools(writer: Writer) -> list[ScoredTurn]:
     turns = _fill(writer, writer.rng.randint(0, 3))
     for tool in writer.rng.choices(writer.tools, k=writer.rng.randint(1, 2)):
         turns.append(_turn(writer.tool_use(tool), scored=True))
@@ -87,17 +87,17 @@ def _tools(writer: Writer) -> list[Turn]:
     return turns
 
 
-def _repeat(writer: Writer) -> list[Turn]:
+def _repeat(writer: Writer) -> list[ScoredTurn]:
     turns = _fill(writer, writer.rng.randint(0, 3))
     return [*turns, *(_turn(writer.repeat(), scored=True) for _ in range(writer.rng.randint(1, 2)))]
 
 
-def _not_told(writer: Writer) -> list[Turn]:
+def _not_told(writer: Writer) -> list[ScoredTurn]:
     turns = _tells(writer, writer.rng.randint(0, 4)) + _fill(writer, writer.rng.randint(0, 4))
     return [*turns, _turn(writer.ask_untold(), scored=True)]
 
 
-_MAKERS: dict[str, Callable[[Writer], list[Turn]]] = {
+_MAKERS: dict[str, Callable[[Writer], list[ScoredTurn]]] = {
     "recall_short": _recall_short,
     "recall_long": _recall_long,
     "tools": _tools,
@@ -107,7 +107,7 @@ _MAKERS: dict[str, Callable[[Writer], list[Turn]]] = {
 SKILLS = tuple(_MAKERS)
 
 
-def _tells(writer: Writer, count: int) -> list[Turn]:
+def _tells(writer: Writer, count: int) -> list[ScoredTurn]:
     turns = []
     for _ in range(count):
         subject = any_subject(writer.rng, writer.words)
@@ -117,7 +117,7 @@ def _tells(writer: Writer, count: int) -> list[Turn]:
     return turns
 
 
-def _fill(writer: Writer, count: int) -> list[Turn]:
+def _fill(writer: Writer, count: int) -> list[ScoredTurn]:
     """Turns that neither repeat nor change what was told before."""
     makers: dict[Callable[[], Exchange], float] = {
         lambda: writer.tell(writer.untold()): 3,
@@ -128,7 +128,7 @@ def _fill(writer: Writer, count: int) -> list[Turn]:
         lambda: writer.chat(chatter.talk): 2,
         lambda: writer.chat(chatter.story): 1,
     }
-    turns: list[Turn] = []
+    turns: list[ScoredTurn] = []
     while len(turns) < count:
         exchange = writer.rng.choices(list(makers), list(makers.values()))[0]()
         if exchange.weight > 0:
@@ -136,13 +136,13 @@ def _fill(writer: Writer, count: int) -> list[Turn]:
     return turns
 
 
-def _at_least(turn: Turn) -> int:
+def _at_least(turn: ScoredTurn) -> int:
     """The fewest tokens a turn can take: one for each word, digit, mark and space that stands alone."""
     called = turn.tool_call.render() + "\n" * 10 if turn.tool_call else ""
     said = f"{turn.user}{called}{turn.tool_output or ''}{turn.expect}"
     return 10 + len(re.findall(r" ?[^\W\d_]+|\d| ?[^\w\s]+|\s", said))
 
 
-def _turn(exchange: Exchange, scored: bool = False) -> Turn:
-    turn = Turn(exchange.user, exchange.reply, exchange.call, scored=scored)
+def _turn(exchange: Exchange, scored: bool = False) -> ScoredTurn:
+    turn = ScoredTurn(exchange.user, exchange.reply, exchange.call, scored=scored)
     return replace(turn, tool_output=exchange.output) if exchange.call else turn

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .words import Words, is_held_out
+from .words import WorldWords, is_held_out
 
 Json = dict[str, object]
 SKIES = ("cloudy", "sunny", "rainy", "snowy", "windy", "foggy", "clear", "stormy")
@@ -31,7 +31,7 @@ ADD_PHRASES = (
 
 
 @dataclass(frozen=True)
-class Call:
+class WrittenCall:
     """A call of a tool."""
 
     name: str
@@ -48,20 +48,20 @@ class Use:
     """One request for a tool: what is said, called, returned and answered."""
 
     request: str
-    call: Call
+    call: WrittenCall
     output: str
     reply: str
     refusal: str
 
 
 @dataclass(frozen=True)
-class Tool:
+class WorldTool:
     """A tool: its descriptions in several wordings, its parameters and how it is used."""
 
     name: str
     wordings: tuple[str, ...]
     parameters: tuple[tuple[str, str], ...]
-    use: Callable[[random.Random, Words, bool], Use]
+    use: Callable[[random.Random, WorldWords, bool], Use]
 
     def schema(self, rng: random.Random) -> Json:
         """The flat Realtime definition, worded at random."""
@@ -83,7 +83,7 @@ def _dump(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _weather(rng: random.Random, words: Words, lower: bool) -> Use:
+def _weather(rng: random.Random, words: WorldWords, lower: bool) -> Use:
     city = words.place()
     city = city.lower() if lower else city
     degrees, sky = rng.randint(-20, 40), rng.choice(SKIES)
@@ -98,7 +98,9 @@ def _weather(rng: random.Random, words: Words, lower: bool) -> Use:
     if rng.random() < 0.05:
         output, reply = _dump({"error": "unknown city"}), f"Sorry, I could not find the weather in {city}."
     request = rng.choice(WEATHER_PHRASES).format(city)
-    return Use(request, Call("get_weather", {"city": city}), output, reply, "I have no tool for the weather.")
+    return Use(
+        request, WrittenCall("get_weather", {"city": city}), output, reply, "I have no tool for the weather."
+    )
 
 
 def _pair(rng: random.Random, held_out: bool) -> tuple[int, int]:
@@ -109,26 +111,26 @@ def _pair(rng: random.Random, held_out: bool) -> tuple[int, int]:
             return a, b
 
 
-def _add(rng: random.Random, words: Words, lower: bool) -> Use:
+def _add(rng: random.Random, words: WorldWords, lower: bool) -> Use:
     a, b = _pair(rng, words.held_out)
     # The sum is the tool's to say: half of them are wrong, so that it is copied and not worked out.
     total = a + b if rng.random() < 0.5 else rng.randint(0, 2000)
     output = rng.choice((_dump({"sum": total}), _dump({"sum": total}), _dump({"result": total}), str(total)))
     request = rng.choice(ADD_PHRASES).format(a, b)
     reply = f"{a} plus {b} is {total}."
-    return Use(request, Call("add", {"a": a, "b": b}), output, reply, "I have no tool for sums.")
+    return Use(request, WrittenCall("add", {"a": a, "b": b}), output, reply, "I have no tool for sums.")
 
 
-def _timer(rng: random.Random, words: Words, lower: bool) -> Use:
+def _timer(rng: random.Random, words: WorldWords, lower: bool) -> Use:
     minutes = rng.randint(2, 120)
     phrases = ("Set a timer for {} minutes.", "Start a timer of {} minutes.", "Wake me in {} minutes.")
     output = rng.choice(('{"ok": true}', "ok", '{"status": "set"}'))
     reply = f"Your timer is set for {minutes} minutes."
-    call = Call("set_timer", {"minutes": minutes})
+    call = WrittenCall("set_timer", {"minutes": minutes})
     return Use(rng.choice(phrases).format(minutes), call, output, reply, "I have no tool for timers.")
 
 
-def _lookup(rng: random.Random, words: Words, lower: bool) -> Use:
+def _lookup(rng: random.Random, words: WorldWords, lower: bool) -> Use:
     key, value = words.word(), words.word() if rng.random() < 0.7 else words.code()
     # In quotation marks all the way, so that a made-up word is the same tokens wherever it stands.
     mark = '"' if words.quoted else ""
@@ -136,11 +138,11 @@ def _lookup(rng: random.Random, words: Words, lower: bool) -> Use:
     phrases = ("Look up {}.", "Look up the entry for {}.", "What is the entry for {}?")
     output = rng.choice((_dump({"value": value}), _dump({"key": key, "value": value}), told))
     reply = f"The entry for {named} is {told}."
-    call = Call("lookup", {"key": key})
+    call = WrittenCall("lookup", {"key": key})
     return Use(rng.choice(phrases).format(named), call, output, reply, "I have no tool for entries.")
 
 
-WEATHER = Tool(
+WEATHER = WorldTool(
     "get_weather",
     (
         "Get the weather in a city.",
@@ -152,16 +154,16 @@ WEATHER = Tool(
     (("city", "string"),),
     _weather,
 )
-ADD = Tool(
+ADD = WorldTool(
     "add",
     ("Add two numbers.", "Returns the sum of two numbers.", "Adds a and b", "The sum of a and b.", ""),
     (("a", "number"), ("b", "number")),
     _add,
 )
-TIMER = Tool(
+TIMER = WorldTool(
     "set_timer", ("Set a timer.", "Starts a timer of some minutes.", ""), (("minutes", "integer"),), _timer
 )
-LOOKUP = Tool(
+LOOKUP = WorldTool(
     "lookup", ("Look up an entry.", "Returns the entry for a key.", ""), (("key", "string"),), _lookup
 )
 TOOLS = (WEATHER, ADD, TIMER, LOOKUP)

@@ -27,7 +27,7 @@ TOKENS_PER_BATCH = 8192
 
 
 @dataclass(frozen=True)
-class Phase:
+class TrainingPhase:
     """Steps of one kind: how often rows of each length come, what is talked about, the pace at both ends."""
 
     steps: int
@@ -49,16 +49,20 @@ LAST = Mix(tell=6, ask_told=8, ask_untold=4, repeat=6, tool=8, keyed=2.5, wide=0
 MIXED = {256: 0.15, 512: 0.35, 1024: 0.15, 2048: 0.35}
 LONGER = {256: 0.1, 512: 0.3, 1024: 0.15, 2048: 0.45}
 PHASES = (
-    Phase(60, {256: 1}, pace=(0.02, 1.0)),
-    Phase(640, {256: 0.4, 512: 0.6}),
-    Phase(800, {256: 0.15, 512: 0.5, 1024: 0.2, 2048: 0.15}, mix=ASKING, user_weight=0.02),
-    Phase(650, {512: 0.45, 1024: 0.25, 2048: 0.3}, (1.0, 0.0), DOUBTING, user_weight=0.01, first_weight=4),
-    Phase(350, {256: 0.4, 512: 0.4, 2048: 0.2}, (0.6, 0.0), COPYING, user_weight=0.01, first_weight=2),
-    Phase(600, {512: 0.25, 1024: 0.25, 2048: 0.5}, (0.8, 0.0), FAR, user_weight=0.01, first_weight=3),
-    Phase(30, MIXED, (0.02, 0.6), CALLING, user_weight=0.01, first_weight=2, fresh=True),
-    Phase(520, MIXED, (0.6, 0.0), CALLING, user_weight=0.01, first_weight=2),
-    Phase(30, LONGER, (0.02, 0.7), LAST, user_weight=0.01, first_weight=2, fresh=True),
-    Phase(820, LONGER, (0.7, 0.0), LAST, user_weight=0.01, first_weight=2),
+    TrainingPhase(60, {256: 1}, pace=(0.02, 1.0)),
+    TrainingPhase(640, {256: 0.4, 512: 0.6}),
+    TrainingPhase(800, {256: 0.15, 512: 0.5, 1024: 0.2, 2048: 0.15}, mix=ASKING, user_weight=0.02),
+    TrainingPhase(
+        650, {512: 0.45, 1024: 0.25, 2048: 0.3}, (1.0, 0.0), DOUBTING, user_weight=0.01, first_weight=4
+    ),
+    TrainingPhase(
+        350, {256: 0.4, 512: 0.4, 2048: 0.2}, (0.6, 0.0), COPYING, user_weight=0.01, first_weight=2
+    ),
+    TrainingPhase(600, {512: 0.25, 1024: 0.25, 2048: 0.5}, (0.8, 0.0), FAR, user_weight=0.01, first_weight=3),
+    TrainingPhase(30, MIXED, (0.02, 0.6), CALLING, user_weight=0.01, first_weight=2, fresh=True),
+    TrainingPhase(520, MIXED, (0.6, 0.0), CALLING, user_weight=0.01, first_weight=2),
+    TrainingPhase(30, LONGER, (0.02, 0.7), LAST, user_weight=0.01, first_weight=2, fresh=True),
+    TrainingPhase(820, LONGER, (0.7, 0.0), LAST, user_weight=0.01, first_weight=2),
 )
 
 
@@ -81,7 +85,7 @@ def config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
     )
 
 
-def schedule(phases: tuple[Phase, ...] = PHASES) -> Iterator[tuple[int, Phase, float]]:
+def schedule(phases: tuple[TrainingPhase, ...] = PHASES) -> Iterator[tuple[int, TrainingPhase, float]]:
     """Every step with its phase and pace."""
     step = 0
     for phase in phases:
@@ -91,12 +95,12 @@ def schedule(phases: tuple[Phase, ...] = PHASES) -> Iterator[tuple[int, Phase, f
             step += 1
 
 
-def fresh_steps(phases: tuple[Phase, ...] = PHASES) -> list[int]:
+def fresh_steps(phases: tuple[TrainingPhase, ...] = PHASES) -> list[int]:
     """The first steps of the phases that begin from exported weights, in order."""
     return [sum(phase.steps for phase in phases[:at]) for at, phase in enumerate(phases) if phase.fresh]
 
 
-def batch_of(step: int, phase: Phase, tokenizer: PreTrainedTokenizerFast) -> Batch:
+def batch_of(step: int, phase: TrainingPhase, tokenizer: PreTrainedTokenizerFast) -> Batch:
     """The batch of one step: a function of its number alone."""
     rng = random.Random(step)
     (length,) = rng.choices(list(phase.lengths), list(phase.lengths.values()))

@@ -60,7 +60,7 @@ def is_held_out(value: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Words:
+class WorldWords:
     """Draws values of one split, by the random numbers of one dialogue.
 
     `wide` is the share of syllables with sounds that the others do not have. `quoted`: what is looked up stands

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.benchmarks.faults import badio, bench, engine_faults, file_faults, server_faults, tier_faults
-from holdfast.benchmarks.faults.crowd import Heard, Tally
+from holdfast.benchmarks.faults.crowd import FaultTally, HeardReply
 
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 * FACTOR)]
@@ -22,7 +22,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def unharmed(tally: Tally, tries: int) -> None:
+def unharmed(tally: FaultTally, tries: int) -> None:
     assert (tally.tries, tally.lost, tally.wrong) == (tries, 0, 0), tally.notes
     assert tally.replies > 0
 
@@ -76,7 +76,7 @@ async def test_servers_killed_in_mid_reply_and_cut_sockets_lose_nothing() -> Non
     ],
 )
 def test_files_that_go_bad_lose_nothing_they_should_have(
-    row: Callable[[int, int], Tally], tries: int
+    row: Callable[[int, int], FaultTally], tries: int
 ) -> None:
     tally = row(tries * FACTOR, 8)
     if "may not mount a tmpfs: nothing tried" in tally.notes:
@@ -103,17 +103,20 @@ async def test_a_server_that_is_asked_to_leave_ends_what_it_says() -> None:
 
 
 async def test_what_is_lost_or_wrong_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = iter([[Heard("one"), Heard("two")], [Heard("one"), Heard("two")]])
+    said = iter([[HeardReply("one"), HeardReply("two")], [HeardReply("one"), HeardReply("two")]])
     crowd = engine_faults.Crowd(None, [engine_faults.Talk(("a", "b"))])  # type: ignore[arg-type]
 
-    async def listen(*_: object) -> list[Heard]:
+    async def listen(*_: object) -> list[HeardReply]:
         return next(said)
 
     monkeypatch.setattr("holdfast.benchmarks.faults.crowd.listen", listen)
     await crowd.rehearse()
-    for heard in ([Heard("one"), Heard("too", gap=2.0)], [Heard("on", error="engine_unavailable")]):
+    for heard in (
+        [HeardReply("one"), HeardReply("too", gap=2.0)],
+        [HeardReply("on", error="engine_unavailable")],
+    ):
         said = iter([heard])
-        tally = Tally("made up")
+        tally = FaultTally("made up")
         await crowd.talk(tally)
         assert (tally.replies, tally.lost, tally.wrong) in ((2, 0, 1), (2, 2, 0))
         assert tally.notes
@@ -122,11 +125,11 @@ async def test_what_is_lost_or_wrong_counts(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_row_that_cannot_go_on_is_wrong_and_those_behind_it_are_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def breaks(tries: int, seed: int) -> Tally:
+    async def breaks(tries: int, seed: int) -> FaultTally:
         raise RuntimeError("an undisturbed server failed")
 
-    async def found(tries: int, seed: int) -> Tally:
-        return Tally("made up", tries=tries)
+    async def found(tries: int, seed: int) -> FaultTally:
+        return FaultTally("made up", tries=tries)
 
     monkeypatch.setitem(bench.ROWS, "kill", (10, breaks))
     monkeypatch.setitem(bench.ROWS, "stop", (10, found))
@@ -142,12 +145,12 @@ async def test_a_server_is_killed_after_it_was_heard_or_early_and_never_too_ofte
     crowd = engine_faults.Crowd(None, [])  # type: ignore[arg-type]
     talking = asyncio.Event()
 
-    async def talk(tally: Tally) -> None:
+    async def talk(tally: FaultTally) -> None:
         await talking.wait()
 
     monkeypatch.setattr(crowd, "talk", talk)
     monkeypatch.setattr(tier_faults, "EARLY", 1.0)
-    lives = tier_faults.Lives(crowd, Tally("made up"), random.Random(0))
+    lives = tier_faults.Lives(crowd, FaultTally("made up"), random.Random(0))
     for _ in range(3):
         waiting = asyncio.create_task(lives.until_killed())
         done, _ = await asyncio.wait({waiting}, timeout=0.1)
@@ -163,8 +166,8 @@ async def test_a_server_is_killed_after_it_was_heard_or_early_and_never_too_ofte
 def test_the_table_and_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def found(tries: int, seed: int) -> Tally:
-        return Tally("made up", tries=tries, replies=tries, wrong=seed)
+    async def found(tries: int, seed: int) -> FaultTally:
+        return FaultTally("made up", tries=tries, replies=tries, wrong=seed)
 
     monkeypatch.setitem(bench.ROWS, "kill", (10, found))
     assert bench.main(["--only", "kill", "--scale", "0.3"]) == 0

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from holdfast.benchmarks.harness.options import CannotMeasure, Options
 from holdfast.benchmarks.harness.rounds import agreeing, prompt, ratio, rotated, slope
 from holdfast.benchmarks.harness.talk import Request
-from holdfast.benchmarks.harness.traffic import Phase, Usage
-from holdfast.benchmarks.harness.workers import PEER_SCRIPT, Command, Worker, commands, environment
+from holdfast.benchmarks.harness.traffic import LoadPoint, ResourceUsage
+from holdfast.benchmarks.harness.workers import PEER_SCRIPT, Command, EngineWorker, commands, environment
 from holdfast.benchmarks.peers.worker import FirstToken, read_safetensors
 from holdfast.benchmarks.report import summary
 from holdfast.benchmarks.toys import ASSISTANT, USER, ids_of, make_toy, teach, text_of
@@ -29,9 +29,9 @@ def options(peers: Path, *, quick: bool = False) -> Options:
     return Options(("tiny",), 1, 0, "float32", 1, peers, peers, quick)
 
 
-def worker_saying(answer: str) -> Worker:
+def worker_saying(answer: str) -> EngineWorker:
     program = f"import sys\nfor line in sys.stdin: {answer}"
-    return Worker(Command("it", (sys.executable, "-c", program)), threads=1)
+    return EngineWorker(Command("it", (sys.executable, "-c", program)), threads=1)
 
 
 def test_a_line_through_points() -> None:
@@ -153,7 +153,7 @@ def test_the_first_token_is_the_first_after_what_is_skipped() -> None:
 
 
 def test_serving_figures_of_a_phase() -> None:
-    phase = Phase("it", 2.0, used=Usage(4.0, 0.5, 2.0, 0.1))
+    phase = LoadPoint("it", 2.0, used=ResourceUsage(4.0, 0.5, 2.0, 0.1))
     phase.take([Request(10.0, [10.5, 10.6, 11.0], 11.0, 3), Request(11.0, [11.25], 11.25, 1)])
     phase.take([Request(12.0, [], 12.5, 0, failed="no")])
     told = phase.told()

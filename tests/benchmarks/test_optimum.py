@@ -7,24 +7,26 @@ from random import Random
 
 import pytest
 
-from holdfast.benchmarks.harness.agents import SHARED, Scale, Turn
+from holdfast.benchmarks.harness.agents import SHARED, Scale, TraceTurn
 from holdfast.benchmarks.harness.optimum import knowing_odds, optimum
 
 SCALE = Scale(tokens=SHARED)  # of the shared prompt one token is left
 
 
-def small(seed: int) -> list[Turn]:
+def small(seed: int) -> list[TraceTurn]:
     rng = Random(seed)
-    lengths, trace = dict[int, int](), list[Turn]()
+    lengths, trace = dict[int, int](), list[TraceTurn]()
     for at in range(8):
         session = rng.randrange(3)
-        turn = Turn(float(at), session, lengths.get(session, 0), rng.randint(1, 2), rng.randint(1, 2), False)
+        turn = TraceTurn(
+            float(at), session, lengths.get(session, 0), rng.randint(1, 2), rng.randint(1, 2), False
+        )
         lengths[session] = turn.after(SCALE)
         trace.append(turn)
     return trace
 
 
-def by_trying(trace: list[Turn], capacity: int, *, runs: bool) -> int:
+def by_trying(trace: list[TraceTurn], capacity: int, *, runs: bool) -> int:
     """The least prefilled again, blocks of one token: by what may be kept after each turn."""
     room = capacity - 1
     costs = {(0, 0, 0): 0}

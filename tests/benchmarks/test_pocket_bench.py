@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.benchmarks.pocket import bench
-from holdfast.benchmarks.pocket.skills import Conversation, Turn
-from holdfast.benchmarks.pocket.toolbox import Call
+from holdfast.benchmarks.pocket.skills import ScoredConversation, ScoredTurn
+from holdfast.benchmarks.pocket.toolbox import WrittenCall
 from holdfast.sdk import ServerError
 from holdfast.sdk.frames.items import FunctionCallItem
 from holdfast.sdk.frames.response import KVReceipt
@@ -19,8 +19,10 @@ from holdfast.sdk.responses import Finished
 
 CALL = FunctionCallItem(name="add", arguments='{"b": 2, "a": 1}', call_id="call_1")
 OTHER = FunctionCallItem(name="add", arguments='{"a": 1, "b": 3}', call_id="call_1")
-SUM = Turn("What is 1 plus 2?", "1 plus 2 is 9.", Call("add", {"a": 1, "b": 2}), '{"sum": 9}', scored=True)
-NAME = Turn("What is my name?", "Your name is Ana.", scored=True)
+SUM = ScoredTurn(
+    "What is 1 plus 2?", "1 plus 2 is 9.", WrittenCall("add", {"a": 1, "b": 2}), '{"sum": 9}', scored=True
+)
+NAME = ScoredTurn("What is my name?", "Your name is Ana.", scored=True)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def anyio_backend() -> str:
         (NAME, "Your name is Ana.", [CALL], False),
     ],
 )
-def test_right_is_right_to_the_letter(turn: Turn, said: str, calls: list, right: bool) -> None:
+def test_right_is_right_to_the_letter(turn: ScoredTurn, said: str, calls: list, right: bool) -> None:
     assert bench._is_right(turn, said, calls) is right
 
 
@@ -52,7 +54,7 @@ def test_only_later_responses_must_prefill_exactly_what_is_new() -> None:
         )
         return Finished(SimpleNamespace(kv=kv, usage=SimpleNamespace(output_tokens=3)), 5.0, 9.0)
 
-    tally = bench.Tally()
+    tally = bench.SkillTally()
     tally.count(finished(1, 7), first=True)
     tally.count(finished(7, 7), first=False)
     assert tally.uneven == 0
@@ -86,7 +88,7 @@ async def test_a_conversation_that_the_server_refuses_is_wrong_and_no_more() -> 
             raise ServerError("too long", code="context_length_exceeded")
             yield
 
-    tally = bench.Tally()
-    await bench.hold(Refusing(), Conversation("repeat", None, [], (NAME,)), tally)
+    tally = bench.SkillTally()
+    await bench.hold(Refusing(), ScoredConversation("repeat", None, [], (NAME,)), tally)
     assert (tally.right, tally.wrong) == (0, 1)
     assert tally.misses[0]["said"] == "context_length_exceeded: too long"

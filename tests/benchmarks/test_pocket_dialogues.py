@@ -17,10 +17,10 @@ from transformers import PreTrainedTokenizerFast
 
 from holdfast.benchmarks.pocket.dialogues import dialogue
 from holdfast.benchmarks.pocket.script import Dialogue, head, segments
-from holdfast.benchmarks.pocket.skills import SKILLS, Conversation, conversations
+from holdfast.benchmarks.pocket.skills import SKILLS, ScoredConversation, conversations
 from holdfast.benchmarks.pocket.stories import STORIES
 from holdfast.benchmarks.pocket.tokens import MARKS, SPECIAL, train_tokenizer
-from holdfast.benchmarks.pocket.words import Words, is_held_out
+from holdfast.benchmarks.pocket.words import WorldWords, is_held_out
 
 SHIPPED = Path(__file__).resolve().parents[2] / "runtime" / "pocket"
 DIALOGUES = [dialogue(seed, 500) for seed in range(40)]
@@ -67,7 +67,7 @@ def test_a_seed_is_one_conversation(skill: str) -> None:
 
 def test_held_out_words_never_occur_in_training() -> None:
     rng = random.Random(5)
-    held, own = Words(rng, held_out=True), Words(rng)
+    held, own = WorldWords(rng, held_out=True), WorldWords(rng)
     kinds = ("name", "place", "made_up", "word", "code", "time")
     drawn = {getattr(held, kind)().lower() for kind in kinds for _ in range(300)}
     trained = {getattr(own, kind)().lower() for kind in kinds for _ in range(300)}
@@ -144,7 +144,7 @@ def test_stories_are_long(tokenizer) -> None:
     assert all(120 <= len(encode(tokenizer, story)) <= 260 for story in STORIES.values())
 
 
-def asked_from_afar(conversation: Conversation, tokenizer) -> tuple[int, int]:
+def asked_from_afar(conversation: ScoredConversation, tokenizer) -> tuple[int, int]:
     """Turns and tokens between the last fact asked for and its question."""
     made = conversation.dialogue()
     first = next(number for number, turn in enumerate(conversation.turns) if turn.scored)

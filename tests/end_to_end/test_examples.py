@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from holdfast.benchmarks.pocket.words import Words
+from holdfast.benchmarks.pocket.words import WorldWords
 from holdfast.gateway.server import Serving
 from holdfast.sdk import Client
 from holdfast.sdk.examples import attempts, supervisor, tool_agent
@@ -41,9 +41,9 @@ async def test_an_example_runs_as_a_program(example: str, server: Serving) -> No
     assert all(told in out for told in TOLD[example]), out
 
 
-def drawn(seed: int) -> tuple[random.Random, Words]:
+def drawn(seed: int) -> tuple[random.Random, WorldWords]:
     rng = random.Random(seed)
-    return rng, Words(rng)
+    return rng, WorldWords(rng)
 
 
 @pytest.mark.parametrize("count", COUNTS)
