@@ -31,7 +31,7 @@ from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import CallStarted, Chat, Client, RunEvent, RunLimits, StepFinished, Tool
 from holdfast.sdk.frames.items import AnyItem, FunctionCallOutputItem, MessageItem
-from holdfast.sdk.reply import Finished
+from holdfast.sdk.responses import Finished
 from holdfast.sdk.transport import WebSocketTransport, dial
 
 from .harness.callers import Caller

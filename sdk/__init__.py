@@ -1,7 +1,6 @@
-"""The client's room: wire frames (shared with the gateway), the client, the agent loop.
+"""The SDK: wire frames (shared with the gateway), the client, tools, the agent loop.
 
-Holds what is needed to talk to a Holdfast server and nothing else: no torch, no tokenizer, no model.
-May import msgspec, websockets, anyio and the standard library; no other room.
+It needs msgspec, websockets and anyio: no torch, no tokenizer, no model. It imports no other room.
 
     async with connect("ws://127.0.0.1:8000") as client:
         async with client.session(instructions="Be brief.") as chat:
@@ -43,7 +42,8 @@ from .errors import (
     ToolRoundsExceeded,
     ToolTypeUnsupported,
 )
-from .reply import Finished, Reply
+from .reply import Reply
+from .responses import Finished
 from .text_input import TextInput
 from .tools.context import ToolContext
 from .tools.tool import Tool, tool

@@ -1,62 +1,82 @@
-"""A session as the client has it: say something, read what comes, never resend the history.
+"""A session as a client has it: say something, read what comes; the history is never sent again.
 
-    async for piece in chat.say("What is the weather in Rome?"):
-        print(piece, end="")
-    print(chat.last.kv, chat.last.ttft_ms)
-
-Knows nothing of sockets.
+async for piece in chat.say("What is the weather in Rome?"):
+    print(piece, end="")
+print(chat.last.kv, chat.last.ttft_ms)
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import anyio
 
-from . import branches, editing, keeping
-from .agent.answers import Answers
+from .agent.calls import CallOutputs
 from .agent.limits import RunLimits
 from .agent.run import HINT_SECONDS, Run
 from .agent.tracing import Tracer, Tracers
-from .configuring import Configuration
 from .connection import Connection
 from .detached import Detached
-from .errors import ChatBusy, ConnectionLost, SessionLost
-from .frames.client import ClientEvent, ItemCreate, ResponseSteer, SessionFork, TypedRole
+from .errors import ChatBusy, ConnectionLost, FrameError, ServerError, SessionLost
+from .frames.client import (
+    ClientEvent,
+    ItemCreate,
+    ItemRetrieve,
+    ResponseSteer,
+    SessionFork,
+    SessionLease,
+    SessionName,
+    SessionPrune,
+    SessionRewind,
+    SessionSettle,
+    SessionStage,
+    SessionTree,
+    SessionUpdate,
+    TypedRole,
+)
 from .frames.items import AnyItem, FunctionCallItem, MessageItem
 from .frames.server import (
     Fork,
+    ItemDone,
+    ItemRetrieved,
     Relative,
     ServerEvent,
     SessionCreated,
     SessionForked,
     SessionLeased,
+    SessionNamed,
+    SessionPruned,
     SessionResumed,
     SessionRewound,
     SessionSettled,
     SessionStaged,
+    SessionTreeListed,
+    SessionUpdated,
 )
-from .frames.session import SessionResource
-from .params import create_of
-from .reconnect import Return
-from .reply import Finished, Progress, Reply, Rounds, characters_heard, place_in, said_in
+from .frames.session import SessionPatch, SessionResource
+from .params import converted, create_of, named, output_of
+from .reconnect import Resumption
+from .reply import Reply
+from .responses import Finished, Progress, Rounds, characters_heard, place_in
 from .text_input import TextInput
 from .tools.tool import Tool, ToolLike, tools_of
 from .transport import Transport
-from .turn import Turn, named, output_of
+from .turn import Turn
 
 MAX_TOOL_ROUNDS = 8
+MAX_LISTED = 1000
+"""Sessions of a tree in one page."""
 _Reading: TypeAlias = Turn | Run | Reply
 
 
 class Chat:
     """One session on one connection, made by `Client.session`.
 
-    One turn runs at a time. A turn that was begun and is no longer referenced, or whose reading was cancelled
-    (by a timeout, say), is cut when the next begins; while one is still being read, another raises `ChatBusy`.
+    One turn runs at a time; while it is being read, another raises `ChatBusy`. A turn that is no longer
+    referenced, or was cancelled while it was read (for example by a timeout), is cut when the next begins.
     """
 
     def __init__(
@@ -66,25 +86,29 @@ class Chat:
         self._max_tool_rounds = max_tool_rounds
         self._tools: dict[str, Tool] = {}
         self._current: weakref.ref[_Reading] | None = None
-        self._answers: Answers | None = None  # of the last run's tools
+        self._outputs: CallOutputs | None = None  # of the last run
         self._tracers = Tracers(())  # of the last run
-        self._apart = Detached()  # tools that would not end
+        self._detached = Detached()  # tools that did not end
         self._leased = False
         self._claiming = anyio.Lock()
-        self._configuration = Configuration(connection)
+        self._updated = True  # whether the answer to the last `session.update` was read
         self._turns: list[Rounds] = [Rounds()]  # rounds of the last turns; one that is steered ends late
         self._children: list[Chat] = []
         self.session = session
 
     @classmethod
     async def begin(
-        cls, transport: Transport, *, back: Return | None = None, max_tool_rounds: int = MAX_TOOL_ROUNDS
+        cls,
+        transport: Transport,
+        *,
+        resumption: Resumption | None = None,
+        max_tool_rounds: int = MAX_TOOL_ROUNDS,
     ) -> Chat:
-        """The chat on a fresh connection, once the server has greeted; `ServerError`, `ConnectionLost`.
+        """The chat on a fresh connection, after `session.created`. Raises `ServerError`, `ConnectionLost`.
 
-        `back` finds the way back when the connection is lost.
+        With a `resumption` a lost connection is made again.
         """
-        connection = Connection(transport, back)
+        connection = Connection(transport, resumption)
         try:
             created = await connection.answer("", lambda event: isinstance(event, SessionCreated))
         except BaseException:
@@ -96,27 +120,29 @@ class Chat:
     @classmethod
     async def resume(
         cls,
-        back: Return,
+        resumption: Resumption,
         handle: str,
         *,
         tools: Iterable[ToolLike] = (),
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
     ) -> Chat:
-        """The chat that `handle` opens; `SessionLost`, `ConnectionFailed`."""
-        back.handle = handle
-        chat = cls._come_back(*await back.connect(), back, max_tool_rounds)
+        """The chat that `handle` opens. Raises `SessionLost`, `ConnectionFailed`."""
+        resumption.handle = handle
+        chat = cls._resumed(*await resumption.connect(), resumption, max_tool_rounds)
         chat._tools = tools_of(tools)
         return chat
 
     @classmethod
-    def _come_back(cls, transport: Transport, resumed: SessionResumed, back: Return, rounds: int) -> Chat:
-        connection = Connection(transport, back, running=resumed.running)
+    def _resumed(
+        cls, transport: Transport, resumed: SessionResumed, resumption: Resumption, max_tool_rounds: int
+    ) -> Chat:
+        connection = Connection(transport, resumption, running=resumed.running)
         connection.buffer.stale = True
-        return cls(connection, resumed.session, max_tool_rounds=rounds)
+        return cls(connection, resumed.session, max_tool_rounds=max_tool_rounds)
 
     @property
     def handle(self) -> str | None:
-        """What opens this session again, on another connection or in another process; None: nothing does."""
+        """Opens this session again, also from another process; None where the server gave none."""
         return self._connection.handle
 
     # --- turns ---
@@ -125,7 +151,7 @@ class Chat:
     def last(self) -> Finished:
         """The last response that ended: its text, usage, `kv`, `ttft_ms`, `logprobs`.
 
-        A turn that was refused, or is still on its way, leaves it as it was. LookupError before there is one.
+        A turn that was refused or still runs does not change it. Raises `LookupError` before the first.
         """
         for rounds in reversed(self._turns):
             if rounds:
@@ -138,15 +164,15 @@ class Chat:
         return list(self._turns[-1])
 
     def say(self, text: str | None = None, /, **overrides: Any) -> Turn:
-        """Say `text` (None: let the model speak) and iterate over the pieces of its reply.
+        """Say `text` (None: only ask for a reply) and iterate over the pieces of the reply.
 
-        Tools given as callables are run and the reply goes on with what they answer. `overrides` are fields
-        of `response.create` for this turn alone, the sampling fields among them
-        (`frames.sampling.SamplingFields`). Nothing is sent before the first piece is asked for.
+        Tools with a callable are run, and the reply goes on with their outputs. `overrides` are fields of
+        `response.create` for this turn alone (`frames.response.ResponseParams`), with the sampling fields
+        (`frames.sampling.SamplingFields`). Nothing is sent before the first piece is read.
         """
         first = [] if text is None else [ItemCreate(item=named(MessageItem.of("user", text)))]
         create, rounds = create_of(overrides), self._max_tool_rounds
-        return Turn(self._connection, create, first, self._tools, rounds, self._claim, self._apart)
+        return Turn(self._connection, create, first, self._tools, rounds, self._claim, self._detached)
 
     def respond(self, **overrides: Any) -> Reply:
         """Ask for one response and iterate over its typed events. Tools are not run: see `last.calls`."""
@@ -162,45 +188,44 @@ class Chat:
         hint_seconds: float | None = HINT_SECONDS,
         **overrides: Any,
     ) -> Run:
-        """Let the model work on `prompt` with tools, until it is done or a limit is reached; iterate over
-        typed events (`agent.events`), the last is `RunDone`.
+        """Let the model work on `prompt` with tools until it is done or a limit is reached.
 
-        `tool` become the session's; None: those it has. A tool starts the moment its call is whole. `trace`
-        are callables that are told of each event. A wait of at least `hint_seconds` is told to the server, so
-        that KV is back in time (None, or a lease of your own: never). `overrides` as for `say`. Nothing is
-        sent before the first event is asked for. Raises `ToolInvalid`; what `say` raises.
+        Iterate over typed events (`agent.events`); the last is `RunDone`. `tools` replace the session's (None:
+        keep them). A tool starts as soon as its call is complete. Each event is also given to the callables in
+        `trace`. The server is sent a hint of waits of at least `hint_seconds`, so that KV is restored in time
+        (None, or a lease of your own: no hints). `overrides` as for `say`. Nothing is sent before the first
+        event is read. Raises `ToolInvalid` and what `say` raises.
         """
         table = self._tools if tools is None else tools_of(tools)
         first = [] if prompt is None else [ItemCreate(item=named(MessageItem.of("user", prompt)))]
 
         async def claim(run: Run) -> None:
             await self._claim(run, self._connection.quiet)
-            if not self._configuration.offers(self.session, table):
-                self.session = await self._configuration.change({}, table)
-            self._tools, self._answers, self._tracers = table, run.answers, tracers
+            if not (self._updated and [one.definition for one in table.values()] == self.session.tools):
+                self.session = await self._update({}, table)
+            self._tools, self._outputs, self._tracers = table, run.outputs, tracers
 
         hints = None if self._leased else hint_seconds
         limits = limits or RunLimits()
         create, tracers = create_of(overrides), Tracers(trace)
-        return Run(self._connection, create, first, table, limits, claim, tracers, hints, self._apart)
+        return Run(self._connection, create, first, table, limits, claim, tracers, hints, self._detached)
 
     def input(self, role: TypedRole = "user") -> TextInput:
-        """A message sent while it is typed or spoken, and computed meanwhile: see `TextInput`.
+        """A message that is sent while it is typed or spoken; the server prefills it meanwhile (`TextInput`).
 
-        It may come while a reply runs, also in the loop that reads it, and nothing of that is lost: the item
-        stands after that reply.
+        It may be sent while a reply runs, also from the loop that reads the reply: the item stands after it.
         """
         return TextInput(self._connection, role)
 
     def output(self, call: FunctionCallItem) -> TextInput:
-        """What a tool answers to `call`, sent while it runs, and computed meanwhile: see `TextInput`.
+        """The output of `call`, sent while the tool runs; the server prefills it meanwhile (`TextInput`).
 
-        For calls that are answered here: tools with a callable stream what they yield by themselves, in `run`.
+        For calls that the caller answers. `run` streams what tools with a callable yield by itself.
         """
         return TextInput(self._connection, call_id=call.call_id)
 
     async def cancel(self) -> None:
-        """Cut the running reply short; what was said stays. Harmless when nothing runs."""
+        """Cut the running reply; the text so far stays. Does nothing when nothing runs."""
         current = self._reader()
         if isinstance(current, Turn | Run):
             current.stop()
@@ -208,13 +233,12 @@ class Chat:
         await self._connection.cut()
 
     async def interrupt(self, heard: int | str | None = None) -> str:
-        """Cut the last reply where it was heard or shown, whether it runs or is over; returns what stays.
+        """Cut the last reply, running or over, where it was heard or shown; returns the text that stays.
 
         `heard`: how many characters of its text (Unicode code points), or that text itself; None: as much as
         was read. The model remembers no more than that. May be called from the loop that reads the turn, from
-        another task, or behind a loop that was left by `break`: the reply that was left is the last one, and
-        where it still runs it is stopped. Raises `ValueError` where the reply does not begin so, `LookupError`
-        where there is none, `ServerError`.
+        another task, or after a loop that was left by `break`; a running reply is stopped. Raises `ValueError`
+        where the reply does not begin so, `LookupError` where there is none, `ServerError`.
         """
         reading = self._reader()
         if isinstance(reading, Turn | Run):
@@ -222,27 +246,26 @@ class Chat:
         reply = reading.reply if isinstance(reading, Turn | Run) else reading
         if reply is None and self._turns[-1].latest is not None:
             return await self._interrupt_left(self._turns[-1].latest, heard)
-        said = reply.said if reply is not None else said_in(self.last)
-        end = characters_heard("".join(said.values()), heard)
+        texts = reply.texts if reply is not None else self.last.messages
+        end = characters_heard("".join(texts.values()), heard)
         witness = None if reply is None else reply.witness
-        place = place_in(said, end)
-        if place is None:  # not a word came
+        place = place_in(texts, end)
+        if place is None:  # no text came
             await self.cancel()
             await self._connection.ended(witness)
-            said_late = None if reply is None else place_in(reply.said, 0)
-            if said_late is not None:
-                await self._connection.truncate(*said_late, witness)
+            late = None if reply is None else place_in(reply.texts, 0)
+            if late is not None:
+                await self._connection.truncate(*late, witness)
             return ""
         await self._connection.truncate(*place, witness)
-        return "".join(said.values())[:end]
+        return "".join(texts.values())[:end]
 
     async def _interrupt_left(self, left: Progress, heard: int | str | None) -> str:
-        """Cut a reply that nobody reads any more, and stop it; where less has come than was `heard`, when that
-        has."""
+        """Stop and cut a reply that no task reads any more, once as much has come as was `heard`."""
         wanted = len(left.text) if heard is None else len(heard) if isinstance(heard, str) else heard
         await self._connection.ended(left.take, lambda: len(left.text) >= wanted)
         end = characters_heard(left.text, wanted if heard is None else heard)
-        if not left.texts:  # not a word came
+        if not left.texts:  # no text came
             await self.cancel()
             await self._connection.ended(left.take)
         place = place_in(left.texts, end)
@@ -252,65 +275,71 @@ class Chat:
         return left.text
 
     async def rewind(self, to: AnyItem | str | int) -> SessionRewound:
-        """Go back: the item `to` (or its id) is the last from now on; `"root"` forgets all.
+        """Go back: the item `to` (or its id) becomes the last; `"root"` removes all.
 
         An int is a number of tokens, as `usage` counts them: `last.usage.input_tokens` takes the last reply
-        back. What is said next follows on that: say it again, or something else. Raises `ServerError`.
+        back. Raises `ServerError`.
         """
         await self._idle()
         target = to if isinstance(to, str | int) else to.id or ""
-        return await branches.rewind(self._connection, target)
+        return await self._connection.request(SessionRewind(to=target), SessionRewound)
 
     def steer(self, text: str, **overrides: Any) -> Turn:
-        """Say `text` while a turn is being read: that ends in order, and the reply to this one follows.
+        """Say `text` while a turn is being read: that turn ends in order, and the reply to `text` follows.
 
-        Iterate over what is returned, and no more over the other; or let the other task that reads it read on:
-        it comes to an end. `overrides` as for `say`.
+        Iterate over what is returned and no longer over the first turn; or, where another task reads that one,
+        let it read to the end. `overrides` as for `say`.
         """
         create = create_of(overrides)
         steer = ResponseSteer(input=[named(MessageItem.of("user", text))], response=create.response)
         rounds, claim = self._max_tool_rounds, self._take_over
-        return Turn(self._connection, create, [], self._tools, rounds, claim, self._apart, steer)
+        return Turn(self._connection, create, [], self._tools, rounds, claim, self._detached, steer)
 
     async def fork(
         self, children: int = 1, at: AnyItem | str | None = None, *, shared: bool = False
     ) -> list[Chat]:
-        """Sessions that go on from here, or from the item `at`, each with all that is known to this one.
+        """New sessions that go on from here, or from the item `at`, with this session's history.
 
-        Also while a turn is read: as far as it has come it is theirs. They are closed with this chat, or
-        before, as `async with` blocks. Each has a connection of its own, or they share this chat's; one that is
-        lost is made again for each alone. Raises `ServerError`, `SessionLost`, `ConnectionFailed`.
+        While a turn runs, they have as much of it as has come. They are closed with this chat, or before, as
+        `async with` blocks. Each has a connection of its own, or with `shared` they share this chat's; a lost
+        one is made again for each alone. Raises `ServerError`, `SessionLost`, `ConnectionFailed`.
         """
-        back = self._connection.way_back()
+        resumption = self._connection.resumption()
         item_id = at if at is None or isinstance(at, str) else at.id
         forked = await self._connection.request(SessionFork(at=item_id, children=children), SessionForked)
         chats: list[Chat] = []
         for fork in forked.sessions:
-            way = back.another(fork.handle)
-            reached = (await self._beside(fork, way) if shared else None) or await way.persist()
-            chat = self._come_back(*reached, way, self._max_tool_rounds)
+            own = resumption.another(fork.handle)
+            attached = await self._attach(fork, own) if shared else None
+            chat = self._resumed(*(attached or await own.persist()), own, self._max_tool_rounds)
             chat._tools = self._tools
             self._children.append(chat)
             chats.append(chat)
         return chats
 
     async def tree(self) -> list[Relative]:
-        """All sessions that were forked from one another with this one among them, parents before children.
-
-        Raises `ServerError`.
-        """
+        """All sessions of this one's fork tree, parents before children. Raises `ServerError`."""
         await self._idle()
-        return await branches.tree(self._connection)
+        found: list[Relative] = []
+        after: str | None = None
+        while True:
+            page = await self._connection.request(
+                SessionTree(limit=MAX_LISTED, after=after), SessionTreeListed
+            )
+            found += page.sessions
+            if not page.has_more:
+                return found
+            after = page.next
 
     async def name(self, name: str) -> None:
-        """Name this branch of the tree; `""` takes the name back. Raises `ServerError`: another has it."""
+        """Name this session in its fork tree; `""` removes the name. Raises `ServerError` for a used name."""
         await self._idle()
-        await branches.name(self._connection, name)
+        await self._connection.request(SessionName(name=name), SessionNamed)
 
     async def prune(self, branch: Chat | Relative | str) -> None:
-        """End another session of the tree for good, by its chat, its place in the tree or its id.
+        """Delete another session of the fork tree, by its chat, its entry in `tree` or its id.
 
-        What others share with it stays theirs. Raises `ServerError`.
+        What other sessions share with it stays. Raises `ServerError`.
         """
         await self._idle()
         if branch is self:
@@ -320,26 +349,35 @@ class Chat:
             self._children, branch._children = others + branch._children, []  # its forks live on
             await branch.aclose()
             branch = branch.session.id or ""
-        await branches.prune(self._connection, branch if isinstance(branch, str) else branch.id)
+        session_id = branch if isinstance(branch, str) else branch.id
+        prune = SessionPrune(session=session_id)
+        await self._connection.request(prune, SessionPruned, lambda event: event.session == session_id)
 
     # --- the conversation ---
 
     async def add(self, item: AnyItem, previous_item_id: str | None = None) -> AnyItem:
-        """Add an item at the end, or after the one named; returns it as the server has it.
+        """Add an item at the end, or after `previous_item_id`; returns it as the server has it.
 
-        It has the id that `item` names, or one made here. Raises `ServerError`.
+        An item without an id gets a new one. Raises `ServerError`.
         """
         await self._idle()
-        return await editing.add(self._connection, item, previous_item_id)
+        item = named(item)
+        create = ItemCreate(item=item, previous_item_id=previous_item_id)
+        done = await self._connection.request(create, ItemDone, lambda event: event.item.id == item.id)
+        return done.item
 
     async def answer(self, call: FunctionCallItem, output: str) -> AnyItem:
-        """Add what a tool answered; then `say()` or `respond()` lets the model go on."""
+        """Add the output of a call; then `say()` or `respond()` lets the model go on."""
         return await self.add(output_of(call, output).item)
 
     async def retrieve(self, item_id: str) -> AnyItem:
         """An item as the server has it. Raises `ServerError`."""
         await self._idle()
-        return await editing.retrieve(self._connection, item_id)
+        retrieve = ItemRetrieve(item_id=item_id)
+        found = await self._connection.request(
+            retrieve, ItemRetrieved, lambda event: event.item.id == item_id
+        )
+        return found.item
 
     async def delete(self, item_id: str) -> None:
         """Take an item out of the conversation. Raises `ServerError`."""
@@ -347,36 +385,61 @@ class Chat:
         await self._connection.delete(item_id)
 
     async def update(self, *, tools: Iterable[ToolLike] | None = None, **fields: Any) -> SessionResource:
-        """Change the session's fields that are given. Raises `FrameError`, `ToolInvalid`, `ServerError`."""
+        """Change the given fields of the session. Raises `FrameError`, `ToolInvalid`, `ServerError`."""
         await self._idle()
         table = None if tools is None else tools_of(tools)
-        self.session = await self._configuration.change(fields, table)
+        self.session = await self._update(fields, table)
         self._tools = self._tools if table is None else table
         return self.session
+
+    async def _update(
+        self, fields: dict[str, Any], tools: Mapping[str, Tool] | None = None
+    ) -> SessionResource:
+        """Change the given fields and tools; the whole configuration. Raises `FrameError`, `ServerError`."""
+        if tools is not None:
+            fields = {**fields, "tools": [tool.definition for tool in tools.values()]}
+        update = SessionUpdate(session=converted(fields, SessionPatch, "session"))
+        before, self._updated = self._updated, False
+
+        def matches(event: SessionUpdated) -> bool:  # not the answer to an update that was not waited for
+            return tools is None or [tool.name for tool in event.session.tools] == list(tools)
+
+        try:
+            updated = await self._connection.request(update, SessionUpdated, matches)
+        except FrameError:
+            self._updated = before  # nothing was sent
+            raise
+        except ServerError:
+            self._updated = True  # nothing has changed
+            raise
+        self._updated = True
+        return updated.session
 
     # --- where its KV is ---
 
     async def lease(
         self, priority: int | None = None, ttl: float | None = None, returns_in: float | None = None
     ) -> SessionLeased:
-        """Have this session's KV kept first, and brought back first, for `ttl` seconds; the receipt says what
-        is really promised. `ttl=0` gives the lease back; with `returns_in` it only says, and costs no budget,
-        when the session is wanted again. Raises `ServerError`.
+        """Keep this session's KV before that of others, and restore it first, for `ttl` seconds.
+
+        The receipt says what the server grants. `ttl=0` ends the lease; with `returns_in` (seconds) it only
+        hints when the session is needed again, which costs no budget. Raises `ServerError`.
         """
         await self._idle()
-        leased = await keeping.lease(self._connection, priority, ttl, returns_in)
+        lease = SessionLease(priority=priority, ttl=ttl, returns_in=returns_in)
+        leased = await self._connection.request(lease, SessionLeased)
         self._leased = leased.ttl > 0
         return leased
 
     async def stage(self) -> SessionStaged:
-        """The next turn comes soon: have the session's KV brought up, and wait for it. Raises `ServerError`."""
+        """Restore the session's KV to the device, as the next turn comes soon. Raises `ServerError`."""
         await self._idle()
-        return await keeping.stage(self._connection)
+        return await self._connection.request(SessionStage(), SessionStaged)
 
     async def settle(self, tier: Literal["host", "disk"] = "disk") -> SessionSettled:
-        """The next turn is far: have the session's KV sent down to `tier`, and wait. Raises `ServerError`."""
+        """Offload the session's KV to `tier`, as the next turn is far. Raises `ServerError`."""
         await self._idle()
-        return await keeping.settle(self._connection, tier)
+        return await self._connection.request(SessionSettle(tier=tier), SessionSettled)
 
     # --- by hand ---
 
@@ -385,20 +448,20 @@ class Chat:
         return await self._connection.send(event)
 
     async def events(self) -> AsyncIterator[ServerEvent]:
-        """All events as they come, whatever they belong to."""
+        """All events as they come. Raises `ChatBusy` while a turn is being read."""
         while True:
             yield await self._connection.receive()
 
     async def aclose(self) -> None:
-        """End the session's connection, and those of the sessions forked from it.
+        """Close the session's connection, and those of the sessions forked from it.
 
-        A turn that was begun and that nobody reads any more is cut; one that is still read or held goes on for
-        a while, for who opens the session again. Tools that were left behind are cancelled.
+        A running turn that no task reads and no variable holds is cut; another goes on at the server for a
+        while, so that the session can be resumed. Tools that still run are cancelled.
         """
         children, self._children = self._children, []
-        if self._answers is not None:
-            await self._answers.aclose()
-        await self._apart.aclose()
+        if self._outputs is not None:
+            await self._outputs.aclose()
+        await self._detached.aclose()
         await self._tracers.aclose()
         for child in children:
             await child.aclose()
@@ -413,12 +476,12 @@ class Chat:
     ) -> None:
         await self.aclose()
 
-    async def _beside(self, fork: Fork, back: Return) -> tuple[Transport, SessionResumed] | None:
+    async def _attach(self, fork: Fork, resumption: Resumption) -> tuple[Transport, SessionResumed] | None:
         """A fork on this chat's connection; None where that is lost meanwhile."""
         try:
             shared = await self._connection.share(self.session.id or "")
             transport = await shared.attach(fork.id, fork.handle)
-            return transport, await back.greeted(transport)
+            return transport, await resumption.greeted(transport)
         except SessionLost:
             raise
         except ConnectionLost:
@@ -430,13 +493,13 @@ class Chat:
         return None if self._current is None else self._current()
 
     async def _claim(self, reading: _Reading, clear: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Let this turn, and no other, read from now on: of several that begin at once, one."""
+        """Let this turn, and no other, read from now on. Of several that begin at once, one is let."""
         async with self._claiming:
             await self._idle(clear or self._connection.make_way)
             self._follow(reading)
 
     async def _take_over(self, reading: _Reading) -> None:
-        """Let this turn read from now on: the one that is read now ends for it."""
+        """Let this turn read from now on; the server ends the one that is read now."""
         current = self._reader()
         if isinstance(current, Turn | Run):
             current.stop()
@@ -448,7 +511,7 @@ class Chat:
         self._turns = [*ended, self._turns[-1], reading.rounds]
 
     async def _idle(self, clear: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Make sure that nothing runs: cancel what nobody reads. Raises `ChatBusy` while somebody does."""
+        """Cancel what runs and is no longer read. Raises `ChatBusy` while a turn is being read."""
         current = self._reader()
         if current is not None and current.running:
             if not current.given_up:
@@ -457,7 +520,7 @@ class Chat:
                 current.close()
         self._current = None
         await (clear or self._connection.quiet)()
-        answers, self._answers = self._answers, None
-        if answers is not None:  # of a run that was left: the conversation owes no answers
-            await answers.settle()
+        outputs, self._outputs = self._outputs, None
+        if outputs is not None:  # each call of a run that was left gets an output
+            await outputs.finish()
         await self._tracers.aclose()

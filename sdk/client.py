@@ -1,4 +1,4 @@
-"""The front door: a server, and sessions on it.
+"""A client of a server, and sessions on it.
 
 async with connect("ws://127.0.0.1:8421") as client:
     async with client.session(instructions="Be brief.", tools=[weather]) as chat:
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from .chat import MAX_TOOL_ROUNDS, Chat
 from .errors import ConnectionFailed
-from .reconnect import Patience, Return
+from .reconnect import Patience, Resumption
 from .tools.tool import ToolLike
 from .transport import Transport, dial, realtime_url
 
@@ -23,9 +23,9 @@ Dial: TypeAlias = Callable[[str | None], Awaitable[Transport]]
 
 
 class Client:
-    """Opens sessions through `dial`, which gives a fresh transport for a model (None: the server's own).
+    """Opens sessions. `dial` gives a fresh transport for a model (None: the server's default).
 
-    `redial` gives one on which a session is resumed: with it a lost connection is made again, unnoticed.
+    `redial` gives a transport on which a session is resumed: with it a lost connection is made again.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class Client:
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
         **fields: Any,
     ) -> AsyncIterator[Chat]:
-        """A fresh session, closed at the end of the block.
+        """A new session, closed at the end of the block.
 
-        `tool` are Python callables, which are run when the model calls them, or dicts in the Realtime form,
-        whose calls the caller answers. `fields` are more fields of `session.update`, the sampling fields among
-        them (temperature, seed, top_p, min_p, repetition_penalty, logit_bias, bad_words, top_logprobs, ...:
-        see `frames.sampling.SamplingFields`); `chat.session` shows what is in force.
+        `tools` are Python callables, which are run when the model calls them, or dicts in the Realtime form,
+        for calls that the caller answers. `fields` are further fields of `session.update`, also sampling fields
+        (temperature, seed, top_p, min_p, repetition_penalty, logit_bias, bad_words, top_logprobs, ...: see
+        `frames.sampling.SamplingFields`); `chat.session` has the values in force.
         Raises `ConnectionFailed`, `ToolInvalid`, `FrameError`, `ServerError`.
         """
         transport = await self._dial(self._model)
         chat: Chat | None = None
         try:
-            chat = await Chat.begin(transport, back=self._way_back(), max_tool_rounds=max_tool_rounds)
+            chat = await Chat.begin(transport, resumption=self._resumption(), max_tool_rounds=max_tool_rounds)
             if instructions is not None:
                 fields["instructions"] = instructions
             tools = list(tools)
@@ -74,23 +74,23 @@ class Client:
     async def resume(
         self, handle: str, *, tools: Iterable[ToolLike] = (), max_tool_rounds: int = MAX_TOOL_ROUNDS
     ) -> AsyncIterator[Chat]:
-        """The session that `handle` opens (`chat.handle`), as it was left; also after the server's restart.
+        """The session that `handle` opens (`chat.handle`), as it was left; also after a restart of the server.
 
-        `tool` are the callables to run from now on; they are not sent: the session knows its tools. A reply
-        that still runs is cancelled when the next turn begins. Raises `SessionLost`, `ConnectionFailed`.
+        `tools` are the callables to run from now on; the session keeps its tool definitions. A reply that still
+        runs is cancelled when the next turn begins. Raises `SessionLost`, `ConnectionFailed`.
         """
-        back = self._way_back()
-        if back is None:
-            raise ConnectionFailed("This client has no way to resume a session")
-        chat = await Chat.resume(back, handle, tools=tools, max_tool_rounds=max_tool_rounds)
+        resumption = self._resumption()
+        if resumption is None:
+            raise ConnectionFailed("This client cannot resume a session")
+        chat = await Chat.resume(resumption, handle, tools=tools, max_tool_rounds=max_tool_rounds)
         try:
             yield chat
         finally:
             await chat.aclose()
 
-    def _way_back(self) -> Return | None:
+    def _resumption(self) -> Resumption | None:
         redial = self._redial
-        return None if redial is None else Return(lambda: redial(self._model), self._patience)
+        return None if redial is None else Resumption(lambda: redial(self._model), self._patience)
 
 
 @asynccontextmanager
@@ -104,11 +104,11 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """A client of the server at `url`; each session opens a connection of its own.
 
-    With TLS (`wss://`, `https://`) the server's certificate is checked against the machine's authorities, or as
-    `ssl` says: `ssl.create_default_context(cafile="ca.pem")` for an authority of your own.
+    With TLS (`wss://`, `https://`) the server's certificate is checked against the system's authorities, or by
+    `ssl`: `ssl.create_default_context(cafile="ca.pem")` for an authority of your own.
 
-    A connection that is lost is made again, and the session goes on where it was; `patience` says for how long
-    that is tried. Raises `ConnectionFailed` at once for an address that cannot be one.
+    A lost connection is made again, and the session goes on where it was; `patience` sets for how long that is
+    tried. Raises `ConnectionFailed` at once for an invalid address.
     """
     realtime_url(url, model)
 

@@ -3,7 +3,7 @@
     transport ─ receive task ─┬▶ the request that the event answers
                               └▶ a bounded queue ─▶ the reader: a turn, a run, or `chat.events`
 
-The receive task also makes a lost connection again (`reconnect`). This file knows nothing of turns.
+The receive task also makes a lost connection again (`reconnect`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,7 +21,6 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from .buffer import Buffer
 from .errors import (
     ChatBusy,
     ConnectionFailed,
@@ -38,8 +37,6 @@ from .frames.client import (
     ItemDelete,
     ItemTruncate,
     ResponseCancel,
-    ResponseCreate,
-    ResponseSteer,
     TextClear,
 )
 from .frames.server import (
@@ -47,13 +44,12 @@ from .frames.server import (
     ErrorEvent,
     ItemDeleted,
     ItemTruncated,
-    ResponseCreated,
-    ResponseDone,
     ServerEvent,
     TextCommitted,
 )
 from .multiplex import SessionTransport, SharedTransport
-from .reconnect import Return, deadline
+from .reconnect import Resumption, deadline
+from .responses import RunningResponses
 from .transport import Transport
 
 MAX_QUEUED = 64
@@ -87,14 +83,16 @@ class _PendingRequest:
 class Connection:
     """Sends client events, answers requests and queues all other server events for one reader.
 
-    With a `back` a lost connection is made again, by the receive task, when something next needs it: no event
-    is read twice, and no request is served twice.
+    With a `resumption` the receive task makes a lost connection again when something next needs it: no event is
+    read twice, and no request is served twice. ``running``: ids of responses that run at the server already.
     """
 
-    def __init__(self, transport: Transport, back: Return | None = None, running: Iterable[str] = ()) -> None:
-        self.buffer = Buffer()
+    def __init__(
+        self, transport: Transport, resumption: Resumption | None = None, running: Iterable[str] = ()
+    ) -> None:
+        self.buffer = InputBuffer()
         self._transport = transport
-        self._back = back
+        self._resumption = resumption
         self._closed = False
         self._prefix = f"client_{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
@@ -112,38 +110,31 @@ class Connection:
         self._room: asyncio.Future[None] | None = None  # the receive task waits for room in the queue
         self._reading = False
         self._read_on: asyncio.Event | None = None  # set when the reader has taken an event, or has stopped
-        # the responses, as far as their events have been read
-        self._created: dict[str, str] = {}  # ids of running responses, and of the events that asked for them
-        self._cancels: set[str] = set()
-        self._asked: list[str] = []  # ids of `response.create`s without an answer, in order
-        self._begun: deque[str] = deque(maxlen=64)  # ids of those whose response has begun, in that order
-        self._running: set[str] = set(running)  # ids of responses without their `response.done`
-        self._inherited = frozenset(self._running)  # their events come again from the first
-        self._ending: set[str] = set()  # ids of running responses that a cancel was sent for
+        self._responses = RunningResponses(running)
 
     @property
     def busy(self) -> bool:
-        """Whether a response runs or has been asked for."""
-        return bool(self._asked or self._running)
+        """Whether a response runs or has been asked for, by the events read so far."""
+        return self._responses.busy
 
     def runs(self, response_id: str) -> bool:
         """Whether this response's end has not been read yet."""
-        return response_id in self._running
+        return response_id in self._responses.running
 
     def awaits(self, event_id: str) -> bool:
         """Whether the answer to this `response.create` has not been read yet."""
-        return event_id in self._asked
+        return event_id in self._responses.asked
 
     @property
     def handle(self) -> str | None:
         """Opens the session again; None where the connection cannot be made again."""
-        return None if self._back is None else self._back.handle
+        return None if self._resumption is None else self._resumption.handle
 
-    def way_back(self) -> Return:
+    def resumption(self) -> Resumption:
         """How this session is resumed. Raises `ConnectionFailed` where it cannot be."""
-        if self._back is None:
-            raise ConnectionFailed("This client has no way to open a session by its handle")
-        return self._back
+        if self._resumption is None:
+            raise ConnectionFailed("This client cannot open a session by its handle")
+        return self._resumption
 
     # --- sending --------------------------------------------------------------------------------------------
 
@@ -151,23 +142,19 @@ class Connection:
         """Send one event, with an id if it has none; returns its id.
 
         Raises `ConnectionLost`, and a `FrameError`, without sending, for an event that cannot be encoded or
-        whose id is too long for the server to repeat.
+        has an id that is too long.
         """
         event_id = event.event_id or self._new_id()
         if len(event_id) > codec.MAX_EVENT_ID:
             raise FieldInvalid(f"An event's id has at most {codec.MAX_EVENT_ID} characters", "event_id")
         frame = codec.framed(msgspec.structs.replace(event, event_id=event_id))
-        if isinstance(event, ResponseCancel):
-            self._cancels.add(event_id)
-            self._ending.update([event.response_id] if isinstance(event.response_id, str) else [])
-        elif isinstance(event, ResponseCreate | ResponseSteer):
-            self._asked.append(event_id)
+        self._responses.sent(event_id, event)
         for request in self._requests:
             if request.event_id == event_id:
                 request.frame = frame
         transport = self._transport
-        if self._back is not None:
-            self._back.sent(event_id, frame)
+        if self._resumption is not None:
+            self._resumption.sent(event_id, frame)
         try:
             await transport.send(frame)
         except ConnectionLost as lost:
@@ -199,8 +186,8 @@ class Connection:
         Raises `ServerError` for a refusal.
         """
         with self._pending(event_id, matches) as request:
-            if self._back is not None:
-                request.frame = self._back.frame_of(event_id)
+            if self._resumption is not None:
+                request.frame = self._resumption.frame_of(event_id)
             for index, event in enumerate(self._queue):
                 if not isinstance(event, ProtocolBroken) and request.is_answered_by(event):
                     del self._queue[index]
@@ -292,21 +279,21 @@ class Connection:
         Responses that were asked for and have not begun are waited for: the next `response.created` would be
         taken for the new turn's.
         """
-        if self._reading or self._inherited & self._running:
+        if self._reading or self._responses.inherited:
             await self.quiet()
         await self.cut()
-        while self._asked:
+        while self._responses.asked:
             await self.receive()
 
     async def cut(self) -> None:
         """Cancel what runs and what has been asked for."""
-        if self._asked:
+        if self._responses.asked:
             await self.send(ResponseCancel())
-        for response_id in self._running - self._ending:
+        for response_id in self._responses.running - self._responses.ending:
             await self.send(ResponseCancel(response_id=response_id))
 
-    async def fresh(self) -> None:
-        """Take back what an earlier client of the session may have left in the buffer."""
+    async def clear_leftover(self) -> None:
+        """Clear the input buffer of what an earlier client of the session may have left in it."""
         if self.buffer.stale:
             self.buffer.stale = False
             await self.send(TextClear())
@@ -378,8 +365,8 @@ class Connection:
             else:
                 self._put(broken)
             return
-        if self._back is not None:
-            self._back.read(frame, event)
+        if self._resumption is not None:
+            self._resumption.read(frame, event)
         if event is None:
             return
         if isinstance(event, ErrorEvent):
@@ -420,14 +407,14 @@ class Connection:
 
     async def _come_back(self, lost: ConnectionLost) -> None:
         """Replace the lost transport by a new one. Raises ``lost`` where that is not possible."""
-        back = self._back
-        if back is None or self._closed or not back.possible(lost):
+        resumption = self._resumption
+        if resumption is None or self._closed or not resumption.possible(lost):
             raise lost
-        give_up = deadline(back.patience)
-        for pause in back.patience.pauses():
+        give_up = deadline(resumption.patience)
+        for pause in resumption.patience.pauses():
             await anyio.sleep(pause)
             try:
-                self._transport = await self._resumed(back)
+                self._transport = await self._resumed(resumption)
                 break
             except SessionLost:
                 raise
@@ -438,18 +425,18 @@ class Connection:
             if not sender.done():
                 sender.set_result(None)
 
-    async def _resumed(self, back: Return) -> Transport:
+    async def _resumed(self, resumption: Resumption) -> Transport:
         """A new transport on which all has been sent again that the server may lack."""
-        transport, resumed = await back.connect()
+        transport, resumed = await resumption.connect()
         try:
             awaited = {one.event_id: one.frame for one in self._requests if not one.answer.done()}
-            frames = [*self._cancelled_again(), *back.again(resumed, awaited)]
+            frames = [*self._cancelled_again(), *resumption.again(resumed, awaited)]
             sent: set[bytes] = set()
             while frames:
                 for frame in frames:
                     await transport.send(frame)
                 sent.update(frames)
-                frames = back.since(sent)  # sent meanwhile over the lost transport
+                frames = resumption.since(sent)  # sent meanwhile over the lost transport
             return transport
         except BaseException:
             await transport.aclose()
@@ -458,10 +445,10 @@ class Connection:
     def _cancelled_again(self) -> list[bytes]:
         """A server that died before a cancelled response was over goes on with it, and refuses another."""
         frames = []
-        for response_id in sorted(self._ending & self._running):
-            event_id = self._new_id()
-            self._cancels.add(event_id)
-            frames.append(codec.encode(ResponseCancel(event_id=event_id, response_id=response_id)))
+        for response_id in sorted(self._responses.ending & self._responses.running):
+            cancel = ResponseCancel(event_id=(event_id := self._new_id()), response_id=response_id)
+            self._responses.sent(event_id, cancel)
+            frames.append(codec.encode(cancel))
         return frames
 
     # --- waiting for it -------------------------------------------------------------------------------------
@@ -500,8 +487,8 @@ class Connection:
     def _resolve(self, request: _PendingRequest, event: ServerEvent, position: int) -> None:
         request.position = position
         request.answer.set_result(event)
-        if self._back is not None and not isinstance(event, ErrorEvent):
-            self._back.arrived(request.event_id)
+        if self._resumption is not None and not isinstance(event, ErrorEvent):
+            self._resumption.arrived(request.event_id)
 
     async def _next_arrival(self) -> None:
         """Wait until there is an event in the queue."""
@@ -535,7 +522,7 @@ class Connection:
         """Wait until the receive task has replaced a transport that a sender found lost. Raises ``lost``."""
         if self._transport is not transport:
             return
-        if self._back is None or self._closed or not self._back.possible(lost):
+        if self._resumption is None or self._closed or not self._resumption.possible(lost):
             raise lost
         sender: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._senders.append(sender)
@@ -546,6 +533,12 @@ class Connection:
         finally:
             self._senders.remove(sender)
             _forget(sender)
+
+    def _take_in(self, event: ServerEvent) -> bool:
+        """Note what the event says of responses; whether it is for the reader."""
+        if self._resumption is not None and (event_id := self._responses.acknowledged(event)):
+            self._resumption.arrived(event_id)
+        return self._responses.read(event)
 
     async def _other_reader(self) -> None:
         """Wait until the other task that reads has an event, or has stopped."""
@@ -559,45 +552,6 @@ class Connection:
 
     def _new_id(self) -> str:
         return f"{self._prefix}_{next(self._numbers)}"
-
-    # --- the responses --------------------------------------------------------------------------------------
-
-    def _take_in(self, event: ServerEvent) -> bool:
-        """Note what the event says of responses; whether it is for the reader."""
-        self._note_arrivals(event)
-        match event:
-            case ErrorEvent(error=error) if error.event_id in self._cancels:
-                self._cancels.discard(error.event_id or "")
-                return False
-            case ErrorEvent(error=error) if error.event_id in self._asked:
-                self._asked.remove(error.event_id or "")
-            case ErrorEvent(error=error) if error.event_id in self._begun:
-                self._begun.remove(error.event_id or "")  # it was a later one's response that had begun
-                self._begin()
-            case ResponseCreated(response=response):
-                self._begin()
-                self._running.add(response.id)
-            case ResponseDone(response=response):
-                self._running.discard(response.id)
-                self._ending.discard(response.id)
-        return True
-
-    def _begin(self) -> None:
-        """A response does not name its `response.create`: it is the first without an answer."""
-        if self._asked:
-            self._begun.append(self._asked.pop(0))
-
-    def _note_arrivals(self, event: ServerEvent) -> None:
-        """Tell `back` what need not be sent again: events refused, and those up to what a response ends."""
-        if self._back is None:
-            return
-        match event:
-            case ErrorEvent(error=error) if error.event_id:
-                self._back.arrived(error.event_id)
-            case ResponseCreated(response=response) if self._asked:
-                self._created[response.id] = self._asked[0]
-            case ResponseDone(response=response) if response.id in self._created:
-                self._back.arrived(self._created.pop(response.id))
 
 
 def server_error(details: ErrorDetails) -> ServerError:
@@ -615,3 +569,35 @@ def _forget(future: asyncio.Future[_Event]) -> None:
     """Nothing awaits the future any more: an error in it is not logged as unread."""
     if future.done() and not future.cancelled():
         future.exception()
+
+
+class InputBuffer:
+    """The owner of the session's one input text buffer: a message that is typed, or a tool's streamed output.
+
+    A tool's output gives way to a message. ``stale``: an earlier client may have left text in the buffer.
+    """
+
+    def __init__(self) -> None:
+        self.stale = False
+        self._owner: object | None = None
+        self._give_way: Callable[[], Awaitable[None]] | None = None
+
+    def lend(self, owner: object, give_way: Callable[[], Awaitable[None]]) -> bool:
+        """Give it to `owner` unless another has it; a later `claim` awaits `give_way` first."""
+        if self._owner not in (None, owner):
+            return False
+        self._owner, self._give_way = owner, give_way
+        return True
+
+    async def claim(self, owner: object) -> None:
+        """Give it to `owner`, after the one it was lent to has given way."""
+        if self._owner is not owner:
+            give_way, self._give_way = self._give_way, None
+            self._owner = owner
+            if give_way is not None:
+                await give_way()
+
+    def release(self, owner: object) -> None:
+        """Free the buffer, if `owner` has it."""
+        if self._owner is owner:
+            self._owner = self._give_way = None

@@ -1,7 +1,7 @@
-"""Coroutines beside who waits for them, and may leave them behind: at a timeout, or when cancelled.
+"""Coroutines that may be left running when their caller stops waiting: at a timeout, or when it is cancelled.
 
-What is left is cancelled, and has a moment to tidy up. What goes on all the same, having shielded itself, is
-left in peace, and what it gives is not read; `aclose` cancels it whatever its shields. Knows nothing of tools.
+A coroutine that is left is cancelled and has `TIDY_SECONDS` to clean up. One that shields itself runs on, and
+its result is dropped; `aclose` cancels it in spite of its shields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 class Detached:
-    """The owner of what is left behind. ``len``: how many go on."""
+    """Owns the tasks that were left running. ``len``: how many still run."""
 
     def __init__(self) -> None:
         self._left: set[asyncio.Task[Any]] = set()
@@ -28,11 +28,11 @@ class Detached:
         return len(self._left)
 
     async def run(self, work: Callable[[], Awaitable[_Result]], seconds: float | None) -> _Result | None:
-        """What it gives within so many seconds; None: it has not. Raises what it raises."""
-        patience, peace = CancelScope(), CancelScope()
+        """The result within `seconds` (None: no limit), else None. Raises what `work` raises."""
+        limit, shield = CancelScope(), CancelScope()
 
         async def scoped() -> _Result | None:
-            with patience, peace:
+            with limit, shield:
                 return await work()
             return None
 
@@ -42,10 +42,10 @@ class Detached:
             return task.result() if task.done() else None
         finally:
             if not task.done():
-                await self._leave(task, patience, peace)
+                await self._leave(task, limit, shield)
 
     async def aclose(self) -> None:
-        """Cancel all that were left, and those that are left from now on; wait a moment for their ends."""
+        """Cancel all tasks that were left, and those left from now on; wait up to `TIDY_SECONDS` for them."""
         self._closed = True
         current = asyncio.current_task()
         left = [task for task in self._left if task is not current]
@@ -55,19 +55,19 @@ class Detached:
             with CancelScope(shield=True):
                 await asyncio.wait(left, timeout=TIDY_SECONDS)
 
-    async def _leave(self, task: asyncio.Task[Any], patience: CancelScope, peace: CancelScope) -> None:
+    async def _leave(self, task: asyncio.Task[Any], limit: CancelScope, shield: CancelScope) -> None:
         self._left.add(task)
         task.add_done_callback(self._ended)
-        patience.cancel()
+        limit.cancel()
         if self._closed:
             task.cancel()
         try:
             with CancelScope(shield=True):
                 await asyncio.wait([task], timeout=TIDY_SECONDS)
         finally:
-            peace.shield = True  # a scope cancels what goes on with each turn of the loop
+            shield.shield = True  # else the cancelled scope cancels the task again in each turn of the loop
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._left.discard(task)
         if not task.cancelled():
-            task.exception()  # nobody else asks for it
+            task.exception()  # marks it as read, so that it is not logged

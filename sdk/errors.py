@@ -1,29 +1,29 @@
-"""What can go wrong on this side of the wire: one tree; every class has the stable code the wire uses.
+"""The errors of the SDK: one tree; each class has the stable code that the wire uses.
 
 SDKError
-├── FrameError                a frame that is not a valid event: nothing was done with it
+├── FrameError                a frame that is not a valid event; it was ignored
 │   ├── FrameMalformed        not JSON, not UTF-8, not an object, or nested too deep
 │   ├── FrameTooLarge
-│   ├── FieldUnknown          a field no standard knows
+│   ├── FieldUnknown          a field that is not in the standard and not ours
 │   ├── FieldUnsupported      a field, value or event of the standard that is not served
 │   ├── FieldMissing
 │   ├── FieldMistyped
 │   └── FieldInvalid          right type, wrong value
 ├── ServerError               the server sent an `error` event, or a failed response
-│   └── ResponseFailed        a response ended `failed`; what was said is kept
+│   └── ResponseFailed        a response ended `failed`; its text so far is kept
 ├── ConnectionFailed          the connection could not be made
-├── ConnectionLost            it ended while something was expected of it
-│   └── SessionLost           and the session cannot be resumed on another
+├── ConnectionLost            the connection ended while something waited for it
+│   └── SessionLost           and the session cannot be resumed
 ├── ProtocolBroken            the server sent what this client cannot understand
 ├── ChatBusy                  a second turn was begun while one runs on this chat
-├── InputClosed               text was sent for an input that was committed or taken back
+├── InputClosed               text was sent for an input that was committed or cleared
 ├── ToolInvalid               a callable or dict that cannot be offered as a tool
-│   └── ToolTypeUnsupported   a parameter has a type that no JSON is
-├── ToolFailed                a tool told that it failed: the model reads why
-├── LimitInvalid              a limit that no run could keep
-└── ToolRoundsExceeded        the model went on calling tools beyond the limit
+│   └── ToolTypeUnsupported   a parameter has a type that is no JSON type
+├── ToolFailed                a tool reports that it failed; the model reads why
+├── LimitInvalid              a limit of a run that is too low
+└── ToolRoundsExceeded        the model still calls tools after the last round
 
-Knows nothing of how the gateway answers: `gateway.errors` has that table.
+`gateway.errors` maps them to wire errors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import ClassVar
 
 
 class SDKError(Exception):
-    """Any failure of the SDK; `code` is stable, `message` is one line for people."""
+    """Base of the SDK's errors. `code` is stable; `message` is one line for people."""
 
     code: ClassVar[str] = "sdk_error"
 
@@ -45,8 +45,8 @@ class SDKError(Exception):
 class FrameError(SDKError):
     """A frame that is not a valid event.
 
-    `param` is the path of the field at fault (`session.tools[0].name`), `event_id` the event's own id where
-    the frame was legible enough to find one.
+    `param` is the path of the field at fault (`session.tools[0].name`), `event_id` the event's own id, where
+    one could be read.
     """
 
     code = "invalid_frame"
@@ -64,13 +64,13 @@ class FrameMalformed(FrameError):
 
 
 class FrameTooLarge(FrameError):
-    """Longer than a frame may be."""
+    """A frame longer than allowed."""
 
     code = "frame_too_large"
 
 
 class FieldUnknown(FrameError):
-    """A field that no standard knows."""
+    """A field that is not in the standard and not ours."""
 
     code = "unknown_parameter"
 
@@ -82,7 +82,7 @@ class FieldUnsupported(FrameError):
 
 
 class FieldMissing(FrameError):
-    """A required field is not there."""
+    """A required field is missing."""
 
     code = "missing_required_parameter"
 
@@ -94,7 +94,7 @@ class FieldMistyped(FrameError):
 
 
 class FieldInvalid(FrameError):
-    """A field of the right type with a value out of bounds or not among those allowed."""
+    """A field of the right type with a value that is not allowed."""
 
     code = "invalid_value"
 
@@ -112,7 +112,7 @@ class ServerError(SDKError):
         event_id: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.code = code or kind  # type: ignore[misc]  # the server's word, per instance
+        self.code = code or kind  # type: ignore[misc]  # the server's code, per instance
         self.kind = kind
         self.param = param
         self.event_id = event_id
@@ -123,13 +123,13 @@ class ResponseFailed(ServerError):
 
 
 class ConnectionFailed(SDKError):
-    """The connection could not be made: nobody listens, or the server refused it."""
+    """The connection could not be made: no server listens there, or it refused the connection."""
 
     code = "connection_failed"
 
 
 class ConnectionLost(SDKError):
-    """The connection ended while an answer was due. `close_code` is the WebSocket's, where there was one."""
+    """The connection ended while something waited for it. `close_code`: the WebSocket's, if there was one."""
 
     code = "connection_lost"
 
@@ -143,23 +143,23 @@ class SessionLost(ConnectionLost):
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
-        self.code = code or "session_not_found"  # type: ignore[misc]  # the server's word, per instance
+        self.code = code or "session_not_found"  # type: ignore[misc]  # the server's code, per instance
 
 
 class ProtocolBroken(SDKError):
-    """The server sent something that is not in the protocol, or not in its order."""
+    """The server sent something that this client cannot read, or not in the order of the protocol."""
 
     code = "protocol_broken"
 
 
 class ChatBusy(SDKError):
-    """This chat already has a turn running: finish reading it, or cancel it, first."""
+    """This chat has a running turn: read it to its end, or cancel it, first."""
 
     code = "chat_busy"
 
 
 class InputClosed(SDKError):
-    """This text was committed or taken back already."""
+    """This text was committed or cleared."""
 
     code = "input_closed"
 
@@ -171,7 +171,7 @@ class ToolInvalid(SDKError):
 
 
 class ToolTypeUnsupported(ToolInvalid):
-    """A parameter of a callable has a type that no JSON is; ``parameter`` and ``type_name`` tell which."""
+    """A parameter of a callable has a type that is no JSON type; ``parameter`` and ``type_name`` name both."""
 
     code = "tool_type_unsupported"
 
@@ -182,18 +182,18 @@ class ToolTypeUnsupported(ToolInvalid):
 
 
 class ToolFailed(SDKError):
-    """A tool told that it failed; the message is for the model."""
+    """A tool reports that it failed; the message is for the model."""
 
     code = "tool_failed"
 
 
 class LimitInvalid(SDKError):
-    """A limit of a run that no run could keep."""
+    """A limit of a run that is too low."""
 
     code = "limit_invalid"
 
 
 class ToolRoundsExceeded(SDKError):
-    """The model went on calling tools for more rounds than the chat allows."""
+    """The model still calls tools after the last round that the chat allows."""
 
     code = "tool_rounds_exceeded"

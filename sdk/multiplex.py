@@ -13,7 +13,6 @@ from contextlib import suppress
 import msgspec
 
 from .errors import ConnectionLost
-from .frames import codec
 from .frames.client import SessionAttach, SessionDetach
 from .transport import Transport
 
@@ -56,7 +55,7 @@ class SharedTransport:
         event_id = f"attach_{next(self._numbers)}"
         self._attaching[event_id] = session_id
         session = self.session(session_id)
-        await self._transport.send(codec.encode(SessionAttach(event_id=event_id, session=handle)))
+        await self._transport.send(msgspec.json.encode(SessionAttach(event_id=event_id, session=handle)))
         return session
 
     async def send(self, frame: bytes) -> None:
@@ -71,7 +70,7 @@ class SharedTransport:
     async def leave(self, session_id: str) -> None:
         """Detach a session; the connection ends with the last one."""
         if self._sessions.pop(session_id, None) is not None and self._sessions:
-            await self._transport.send(codec.encode(SessionDetach(session_id=session_id)))
+            await self._transport.send(msgspec.json.encode(SessionDetach(session_id=session_id)))
         elif not self._sessions:
             if self._task is not None and self._task is not asyncio.current_task():
                 self._task.cancel()

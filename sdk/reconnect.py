@@ -1,7 +1,7 @@
-"""Coming back to a session on a new connection: what the server must be told, and what not twice.
+"""Resuming a session on a new connection: the handshake, what is sent again, and for how long it is tried.
 
-Keeps the newest handle, the last event that was read and the client events the server may not have yet; finds
-the way back with growing, jittered pauses. Knows nothing of turns.
+A `Resumption` keeps the newest handle, the last server event that was received, and the client events that the
+server may not have.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ import anyio
 import msgspec
 
 from .errors import ConnectionFailed, ConnectionLost, ProtocolBroken, SessionLost
-from .frames import codec
 from .frames.client import SessionResume
 from .frames.server import ErrorEvent, ServerEvent, SessionResumed
 from .transport import Transport
 
 FINAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010, 4001})
-"""Closes after which coming back would end the same, or take the session from who has it now."""
+"""Close codes after which the session is not resumed: it would end the same, or another client has it now."""
 MAX_UNSURE = 1024
+"""Client events that are kept to be sent again."""
+
+_GREETING: msgspec.json.Decoder[SessionResumed | ErrorEvent] = msgspec.json.Decoder(
+    SessionResumed | ErrorEvent
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Pauses before each try, in seconds: up to ``first``, then up to ``factor`` times the last.
+    """Pauses before each try, in seconds: up to ``first``, then up to ``factor`` times the last bound.
 
-    No try begins later than ``total`` after the connection was lost.
+    No bound is above ``longest``. No try begins later than ``total`` after the connection was lost.
     """
 
     first: float = 0.05
@@ -50,8 +54,8 @@ class _AnyEvent(msgspec.Struct):
     event_id: str | None = None
 
 
-class Return:
-    """The way back to one session. ``dial`` gives a connection that expects `session.resume`."""
+class Resumption:
+    """How one session is resumed. ``dial`` gives a connection that expects `session.resume`."""
 
     def __init__(self, dial: Callable[[], Awaitable[Transport]], patience: Patience | None = None) -> None:
         self.handle: str | None = None
@@ -59,28 +63,28 @@ class Return:
         self.patience = patience or Patience()
         self._dial = dial
         self._unsure: OrderedDict[str, bytes] = OrderedDict()  # sent, and not known to have arrived
-        self._forgotten: str | None = None  # the last one of them that is not kept any more
+        self._forgotten: str | None = None  # the last of them that is no longer kept
 
-    def another(self, handle: str) -> Return:
-        """The way to another session of the same server."""
-        back = Return(self._dial, self.patience)
-        back.handle = handle
-        return back
+    def another(self, handle: str) -> Resumption:
+        """The same for another session of the same server."""
+        resumption = Resumption(self._dial, self.patience)
+        resumption.handle = handle
+        return resumption
 
     def possible(self, lost: ConnectionLost) -> bool:
-        """Whether it makes sense to come back after this end."""
+        """Whether the session may be resumed after this loss."""
         return self.handle is not None and lost.close_code not in FINAL_CODES
 
-    # --- what goes and comes --------------------------------------------------------------------------------
+    # --- what is sent and received --------------------------------------------------------------------------
 
     def sent(self, event_id: str, frame: bytes) -> None:
-        """A client event is on its way."""
+        """Keep a client event that is sent."""
         self._unsure[event_id] = frame
         while len(self._unsure) > MAX_UNSURE:
             self._forgotten, _ = self._unsure.popitem(last=False)
 
     def read(self, frame: bytes, event: ServerEvent | None) -> None:
-        """A server event was read, of whatever type."""
+        """Note a server event that was received; None: its type is not known here."""
         event_id = (
             event.event_id if event is not None else msgspec.json.decode(frame, type=_AnyEvent).event_id
         )
@@ -91,7 +95,7 @@ class Return:
             self.handle = handle
 
     def arrived(self, event_id: str) -> None:
-        """The server has this client event and all before it."""
+        """The server has this client event and all before it: they are not sent again."""
         if event_id in self._unsure:
             self._forgotten = None
             for known in list(self._unsure):
@@ -99,7 +103,26 @@ class Return:
                 if known == event_id:
                     return
 
-    # --- the way --------------------------------------------------------------------------------------------
+    def again(self, resumed: SessionResumed, awaited: Mapping[str, bytes | None]) -> list[bytes]:
+        """The frames to send again, in order.
+
+        ``awaited``: ids of client events that wait for an answer, and their frames. They are sent again where
+        the session comes from the journal, as its server answers them again.
+        """
+        self.arrived(resumed.last_client_event or "")
+        again = awaited.items() if resumed.reopened else ()
+        lost = [frame for event_id, frame in again if frame is not None and event_id not in self._unsure]
+        return [*lost, *self._unsure.values()]
+
+    def frame_of(self, event_id: str) -> bytes | None:
+        """The frame of an event that was just sent; None where it is not kept."""
+        return self._unsure.get(event_id)
+
+    def since(self, sent: Container[bytes]) -> list[bytes]:
+        """The frames, in order, that were kept after those in ``sent``."""
+        return [frame for frame in self._unsure.values() if frame not in sent]
+
+    # --- the new connection ---------------------------------------------------------------------------------
 
     async def connect(self) -> tuple[Transport, SessionResumed]:
         """One try: a new connection on which the session goes on.
@@ -108,7 +131,9 @@ class Return:
         """
         transport = await self._dial()
         try:
-            resumed = await self._resume(transport)
+            resume = SessionResume(event_id="resume", handle=self.handle or "", last_event=self.last_event)
+            await transport.send(msgspec.json.encode(resume))
+            resumed = await self.greeted(transport)
             self._check(resumed)
             return transport, resumed
         except BaseException:
@@ -116,7 +141,7 @@ class Return:
             raise
 
     async def persist(self) -> tuple[Transport, SessionResumed]:
-        """As `connect`, tried again for as long as `patience` has it."""
+        """As `connect`, tried again until `patience` ends."""
         give_up = deadline(self.patience)
         for pause in self.patience.pauses():
             try:
@@ -129,51 +154,27 @@ class Return:
             await anyio.sleep(pause)
         raise AssertionError("pauses have no end")
 
-    def _check(self, resumed: SessionResumed) -> None:
-        """Raises ``SessionLost`` where the server lacks what is not kept to be sent again: more than
-        `MAX_UNSURE` events were on their way."""
-        last = resumed.last_client_event
-        if self._forgotten is not None and last != self._forgotten and last not in self._unsure:
-            raise SessionLost(
-                "The server has not got all that was sent, some of which is not kept", code="events_expired"
-            )
-
-    async def _resume(self, transport: Transport) -> SessionResumed:
-        resume = SessionResume(event_id="resume", handle=self.handle or "", last_event=self.last_event)
-        await transport.send(codec.encode(resume))
-        return await self.greeted(transport)
-
     async def greeted(self, transport: Transport) -> SessionResumed:
-        """The answer to `session.resume` or `session.attach`. Raises ``SessionLost``."""
-        event = codec.decode_server(await transport.receive())
+        """The answer to `session.resume` or `session.attach`. Raises ``SessionLost``, ``ProtocolBroken``."""
+        try:
+            event = _GREETING.decode(await transport.receive())
+        except msgspec.MsgspecError as error:
+            raise ProtocolBroken(f"The server did not answer session.resume: {error}") from None
         if isinstance(event, ErrorEvent):
             if event.error.code == "storage_unavailable":
                 raise ConnectionFailed(event.error.message)
             raise SessionLost(event.error.message, code=event.error.code)
-        if not isinstance(event, SessionResumed):
-            raise ProtocolBroken("The server did not answer session.resume")
         self.handle = event.handle
         self.last_event = self.last_event or event.event_id  # what follows may be lost with the connection
         return event
 
-    def again(self, resumed: SessionResumed, awaited: Mapping[str, bytes | None]) -> list[bytes]:
-        """The frames that the server must be sent again, in order.
-
-        ``awaited``: events whose answers somebody waits for, and their frames; a session from the journal
-        answers them again.
-        """
-        self.arrived(resumed.last_client_event or "")
-        again = awaited.items() if resumed.reopened else ()
-        lost = [frame for event_id, frame in again if frame is not None and event_id not in self._unsure]
-        return [*lost, *self._unsure.values()]
-
-    def frame_of(self, event_id: str) -> bytes | None:
-        """An event that was just sent; None where it is not kept."""
-        return self._unsure.get(event_id)
-
-    def since(self, sent: Container[bytes]) -> list[bytes]:
-        """The frames that were given since, in order."""
-        return [frame for frame in self._unsure.values() if frame not in sent]
+    def _check(self, resumed: SessionResumed) -> None:
+        """Raises ``SessionLost`` where the server lacks an event that is no longer kept."""
+        last = resumed.last_client_event
+        if self._forgotten is not None and last != self._forgotten and last not in self._unsure:
+            raise SessionLost(
+                "The server lacks events that were sent and are not kept here", code="events_expired"
+            )
 
 
 def deadline(patience: Patience) -> float:

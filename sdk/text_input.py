@@ -1,13 +1,11 @@
-"""Text that is sent while it is typed or recognised, or told by a tool, and is computed meanwhile.
+"""Text that is sent while it is typed, recognised or written by a tool; the server prefills it meanwhile.
 
-    async with chat.input() as text:
-        await text.append("What is the ")
-        await text.append("whether in Oslo?")
-        await text.replace(12, "weather in Oslo?")
-    async for piece in chat.say():
-        ...
-
-Knows nothing of where the text comes from.
+async with chat.input() as text:
+    await text.append("What is the ")
+    await text.append("whether in Oslo?")
+    await text.replace(12, "weather in Oslo?")
+async for piece in chat.say():
+    ...
 """
 
 from __future__ import annotations
@@ -23,13 +21,14 @@ from .frames.server import TextCleared, TextCommitted
 
 
 class TextInput:
-    """One message on its way, or what a tool answers to the call `call_id`. Leaving ``async with`` commits it,
-    or takes it back if the block raised. A tool may answer nothing; a message without text is none.
+    """One message, or the output of the call `call_id`, sent in pieces.
 
-    ``committed``: what the server said of it: the item's id, tokens prefilled while it came, tokens left.
-    Raises `InputClosed` once it was committed or taken back, `ServerError`, `ConnectionLost`. Pieces are sent
-    without waiting: that one was refused is raised by what is done next, the commit at the latest, and none of
-    the text stays.
+    Leaving ``async with`` commits it, or clears it if the block raised. An output may be empty; an empty
+    message is cleared. ``committed``: the server's answer: the item's id, tokens prefilled meanwhile, tokens
+    left.
+    Pieces are sent without waiting: the refusal of one is raised by what is called next, by the commit at the
+    latest, and then none of the text stays. Raises `InputClosed` after the commit or the clear, `ServerError`,
+    `ConnectionLost`.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class TextInput:
         self.text += text
 
     async def replace(self, start: int, text: str) -> None:
-        """Take back what stands from character `start` on, and put `text` there."""
+        """Replace all from character `start` on by `text`. Raises `IndexError`."""
         self._check()
         if not 0 <= start <= len(self.text):
             raise IndexError(f"{len(self.text)} characters were sent, none at {start}")
@@ -58,7 +57,7 @@ class TextInput:
         self.text = self.text[:start] + text
 
     async def commit(self) -> TextCommitted:
-        """It is whole: it becomes an item of the conversation. The reply is asked for with `chat.say()`."""
+        """Make the text an item of the conversation. `chat.say()` then asks for the reply."""
         self._check()
         self._check_pieces()
         self._open = False
@@ -76,7 +75,7 @@ class TextInput:
         return committed
 
     async def clear(self) -> None:
-        """Take all of it back."""
+        """Take all of the text back."""
         self._check()
         self._open = False
         self._connection.buffer.release(self)
@@ -84,7 +83,7 @@ class TextInput:
 
     async def __aenter__(self) -> TextInput:
         if self._call_id is not None:
-            await self.append("")  # what stands before the output can be computed
+            await self.append("")  # lets the server prefill what stands before the output
         return self
 
     async def __aexit__(
@@ -102,7 +101,7 @@ class TextInput:
     async def _send(self, event: TextAppend | TextReplace) -> None:
         self._check_pieces()
         await self._connection.buffer.claim(self)
-        await self._connection.fresh()
+        await self._connection.clear_leftover()
         self._pieces.add(await self._connection.send(event))
 
     def _check_pieces(self) -> None:
@@ -112,4 +111,4 @@ class TextInput:
 
     def _check(self) -> None:
         if not self._open:
-            raise InputClosed("This text was committed or taken back")
+            raise InputClosed("This text was committed or cleared")

@@ -1,6 +1,6 @@
-"""How frames travel: a `Transport` carries whole frames both ways. Knows nothing of what they say.
+"""Transports: each carries whole frames both ways and does not read them.
 
-`WebSocketTransport` is the real one; `gateway.embedded` gives one in memory.
+`WebSocketTransport` is for servers; `gateway.embedded` has one in memory.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class Transport(Protocol):
-    """One connection. `receive` may be cancelled without losing a frame; `send` may run beside it."""
+    """One connection. `receive` can be cancelled without losing a frame; `send` can run beside it.
+
+    Once one of both has raised `ConnectionLost`, the other does too.
+    """
 
     async def send(self, frame: bytes) -> None:
         """Send one frame. Raises `ConnectionLost`."""
 
     async def receive(self) -> bytes:
-        """The next frame. Raises `ConnectionLost` when there will be none."""
+        """The next frame. Raises `ConnectionLost` when there are no more."""
 
     async def aclose(self) -> None:
-        """End the connection; harmless when it has ended."""
+        """End the connection; does nothing when it has ended."""
 
 
 class WebSocketTransport:
@@ -70,8 +73,8 @@ async def dial(
 ) -> WebSocketTransport:
     """A WebSocket to the server at `url`: `ws[s]://` or `http[s]://`, with or without `/v1/realtime`.
 
-    `ssl` says whom to trust where the address asks for TLS; by default the machine's authorities. `parameters`
-    are more of the query's. Raises `ConnectionFailed`, saying why.
+    `ssl` is used where the address asks for TLS; the default trusts the system's authorities. `parameters` are
+    added to the query. Raises `ConnectionFailed` with the cause.
     """
     address = realtime_url(url, model, **parameters)
     secured: dict[str, Any] = {"ssl": ssl} if ssl is not None and address.startswith("wss:") else {}
@@ -92,7 +95,7 @@ async def dial(
 
 
 def realtime_url(url: str, model: str | None = None, **parameters: str) -> str:
-    """The WebSocket address that `url` stands for. Raises `ConnectionFailed` for one that stands for none."""
+    """The WebSocket address for a server's `url`. Raises `ConnectionFailed` for an invalid one."""
     try:
         parts = urlsplit(url if "://" in url else f"ws://{url}")
         scheme = SCHEMES.get(parts.scheme)
@@ -102,7 +105,7 @@ def realtime_url(url: str, model: str | None = None, **parameters: str) -> str:
     if not valid or scheme is None:
         raise ConnectionFailed(f"Not an address of a server: {url!r} (ws, wss, http or https)")
     path = parts.path.rstrip("/")
-    if not path.endswith("/realtime"):  # served below a prefix, or the server's root
+    if not path.endswith("/realtime"):  # the server's root, or a prefix below which it is served
         path = path.removesuffix("/v1") + PATH
     query = [
         pair for pair in parse_qsl(parts.query, keep_blank_values=True) if not model or pair[0] != "model"

@@ -1,34 +1,31 @@
-"""One turn of a chat: the model's text in pieces, with the tools it calls run in between.
-
-Knows nothing of how a tool is described, nor of other turns.
-"""
+"""One turn of a chat: the model's text in pieces; the tools that it calls are run in between."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 import anyio
-import msgspec
 
 from .connection import Connection
 from .detached import Detached
 from .errors import ToolRoundsExceeded
 from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
-from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem
+from .frames.items import FunctionCallItem
 from .frames.server import TextDelta
-from .params import in_brief
-from .reply import Reply, Rounds
-from .tools.outputs import failure
+from .params import in_brief, output_of
+from .reply import Reply
+from .responses import Rounds
+from .tools.context import failure
 from .tools.tool import Tool, no_such_tool
 
 
 class Turn:
     """Iterates over pieces of text. `rounds` are its responses: one, and one more for each round of tools.
 
-    With `steer` it is begun by that, in the middle of another. Calls of tools that have no callable end the
-    turn: they stand in `rounds[-1].calls`, for the caller. A name that the model made up is answered with that.
-    Raises what `Reply` raises, and `ToolRoundsExceeded` when a round beyond `max_rounds` wants tools.
+    With `steer` the first response is asked for by that, while another turn runs. A call of a tool without a
+    callable ends the turn: it stands in `rounds[-1].calls`, and the caller answers it. A call of an unknown
+    tool is answered with an error.
+    Raises what `Reply` raises, and `ToolRoundsExceeded` when a round beyond `max_rounds` calls tools.
     """
 
     def __init__(
@@ -39,7 +36,7 @@ class Turn:
         tools: Mapping[str, Tool],
         max_rounds: int,
         claim: Callable[[Turn], Awaitable[None]],
-        apart: Detached,
+        detached: Detached,
         steer: ResponseSteer | None = None,
     ) -> None:
         self._connection = connection
@@ -47,7 +44,7 @@ class Turn:
         self._tools = tools
         self._max_rounds = max_rounds
         self._claim = claim
-        self._apart = apart
+        self._detached = detached
         self._begun = False
         self._stopped = False
         self._over = False
@@ -62,11 +59,20 @@ class Turn:
 
     @property
     def given_up(self) -> bool:
-        """Whether reading it was cancelled, and not taken up again."""
+        """Whether reading was cancelled, and not taken up again."""
         return self._given_up
 
+    @property
+    def reply(self) -> Reply:
+        """The latest response."""
+        return self._reply
+
+    def stop(self) -> None:
+        """Begin no further round."""
+        self._stopped = True
+
     def close(self) -> None:
-        """Nothing more is read of it."""
+        """Read no more of it."""
         self._over = True
 
     def __aiter__(self) -> AsyncIterator[str]:
@@ -91,21 +97,12 @@ class Turn:
             raise
         raise StopAsyncIteration
 
-    @property
-    def reply(self) -> Reply:
-        """Its latest response."""
-        return self._reply
-
-    def stop(self) -> None:
-        """Begin no further round."""
-        self._stopped = True
-
     async def text(self) -> str:
-        """The whole turn's text, read to its end."""
+        """Read to the end; the whole turn's text."""
         return "".join([piece async for piece in self])
 
     async def _round_ended(self) -> None:
-        """Run the tools the reply called and ask for the next one; without calls the turn is over."""
+        """Run the tools that the reply called and ask for the next response; without calls the turn is over."""
         finished = self._reply.finished
         if finished is None:
             self._over = True
@@ -123,16 +120,16 @@ class Turn:
             await self._connection.send(output)
 
     def _is_ours(self, call: FunctionCallItem) -> bool:
-        """Whether it is answered here: there is something to run, or no tool of that name."""
+        """Whether the turn answers the call: its tool has a callable, or no tool has that name."""
         tool = self._tools.get(call.name)
         if tool is not None:
             return tool.run is not None
-        asked = self._create.response.tools if self._create.response else None
-        offered = [one.name for one in asked] if isinstance(asked, list) else []
+        overridden = self._create.response.tools if self._create.response else None
+        offered = [one.name for one in overridden] if isinstance(overridden, list) else []
         return bool(self._tools) and call.name not in offered
 
     async def _outputs(self, calls: Sequence[FunctionCallItem]) -> list[ItemCreate]:
-        """Run the calls side by side; their outputs in the order of the calls."""
+        """Run the calls concurrently; their outputs in the order of the calls."""
         outputs: dict[int, str] = {}
 
         async def run(index: int, call: FunctionCallItem) -> None:
@@ -140,19 +137,9 @@ class Turn:
             if tool is None:
                 outputs[index] = failure(no_such_tool(call.name, self._tools))
             elif tool.run is not None:
-                outputs[index] = (await tool.call(call.arguments, apart=self._apart)).output
+                outputs[index] = (await tool.call(call.arguments, detached=self._detached)).output
 
         async with anyio.create_task_group() as group:
             for index, call in enumerate(calls):
                 group.start_soon(run, index, call)
         return [output_of(call, outputs[index]) for index, call in enumerate(calls)]
-
-
-def output_of(call: FunctionCallItem, output: str) -> ItemCreate:
-    """The event that answers a call."""
-    return ItemCreate(item=named(FunctionCallOutputItem(call_id=call.call_id or "", output=output)))
-
-
-def named(item: AnyItem) -> AnyItem:
-    """The item with an id, by which its answer is known."""
-    return item if item.id else msgspec.structs.replace(item, id=f"item_{secrets.token_hex(12)}")

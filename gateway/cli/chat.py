@@ -15,7 +15,7 @@ from rich.console import Console
 from ...sdk.chat import Chat
 from ...sdk.client import connect
 from ...sdk.errors import SDKError
-from ...sdk.reply import Finished
+from ...sdk.responses import Finished
 
 PROMPT = "you> "
 

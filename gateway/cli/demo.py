@@ -20,7 +20,7 @@ from ...runtime.settings import EngineSettings
 from ...sdk.chat import Chat
 from ...sdk.client import connect
 from ...sdk.errors import SDKError
-from ...sdk.reply import Finished
+from ...sdk.responses import Finished
 from ...sessions.errors import SessionError
 from ..server import serving
 from ..settings import GatewaySettings

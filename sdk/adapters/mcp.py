@@ -5,7 +5,7 @@
         async for event in chat.run("...", await mcp_tools(session)):
             ...
 
-Takes the session as the `mcp` package has it, of its versions 1 and 2. Knows nothing of transports.
+The session is a `ClientSession` of the `mcp` package, version 1 or 2.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import msgspec
 
 from ..errors import ToolFailed, ToolInvalid
 from ..frames.formats import FunctionTool
-from ..tools.context import ToolContext
-from ..tools.outputs import output_text
+from ..tools.context import ToolContext, output_text
 from ..tools.tool import Tool
 
 MAX_PAGES = 64
 
 
 class MCPSession(Protocol):
-    """What is used of `mcp.ClientSession`."""
+    """The methods of `mcp.ClientSession` that are used here."""
 
     async def list_tools(self, *, params: Any = None) -> Any:
         """A page of tools."""
@@ -33,13 +32,13 @@ class MCPSession(Protocol):
     async def call_tool(
         self, name: str, arguments: dict[str, Any] | None = None, *, progress_callback: Any = None
     ) -> Any:
-        """What a tool answered."""
+        """The result of a tool."""
 
 
 async def mcp_tools(session: MCPSession, *, timeout: float | None = None, prefix: str = "") -> list[Tool]:
     """All tools of the server, their names after `prefix`; `timeout`: seconds for each call.
 
-    Raises `ToolInvalid` for a tool that cannot be offered, or a list without end; and what the session raises.
+    Raises `ToolInvalid` for a tool that cannot be offered or too many pages, and what the session raises.
     """
     return [_tool(session, listed, timeout, prefix) async for listed in _listed(session)]
 
@@ -76,14 +75,14 @@ def _tool(session: MCPSession, listed: Any, timeout: float | None, prefix: str) 
 
 
 def _progress(context: ToolContext) -> Callable[..., Any]:
-    async def told(progress: float, total: float | None = None, message: str | None = None) -> None:
+    async def report(progress: float, total: float | None = None, message: str | None = None) -> None:
         context.progress(message or f"{progress:g}", progress / total if total else None)
 
-    return told
+    return report
 
 
 def _output(result: Any) -> str:
-    """What a tool answered, as text: its words, else its data. Raises `ToolFailed`: an error, or too much."""
+    """A tool's result as text: its blocks, else its data. Raises `ToolFailed` for an error or a long output."""
     blocks = [_text(block) for block in result.content]
     structured = _either(result, "structured_content", "structuredContent")
     text = "\n".join(blocks) if blocks or structured is None else output_text(structured)
@@ -93,7 +92,7 @@ def _output(result: Any) -> str:
 
 
 def _text(block: Any) -> str:
-    """A block's words, or those of the file in it."""
+    """The text of a block, or of the file in it."""
     for holder in (block, getattr(block, "resource", None)):
         text = getattr(holder, "text", None)
         if isinstance(text, str):
@@ -102,7 +101,7 @@ def _text(block: Any) -> str:
 
 
 def _named(block: Any) -> str:
-    """What is no text is told by its kind: the model reads no pictures."""
+    """A description of a block that is no text: the model reads no pictures."""
     block_or_file = getattr(block, "resource", None) or block
     about = getattr(block_or_file, "uri", None) or _either(block_or_file, "mime_type", "mimeType")
     return output_text({"type": block.type, **({"about": str(about)} if about else {})})

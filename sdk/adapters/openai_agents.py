@@ -1,12 +1,12 @@
-"""A model for the openai-agents package (the extra `agents`), over sessions that keep what was said.
+"""A model for the openai-agents package (the extra `agents`), over sessions that keep the history.
 
     async with connect("ws://127.0.0.1:8040") as client:
         agent = Agent(name="Pocket", model=SessionModel(client), tools=[get_weather])
         result = await Runner.run(agent, "What is the weather in Oslo?")
 
-An agent's `output_type` is followed token by token: its reply is a call of a tool, or JSON that fits the type.
-That package hands a model all items with every step; here only those go to the server that it does not have:
-the session whose items the given ones begin with goes on. Knows nothing of agents, handoffs or guardrails.
+A grammar enforces an agent's `output_type`: its reply is a call of a tool, or JSON that fits the type. That
+package gives a model all items with each step. Only new ones are sent here: the session goes on that holds the
+first of the given items.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..client import Client
 from ..errors import ServerError
 from ..frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem, MessageItem, Role
 from ..frames.server import OutputItemDone, TextDelta
-from ..reply import Finished
+from ..responses import Finished
 
 KEPT_SESSIONS = 8
 
@@ -55,7 +55,7 @@ _SETTINGS = {
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A session, and what it holds."""
+    """A session, and the keys of the items that it holds."""
 
     chat: Chat
     stack: AsyncExitStack
@@ -65,10 +65,10 @@ class _Kept:
 
 
 class SessionModel(Model):
-    """`agents.Model` over a `Client`. Keeps a few sessions, each for one line of work; `close` ends them.
+    """`agents.Model` over a `Client`. It keeps up to `KEPT_SESSIONS` sessions; `close` ends them.
 
-    Raises `agents.UserError` for what is not served, an output type that no grammar follows among it;
-    `agents.ModelBehaviorError` for a reply that ends before its JSON does; and what `Chat.respond` raises.
+    Raises `agents.UserError` for what is not served, also an output type without a grammar,
+    `agents.ModelBehaviorError` for a reply that ends before its JSON does, and what `Chat.respond` raises.
     """
 
     def __init__(self, client: Client) -> None:
@@ -86,7 +86,7 @@ class SessionModel(Model):
         tracing: Any,
         **more: Any,
     ) -> Any:
-        """The next response, whole."""
+        """The next response, complete."""
         finished = None
         given = (system_instructions, input, model_settings, tools, output_schema, handoffs)
         async for event in self._respond(*given):
@@ -158,7 +158,7 @@ class SessionModel(Model):
     async def _respond(
         self, instructions: str | None, given: Any, settings: Any, tools: Any, schema: Any, handoffs: Any
     ) -> AsyncGenerator[Any, None]:
-        """The events of a response, and last what remains of it."""
+        """The events of a response; the last is its `Finished`."""
         fields = _fields(settings, schema)
         items = _items(given)
         keys = [_key(item) for item in items]
@@ -169,7 +169,7 @@ class SessionModel(Model):
             for item, key in zip(items[len(kept.keys) :], keys[len(kept.keys) :], strict=True):
                 await kept.chat.add(item)
                 kept.keys.append(key)
-            with _followed(schema):
+            with _grammar_errors(schema):
                 async for event in kept.chat.respond(**fields):
                     yield event
             finished = kept.chat.last
@@ -180,11 +180,11 @@ class SessionModel(Model):
             yield finished
         finally:
             kept.busy = False
-            if not whole:  # it may hold words that nobody was given
+            if not whole:  # it may hold text that the caller did not get
                 await self._drop(kept)
 
     async def _session(self, keys: list[_Key]) -> _Kept:
-        """The session that these items go on from, as far as possible; or a new one."""
+        """The session that holds the most of the first items; or a new one."""
         fitting = [one for one in self._kept if not one.busy and keys[: len(one.keys)] == one.keys]
         if fitting:
             return max(fitting, key=lambda one: len(one.keys))
@@ -197,7 +197,7 @@ class SessionModel(Model):
         return kept
 
     async def _drop(self, kept: _Kept) -> None:
-        """End a session; what it held is told anew to another one where it is wanted."""
+        """End a session. A later step sends its items to another one."""
         if kept in self._kept:
             self._kept.remove(kept)
         with CancelScope(shield=True):
@@ -239,7 +239,7 @@ def _item(given: Mapping[str, Any]) -> AnyItem | None:
 
 
 def _text(content: Any) -> str:
-    """The words of a content; raises `agents.UserError` where it is more than words."""
+    """The text of a content. Raises `agents.UserError` where it holds more than text."""
     if isinstance(content, str):
         return content
     for part in content:
@@ -249,7 +249,7 @@ def _text(content: Any) -> str:
 
 
 def _key(item: AnyItem) -> _Key:
-    """What an item is known by, whoever wrote it down."""
+    """The key by which equal items are found, ours and those of the package."""
     match item:
         case MessageItem():
             return ("message", item.role, item.text)
@@ -289,7 +289,7 @@ def _plain(schema: Any) -> Any:
 
 
 def _fields(settings: Any, schema: Any) -> dict[str, Any]:
-    """Of the response. Where a call is forced there is no text that a format could be of."""
+    """The fields of the response. Where a call is forced there is no text, and so no format."""
     given = {ours: getattr(settings, theirs, None) for theirs, ours in _SETTINGS.items()}
     choice = given["tool_choice"]
     if isinstance(choice, str) and choice not in ("auto", "none", "required"):
@@ -304,7 +304,7 @@ def _is_plain(schema: Any) -> bool:
 
 
 def _format(schema: Any) -> dict[str, Any]:
-    """Its name is the one that the package gives all: a type's own, `list[int]`, may be none."""
+    """The JSON schema format. Its name is fixed: a type's own, such as `list[int]`, is not valid."""
     return {
         "type": "json_schema",
         "name": "final_output",
@@ -314,17 +314,17 @@ def _format(schema: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _followed(schema: Any) -> Iterator[None]:
-    """That no grammar can be made of what was asked is the user's to know."""
+def _grammar_errors(schema: Any) -> Iterator[None]:
+    """Raise `agents.UserError` where the server can make no grammar of the schema."""
     try:
         yield
     except ServerError as refused:
         if refused.code != "invalid_grammar":
             raise
-        told = f"This model cannot follow what was asked: {refused.message}"
+        message = f"This model cannot enforce the output type or tools: {refused.message}"
         if not _is_plain(schema) and schema.is_strict_json_schema() and "tool" not in (refused.param or ""):
-            told += ". AgentOutputSchema(…, strict_json_schema=False) passes over what cannot be followed"
-        raise UserError(told) from refused
+            message += ". AgentOutputSchema(…, strict_json_schema=False) ignores unsupported keywords"
+        raise UserError(message) from refused
 
 
 def _check_whole(finished: Finished) -> None:
@@ -343,7 +343,7 @@ def _outputs(finished: Finished) -> list[Any]:
 
 
 def _output(item: AnyItem) -> Any:
-    assert not isinstance(item, FunctionCallOutputItem), "a model answers no calls"
+    assert not isinstance(item, FunctionCallOutputItem), "a model gives no outputs of calls"
     if isinstance(item, FunctionCallItem):
         return ResponseFunctionToolCall(
             type="function_call",
@@ -362,12 +362,12 @@ def _output(item: AnyItem) -> Any:
 
 def _usage(finished: Finished) -> Any:
     usage = finished.usage
-    told = (0, 0, 0) if usage is None else (usage.input_tokens, usage.output_tokens, usage.total_tokens)
+    counts = (0, 0, 0) if usage is None else (usage.input_tokens, usage.output_tokens, usage.total_tokens)
     cached = 0 if usage is None else usage.input_token_details.cached_tokens
     return ResponseUsage.construct(
-        input_tokens=told[0],
-        output_tokens=told[1],
-        total_tokens=told[2],
+        input_tokens=counts[0],
+        output_tokens=counts[1],
+        total_tokens=counts[2],
         input_tokens_details=InputTokensDetails.construct(cached_tokens=cached, cache_write_tokens=0),
         output_tokens_details=OutputTokensDetails.construct(reasoning_tokens=0),
     )

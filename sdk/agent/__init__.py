@@ -1,4 +1,4 @@
-"""The agent loop: a model that calls tools until it is done, as typed events.
+"""The agent loop: a model calls tools until it is done, and a run yields typed events.
 
-`chat.run` gives a `run.Run`; `events` are what it tells, `limits` where it ends, `tracing` who is told besides.
+`chat.run` gives a `run.Run`: its `events`, `limits`, tool `calls` and tracers (`tracing`) have a file each.
 """

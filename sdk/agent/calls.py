@@ -1,7 +1,9 @@
-"""The calls of one run: tools side by side as tasks, what they tell, and what is owed to the model.
+"""The tool calls of one run: tools run as concurrent tasks, outputs sent in the order of the calls.
 
-A call that has begun is owed an answer until that is taken out here; who leaves before tells the model so.
-Knows nothing of responses, nor of how answers travel.
+    call 1 has ended ─item─▶ call 2 streams ─append, append, …, commit─▶ call 3 ─with the next response
+
+A call that streams gets the session's one input buffer as soon as the response is over and all calls before it
+have ended; what it wrote until then goes first. So the prompt is the same as if all had ended at once.
 """
 
 from __future__ import annotations
@@ -10,24 +12,35 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+import anyio
 from anyio import CancelScope
 
+from ..connection import Connection
 from ..detached import Detached
+from ..errors import ConnectionLost, SDKError
+from ..frames.client import ClientEvent, ItemCreate, TextAppend, TextClear, TextCommit, TextReplace
 from ..frames.items import FunctionCallItem
-from ..tools.context import ToolContext
-from ..tools.outputs import broken_off, failure
+from ..params import SentOutputs, output_of
+from ..tools.context import ToolContext, broken_off, failure
 from ..tools.tool import Tool, no_such_tool
 from .events import CallFinished, CallOutcome, CallPiece, CallProgress, CallStarted, RunEvent
 
+FRAME_SECONDS, FRAME_SHARE = 0.02, 1 / 16
+"""Pieces that come within this time, or within this share of the time since the first, go in one frame. So
+little is left to send at the end, and a long output takes few frames, each of which the server renders."""
+LAST_SECONDS = 1.0
+"""How long `aclose` tries to take back an output that is partly sent."""
+
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """One call; ``output`` is None until it is ``over``.
+class RunningCall:
+    """One call. ``output`` is None until the call has ended, which sets ``over``.
 
-    ``streams``: its output comes in pieces, which are in the ``context`` it runs with. ``news`` is set when
-    there is more of it, ``sent`` when the server has been given all of it.
+    ``streams``: the output comes in pieces, which the ``context`` collects. ``news`` is set when there is more
+    of it. ``sent``: the whole output has been sent.
     """
 
     item: FunctionCallItem
@@ -42,21 +55,24 @@ class Call:
 
     @property
     def id(self) -> str:
-        """By which the model knows it."""
+        """The model's id of the call."""
         return self.item.call_id or ""
 
 
-class Calls:
-    """All calls of a step. ``events``: what they told, for who reads; ``news`` is set when there is more.
-    ``stirred`` is set when one has begun to answer, or has answered."""
+class RunningCalls:
+    """All calls of a step.
 
-    def __init__(self, tools: Mapping[str, Tool], apart: Detached) -> None:
+    ``events``: of the calls, for the reader of the run; ``news`` is set when there are more. ``stirred`` is set
+    when a call has written something or has ended.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool], detached: Detached) -> None:
         self.events: deque[RunEvent] = deque()
         self.news = asyncio.Event()
         self.stirred = asyncio.Event()
         self._tools = tools
-        self._apart = apart
-        self._calls: dict[str, Call] = {}
+        self._detached = detached
+        self._calls: dict[str, RunningCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __contains__(self, call_id: str) -> bool:
@@ -67,39 +83,39 @@ class Calls:
 
     @property
     def running(self) -> bool:
-        """Whether a tool has not answered."""
+        """Whether a tool still runs."""
         return any(call.output is None for call in self._calls.values())
 
-    def unsent(self) -> list[Call]:
-        """Those whose answers the server has not been given, in the order in which they were made."""
+    def unsent(self) -> list[RunningCall]:
+        """Calls with an output that is not sent yet, in the order of the calls."""
         return [call for call in self._calls.values() if not call.sent]
 
     def expected(self) -> float | None:
-        """Seconds until the last of those that run is expected back; None where that is not known of one."""
+        """Seconds until the last running call is expected to end; None where that is not known of each."""
         now = time.perf_counter()
         running = [call for call in self._calls.values() if call.output is None]
         left = [call.expected - (now - call.began) for call in running if call.expected is not None]
         return max(0.0, *left, 0.0) if running and len(left) == len(running) else None
 
     def start(self, item: FunctionCallItem) -> None:
-        """Run the tool that is called. A call that cannot be run is answered with what is wrong."""
+        """Run the tool that is called. A call of an unknown tool gets an error as its output."""
         tool = self._tools.get(item.name)
         if tool is None:
             self.answer(item, no_such_tool(item.name, self._tools), "unknown_tool")
             return
-        call = Call(item, time.perf_counter(), tool.expects(), tool.streams)
+        call = RunningCall(item, time.perf_counter(), tool.expects(), tool.streams)
         self._calls[call.id] = call
-        self._tell(CallStarted(call.id, item.name, item.arguments, call.expected))
+        self._put(CallStarted(call.id, item.name, item.arguments, call.expected))
         self.beside(self._run(tool, call))
 
     def answer(self, item: FunctionCallItem, cause: str, outcome: CallOutcome) -> None:
-        """Answer a call that is not run."""
-        call = Call(item, time.perf_counter(), None)
+        """Give an error as the output of a call that is not run."""
+        call = RunningCall(item, time.perf_counter(), None)
         self._calls[call.id] = call
         self._finish(call, failure(cause), outcome, 0.0)
 
     def cancel(self) -> None:
-        """Let no tool go on; those that ran are answered with that."""
+        """Cancel all tools; the output of a running call says so."""
         for task in list(self._tasks):
             task.cancel()
         for call in self._calls.values():
@@ -107,57 +123,193 @@ class Calls:
                 self._cut(call)
 
     async def over(self) -> None:
-        """Until each has ended, or was left behind; after `cancel`."""
+        """Wait until each task has ended or was left running; after `cancel`."""
         if self._tasks:
             with CancelScope(shield=True):
                 await asyncio.wait(self._tasks)
 
     def beside(self, work: Coroutine[None, None, None]) -> None:
-        """Do something of no consequence beside them; it ends with them."""
+        """Run a coroutine beside the calls; it is cancelled with them."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def take(self) -> list[Call]:
-        """The calls, in the order in which they were made; they are owed no more."""
+    def take(self) -> list[RunningCall]:
+        """Remove and return all calls, in their order: their outputs are now the caller's to send."""
         calls, self._calls = self._calls, {}
         return list(calls.values())
 
-    async def _run(self, tool: Tool, call: Call) -> None:
+    async def _run(self, tool: Tool, call: RunningCall) -> None:
         name = call.item.name
 
         def report(note: str, fraction: float | None) -> None:
-            self._tell(CallProgress(call.id, name, note, fraction))
+            self._put(CallProgress(call.id, name, note, fraction))
 
         def wrote(text: str) -> None:
             if call.output is None:
                 call.streams = True
                 call.news.set()
                 self.stirred.set()
-                self._tell(CallPiece(call.id, name, text))
+                self._put(CallPiece(call.id, name, text))
 
         call.context = ToolContext(call.id, report, wrote)
         try:
-            outcome = await tool.call(call.item.arguments, call.context, self._apart)
-        except BaseException:  # whoever ended it: nobody waits for its answer for ever
+            outcome = await tool.call(call.item.arguments, call.context, self._detached)
+        except BaseException:  # also a task that is cancelled ends its call
             if call.output is None:
                 self._cut(call)
             raise
         if call.output is None:
             self._finish(call, outcome.output, outcome.kind, outcome.seconds)
 
-    def _cut(self, call: Call) -> None:
+    def _cut(self, call: RunningCall) -> None:
         call.context.cancelled = True
         output = broken_off(call.context.written, failure("The call was cancelled"))
         self._finish(call, output, "cancelled", time.perf_counter() - call.began)
 
-    def _finish(self, call: Call, output: str, outcome: CallOutcome, seconds: float) -> None:
+    def _finish(self, call: RunningCall, output: str, outcome: CallOutcome, seconds: float) -> None:
         call.output = output
         call.news.set()
         call.over.set()
         self.stirred.set()
-        self._tell(CallFinished(call.id, call.item.name, output, outcome, seconds, call.expected))
+        self._put(CallFinished(call.id, call.item.name, output, outcome, seconds, call.expected))
 
-    def _tell(self, event: RunEvent) -> None:
+    def _put(self, event: RunEvent) -> None:
         self.events.append(event)
         self.news.set()
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """The outputs of a step's calls: those still to send, in order, and what was ``sent`` before them.
+
+    ``calls``: how many calls the step had.
+    """
+
+    calls: int
+    outputs: list[ItemCreate]
+    sent: SentOutputs
+
+
+class CallOutputs:
+    """Sends the outputs of one run's ``calls``; those of calls that stream, while the tools run."""
+
+    def __init__(self, connection: Connection, calls: RunningCalls) -> None:
+        self._connection = connection
+        self._calls = calls
+        self._task: asyncio.Task[None] | None = None
+        self._sent = SentOutputs()
+        self._filling = False  # whether the buffer holds an output that is not committed
+        self._finishing = anyio.Lock()
+        self._displaced = False  # a message has the buffer: nothing of this step streams any more
+
+    def begin(self) -> None:
+        """Start to send outputs that stream, once the response is over."""
+        if self._task is None and self._calls.running:
+            self._task = asyncio.ensure_future(self._send_streams())
+            self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def take(self) -> StepOutputs:
+        """The outputs of the step, once no call runs. Raises what sending raises."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            task, self._task = self._task, None
+            if task.cancelled():  # by `aclose`
+                raise ConnectionLost("The chat was closed while its tools ran")
+            task.result()
+        calls, sent, self._sent = self._calls.take(), self._sent, SentOutputs()
+        self._displaced = False
+        return StepOutputs(len(calls), [_item_of(call) for call in calls if not call.sent], sent)
+
+    async def finish(self) -> None:
+        """Cancel all tools and send the outputs that are left, so that each call has one."""
+        self._calls.cancel()
+        for output in (await self.take()).outputs:
+            await self._connection.send(output)
+
+    async def aclose(self) -> None:
+        """Cancel all tools and take back an output that is partly sent."""
+        self._calls.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            if self._filling:
+                with suppress(SDKError), anyio.move_on_after(LAST_SECONDS):
+                    await self._connection.send(TextClear())
+        await self._calls.over()
+
+    async def _send_streams(self) -> None:
+        """Send outputs until all calls have ended; what is left then goes with the next response."""
+        await asyncio.sleep(0)  # calls made just now begin, and may write something
+        while self._calls.running:
+            self._calls.stirred.clear()
+            ready = self._ready()
+            if ready is None:
+                await self._calls.stirred.wait()
+                continue
+            if not self._connection.buffer.lend(self, self._give_way):
+                self._displaced = True
+                continue
+            *before, streaming = ready
+            for call in before:
+                await self._send(_item_of(call))
+                call.sent = True
+            await self._connection.clear_leftover()
+            if not self._displaced:
+                await self._stream(streaming)
+            self._connection.buffer.release(self)
+
+    def _ready(self) -> list[RunningCall] | None:
+        """The next call that still streams and those before it, if these have ended."""
+        unsent = self._calls.unsent()
+        for at, call in enumerate(unsent):
+            if call.output is None:
+                may_stream = call.streams and not self._displaced
+                return unsent[: at + 1] if may_stream else None
+        return None
+
+    async def _give_way(self) -> None:
+        """A message takes the buffer: clear it; the output goes as one item when its tool has ended."""
+        self._displaced = True
+        async with self._finishing:
+            if self._filling:
+                self._filling = False
+                await self._send(TextClear())
+
+    async def _stream(self, call: RunningCall) -> None:
+        """Append the output to the buffer as it comes, and commit it at its end."""
+        self._filling = True
+        pieces, texts, began = 0, list[str](), time.perf_counter()
+        while call.output is None and self._filling:
+            call.news.clear()
+            text, pieces = call.context.written_since(pieces)
+            if text or not texts:
+                await self._send(TextAppend(text=text, call_id=call.id))
+                texts.append(text)
+            with anyio.move_on_after(max(FRAME_SECONDS, FRAME_SHARE * (time.perf_counter() - began))):
+                await call.over.wait()
+            await call.news.wait()
+        async with self._finishing:
+            if self._filling:
+                await self._finish(call, "".join(texts))
+
+    async def _finish(self, call: RunningCall, sent: str) -> None:
+        """Make the buffer, which holds what was `sent`, the whole output, and commit it."""
+        self._filling, call.sent = False, True
+        output = call.output or ""
+        if not output.startswith(sent):  # it was too long: an error replaces it
+            await self._send(TextReplace(start=0, text=output))
+        elif rest := output[len(sent) :]:
+            await self._send(TextAppend(text=rest, call_id=call.id))
+        self._sent.commits[call.id] = await self._send(TextCommit(call_id=call.id))
+
+    async def _send(self, event: ClientEvent) -> str:
+        event_id = await self._connection.send(event)
+        self._sent.events.append(event_id)
+        if isinstance(event, ItemCreate) and event.item.id:
+            self._sent.items.append(event.item.id)
+        return event_id
+
+
+def _item_of(call: RunningCall) -> ItemCreate:
+    return output_of(call.item, call.output or "")

@@ -1,20 +1,17 @@
-"""What a run tells: `RunEvent`, from the first piece of text to exactly one `RunDone`.
-
-Knows nothing of how a run goes.
-"""
+"""The events of a run: `RunEvent`, from the first piece of text to exactly one `RunDone`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..reply import Finished
-from ..tools.tool import OutcomeKind
+from ..responses import Finished
+from ..tools.tool import ResultKind
 
-CallOutcome: TypeAlias = OutcomeKind | Literal["unknown_tool", "not_run", "cancelled"]
+CallOutcome: TypeAlias = ResultKind | Literal["unknown_tool", "not_run", "cancelled"]
 StopReason: TypeAlias = Literal[
-    "completed",  # the model said its last word
-    "caller",  # it calls a tool that has no callable: the caller answers, and may run again
+    "completed",  # the model called no more tools
+    "caller",  # it called a tool without a callable: the caller answers, and may run again
     "steps",
     "calls",
     "seconds",
@@ -26,14 +23,14 @@ StopReason: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """More of what the model says."""
+    """More of the model's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool runs, while the model may still speak. ``expected``: seconds it usually takes, where known."""
+    """A tool runs; the model's response may still run. ``expected``: seconds it usually takes, if known."""
 
     call_id: str
     name: str
@@ -43,7 +40,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallProgress:
-    """A tool tells how far it is; ``fraction`` in 0 to 1, where it knows."""
+    """Progress that a tool reports: a note, and a ``fraction`` in 0 to 1 where it is known."""
 
     call_id: str
     name: str
@@ -53,7 +50,7 @@ class CallProgress:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """More of what a tool answers, while it runs; its output begins with all of them."""
+    """A piece of a tool's output while it runs. The whole output begins with all pieces."""
 
     call_id: str
     name: str
@@ -62,7 +59,7 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """What a call came to; ``output`` is what the model reads, whatever happened."""
+    """A call is over. ``output``: the text that the model reads; ``seconds``: how long the tool ran."""
 
     call_id: str
     name: str
@@ -74,7 +71,7 @@ class CallFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepFinished:
-    """One response of the model is over; its tools may still run. ``step`` counts from 1."""
+    """A response of the model is over; its tools may still run. ``step`` counts from 1."""
 
     step: int
     finished: Finished
@@ -82,7 +79,7 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True)
 class WaitFinished:
-    """All tools of a step have answered. ``expected``: what the server was told; None: it was told nothing."""
+    """All tools of a step are done. ``expected``: seconds in the hint to the server; None: no hint was sent."""
 
     step: int
     expected: float | None
@@ -91,7 +88,7 @@ class WaitFinished:
 
 @dataclass(frozen=True, slots=True)
 class RunUsage:
-    """What a run cost, in tokens over all its responses. ``new``: truly new ones of the prompts."""
+    """Tokens of all responses of a run. ``new_tokens``: prompt tokens that the session had not had before."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -101,7 +98,7 @@ class RunUsage:
 
 @dataclass(frozen=True, slots=True)
 class RunDone:
-    """The end. ``text``: all that was said; ``rounds``: its responses; ``calls``: tools that were run."""
+    """The end of a run. ``text``: of all responses; ``rounds``: the responses; ``calls``: tools run."""
 
     text: str
     stop: StopReason
@@ -117,11 +114,11 @@ RunEvent: TypeAlias = (
 
 
 def usage_of(rounds: tuple[Finished, ...]) -> RunUsage:
-    """The sum over the responses that told theirs."""
-    told = [finished.usage for finished in rounds if finished.usage is not None]
+    """The sum over the responses that have usage."""
+    usages = [finished.usage for finished in rounds if finished.usage is not None]
     return RunUsage(
-        input_tokens=sum(usage.input_tokens for usage in told),
-        output_tokens=sum(usage.output_tokens for usage in told),
-        cached_tokens=sum(usage.input_token_details.cached_tokens for usage in told),
+        input_tokens=sum(usage.input_tokens for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        cached_tokens=sum(usage.input_token_details.cached_tokens for usage in usages),
         new_tokens=sum(finished.kv.new for finished in rounds if finished.kv is not None),
     )

@@ -1,4 +1,4 @@
-"""Where a run ends at the latest. Knows nothing of how it goes."""
+"""The limits of a run, and how much of them is used."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .events import StopReason
 class RunLimits:
     """``steps``: responses; ``calls``: tools run; ``seconds`` from the beginning; ``tokens``: sampled ones.
 
-    None: no limit. A limit that is reached ends the run in order: calls that were not run are answered so.
-    Raises `LimitInvalid` for one that no run could keep.
+    None: no limit. A run that reaches a limit ends in order: calls that were not run get an output that says
+    so. Raises `LimitInvalid` for a limit below the least possible.
     """
 
     steps: int | None = 25
@@ -30,8 +30,8 @@ class RunLimits:
                 raise LimitInvalid(f"`{name}` must be at least {low:g}, not {value!r}")
 
 
-class Budget:
-    """What is left of the limits of one run."""
+class RunBudget:
+    """What one run has used of its limits."""
 
     def __init__(self, limits: RunLimits) -> None:
         self._limits = limits
@@ -40,28 +40,28 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the beginning."""
         return time.monotonic() - self._began
 
     @property
     def seconds_left(self) -> float | None:
-        """None: as many as it takes."""
+        """Seconds until the limit; None: there is none."""
         return None if self._limits.seconds is None else max(0.0, self._limits.seconds - self.seconds)
 
     @property
     def tokens_left(self) -> int | None:
-        """None: as many as the model says."""
+        """Tokens until the limit; None: there is none."""
         return None if self._limits.tokens is None else self._limits.tokens - self.tokens
 
-    def takes_call(self) -> bool:
-        """Whether one more call may be run; it is counted."""
+    def take_call(self) -> bool:
+        """Count one more call; False where the limit does not allow it."""
         if self._limits.calls is not None and self.calls >= self._limits.calls:
             return False
         self.calls += 1
         return True
 
     def reached(self) -> StopReason | None:
-        """The limit that forbids another response."""
+        """The limit that allows no further response; None: there is one more."""
         limits = self._limits
         if limits.seconds is not None and self.seconds >= limits.seconds:
             return "seconds"

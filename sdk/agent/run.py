@@ -1,10 +1,9 @@
-"""A run: the model speaks, its calls are run, what they answer goes back, until it is done or a limit comes.
+"""A run: the model's calls are run and their outputs go back, until it is done or a limit is reached.
 
-    reply streams ─call closes─▶ its tool starts ─reply over─▶ all have answered ─▶ next reply, outputs first
+    response streams ─call is complete─▶ its tool starts ─all tools are done─▶ next response, outputs first
 
 Outputs go back in the order of the calls, as templates without call ids need it; those of tools that stream go
-while they run. Meanwhile the server is told when the session is expected back, and nothing of it runs there but
-what computes such pieces. Knows nothing of other turns.
+while the tools run. Meanwhile the server has a hint of when the session is needed again.
 """
 
 from __future__ import annotations
@@ -17,32 +16,31 @@ from contextlib import suppress
 import anyio
 import msgspec
 
-from .. import keeping
 from ..connection import Connection
 from ..detached import Detached
 from ..errors import ChatBusy, SDKError
-from ..frames.client import ItemCreate, ResponseCancel, ResponseCreate
+from ..frames.client import ItemCreate, ResponseCancel, ResponseCreate, SessionLease
 from ..frames.items import FunctionCallItem
 from ..frames.response import ResponseParams
-from ..frames.server import OutputItemDone, ServerEvent, TextDelta
+from ..frames.server import OutputItemDone, ServerEvent, SessionLeased, TextDelta
 from ..params import in_brief
-from ..reply import Finished, Reply, Rounds
+from ..reply import Reply
+from ..responses import Finished, Rounds
 from ..tools.tool import Tool
-from .answers import Answered, Answers
-from .calls import Calls
+from .calls import CallOutputs, RunningCalls, StepOutputs
 from .events import RunDone, RunEvent, StepFinished, StopReason, TextPiece, WaitFinished, usage_of
-from .limits import Budget, RunLimits
+from .limits import RunBudget, RunLimits
 from .tracing import Tracers
 
 HINT_SECONDS = 1.0
-"""Shorter waits are not worth telling the server."""
+"""The server gets no hint of shorter waits."""
 
 
 class Run:
     """Iterates over `RunEvent`s; the last is `RunDone`. Made by `Chat.run`.
 
-    Raises what `Reply` raises; what goes wrong with tools does not: the model reads it. Leaving the loop, or
-    cancelling it, cancels its tools when the chat's next turn begins at the latest.
+    Raises what `Reply` raises. Errors of tools are not raised: the model reads them. After the loop was left or
+    cancelled, the tools are cancelled when the chat's next turn begins, at the latest.
     """
 
     def __init__(
@@ -55,26 +53,26 @@ class Run:
         claim: Callable[[Run], Awaitable[None]],
         tracers: Tracers,
         hint_seconds: float | None,
-        apart: Detached,
+        detached: Detached,
     ) -> None:
         self._connection = connection
         self._create = in_brief(create)
         self._tools = tools
-        self._budget = Budget(limits)
+        self._budget = RunBudget(limits)
         self._limits = limits
         self._claim = claim
         self._tracers = tracers
         self._hint_seconds = hint_seconds
         self._events: deque[RunEvent] = deque()
-        self._said: list[str] = []
+        self._texts: list[str] = []
         self._callers: list[FunctionCallItem] = []  # calls that the caller answers
-        self._broken: list[FunctionCallItem] = []  # calls that are no JSON
+        self._broken: list[FunctionCallItem] = []  # calls with arguments that are no JSON
         self._stop: StopReason | None = None
-        self._waiting: tuple[float, float | None] | None = None  # since when, and what the server was told
+        self._waiting: tuple[float, float | None] | None = None  # since when, and the hint that was sent
         self._begun = self._over = self._given_up = False
         self._done: RunDone | None = None
-        self.calls = Calls(tools, apart)
-        self.answers = Answers(connection, self.calls)
+        self.calls = RunningCalls(tools, detached)
+        self.outputs = CallOutputs(connection, self.calls)
         self.rounds = Rounds()
         self._reply = Reply(connection, self._create, first, rounds=self.rounds)
 
@@ -87,21 +85,21 @@ class Run:
 
     @property
     def given_up(self) -> bool:
-        """Whether reading it was cancelled."""
+        """Whether reading was cancelled."""
         return self._given_up
 
     @property
     def reply(self) -> Reply:
-        """Its latest response."""
+        """The latest response."""
         return self._reply
 
     def stop(self) -> None:
-        """Begin no further response, let no tool go on."""
+        """Begin no further response, and cancel all tools."""
         self._stop = self._stop or "cancelled"
         self.calls.cancel()
 
     def close(self) -> None:
-        """Nothing more is read of it."""
+        """Read no more of it, and cancel all tools."""
         self._over = True
         self.calls.cancel()
 
@@ -129,7 +127,7 @@ class Run:
         return self._events.popleft()
 
     async def done(self) -> RunDone:
-        """Read to the end, if that was not done before; how it ended. Raises `ChatBusy`: it was left before."""
+        """Read to the end; how the run ended. Raises `ChatBusy` where the run was left before its end."""
         async for _ in self:
             pass
         if self._done is None:
@@ -137,7 +135,7 @@ class Run:
         return self._done
 
     async def text(self) -> str:
-        """Read to the end; all that was said."""
+        """Read to the end; the text of all responses."""
         return (await self.done()).text
 
     # --- inside ---
@@ -145,25 +143,24 @@ class Run:
     async def _begin(self) -> None:
         self._begun = True  # from here on no other turn may begin
         await self._claim(self)
-        self._budget = Budget(self._limits)
-        self._reply.asks(self._next())
+        self._budget = RunBudget(self._limits)
+        self._reply.replace_create(self._next())
 
     def _next(self) -> ResponseCreate:
-        """What asks for the next response."""
+        """The event that asks for the next response."""
         self._budget.steps += 1
         return _within(self._create, self._budget.tokens_left)
 
-    def _ask(self, answered: Answered) -> None:
-        """The response to what the tools have answered."""
-        outputs, sent = answered.outputs, answered.sent
-        self._reply = Reply(self._connection, self._next(), outputs, rounds=self.rounds, sent=sent)
+    def _ask(self, step: StepOutputs) -> None:
+        """Ask for the response that follows these outputs."""
+        self._reply = Reply(self._connection, self._next(), step.outputs, rounds=self.rounds, sent=step.sent)
 
     async def _advance(self) -> None:
         if self._waiting is not None:
             await self._wait()
         else:
             await self._read()
-        self._hear()
+        self._pass_on()
         if self._waiting is not None and not self.calls.running:
             await self._waited(*self._waiting)
 
@@ -181,8 +178,8 @@ class Run:
             else:  # nothing was asked for
                 await self._end("seconds")
         elif isinstance(event, TextDelta):
-            self._said.append(event.delta)
-            self._tell(TextPiece(event.delta))
+            self._texts.append(event.delta)
+            self._put(TextPiece(event.delta))
         elif isinstance(event, OutputItemDone):
             if isinstance(event.item, FunctionCallItem):
                 self._called(event.item)
@@ -190,7 +187,7 @@ class Run:
             await self._replied()
 
     def _called(self, item: FunctionCallItem) -> None:
-        """A call is whole: run it at once, whatever the model says after it."""
+        """A call is complete: start its tool at once, while the response goes on."""
         tool = self._tools.get(item.name)
         if (item.call_id or "") in self.calls:
             return
@@ -202,14 +199,14 @@ class Run:
             self.calls.answer(item, "The call was not run: the work has ended", "not_run")
         elif self._budget.reached() == "steps":
             self.calls.answer(item, "The call was not run: this was the last step", "not_run")
-        elif not self._budget.takes_call():
+        elif not self._budget.take_call():
             self.calls.answer(item, "The call was not run: no more calls are allowed", "not_run")
             self._stop = self._stop or "calls"
         else:
             self.calls.start(item)
 
     async def _replied(self) -> None:
-        """The response is over."""
+        """The response is over: run what was called last, and begin to wait for the tools."""
         finished = self._reply.finished
         if finished is None:  # the chat's next turn has begun
             self._stop = self._stop or "cancelled"
@@ -219,40 +216,40 @@ class Run:
         if ended is not None:
             self._stop = self._stop or ended
             self.calls.cancel()
-        told = {item.call_id for item in (*self._callers, *self._broken)}
+        known = {item.call_id for item in (*self._callers, *self._broken)}
         for item in finished.response.output:
-            if isinstance(item, FunctionCallItem) and item.call_id not in told:
+            if isinstance(item, FunctionCallItem) and item.call_id not in known:
                 self._called(item)
         for item in self._broken:
             self.calls.answer(item, "The arguments of the call are no JSON object", "invalid_arguments")
         self._broken.clear()
-        self._hear()
+        self._pass_on()
         self._budget.tokens += 0 if finished.usage is None else finished.usage.output_tokens
-        self._tell(StepFinished(len(self.rounds), finished))
-        self.answers.begin()
+        self._put(StepFinished(len(self.rounds), finished))
+        self.outputs.begin()
         expected = self._hint() if self.calls.running else None
         self._waiting = (time.perf_counter(), expected)
 
-    def _hear(self) -> None:
-        """What the tools have told."""
+    def _pass_on(self) -> None:
+        """Pass the events of the calls on to the reader."""
         while self.calls.events:
-            self._tell(self.calls.events.popleft())
+            self._put(self.calls.events.popleft())
 
     def _hint(self) -> float | None:
-        """Tell the server when the session is expected back; what it was told."""
+        """Send a hint of when the session is needed again, in seconds; None: none is sent."""
         expected, least = self.calls.expected(), self._hint_seconds
         if expected is None or least is None or expected < least:
             return None
-        self.calls.beside(self._foretell(expected))
+        self.calls.beside(self._send_hint(expected))
         return expected
 
-    async def _foretell(self, expected: float) -> None:
-        """No promise is asked for: those who wait longest would use up the budget of those who need it."""
-        with suppress(SDKError):  # a hint; what is wrong with the connection its reader is told
-            await keeping.lease(self._connection, None, 0.0, expected)
+    async def _send_hint(self, expected: float) -> None:
+        """A lease of 0 s: the longest waits would use up the budget of sessions that need a real one."""
+        with suppress(SDKError):  # errors of the connection reach the reader
+            await self._connection.request(SessionLease(ttl=0.0, returns_in=expected), SessionLeased)
 
     async def _wait(self) -> None:
-        """For the next that a tool tells."""
+        """Wait for the next event of a call."""
         with anyio.move_on_after(self._budget.seconds_left) as deadline:
             while self.calls.running and not self.calls.events:
                 self.calls.news.clear()
@@ -262,19 +259,17 @@ class Run:
             self.calls.cancel()
 
     async def _waited(self, since: float, expected: float | None) -> None:
-        """All tools of the step have answered: go on, or end."""
-        answered = await self.answers.take()
+        """All tools of the step are done: ask for the next response, or end."""
+        step = await self.outputs.take()
         self._waiting = None
-        if answered.calls:
-            self._tell(WaitFinished(len(self.rounds), expected, time.perf_counter() - since))
-        stop = (
-            self._stop or ("caller" if self._callers else None) or (None if answered.calls else "completed")
-        )
+        if step.calls:
+            self._put(WaitFinished(len(self.rounds), expected, time.perf_counter() - since))
+        stop = self._stop or ("caller" if self._callers else None) or (None if step.calls else "completed")
         stop = stop or self._budget.reached()
         if stop is None:
-            self._ask(answered)
+            self._ask(step)
             return
-        for output in answered.outputs:
+        for output in step.outputs:
             await self._connection.send(output)
         await self._end(stop)
 
@@ -282,18 +277,18 @@ class Run:
         self._over = True
         rounds = tuple(self.rounds)
         self._done = RunDone(
-            "".join(self._said), stop, usage_of(rounds), rounds, self._budget.calls, self._budget.seconds
+            "".join(self._texts), stop, usage_of(rounds), rounds, self._budget.calls, self._budget.seconds
         )
-        self._tell(self._done)
+        self._put(self._done)
         await self._tracers.aclose()
 
-    def _tell(self, event: RunEvent) -> None:
+    def _put(self, event: RunEvent) -> None:
         self._events.append(event)
-        self._tracers.tell(event)
+        self._tracers.trace(event)
 
 
 def _ended(finished: Finished) -> StopReason | None:
-    """Why no further response may follow, whatever was called."""
+    """Why no further response may follow, whether or not tools were called; None: one may."""
     response = finished.response
     if response.status == "completed":
         return None
@@ -304,10 +299,10 @@ def _ended(finished: Finished) -> StopReason | None:
 
 
 def _within(create: ResponseCreate, tokens: int | None) -> ResponseCreate:
-    """The response with at most so many tokens."""
+    """The same with at most `tokens` output tokens."""
     if tokens is None:
         return create
     params = create.response or ResponseParams()
-    asked = params.max_output_tokens
-    most = min(asked, tokens) if isinstance(asked, int) else tokens
+    given = params.max_output_tokens
+    most = min(given, tokens) if isinstance(given, int) else tokens
     return ResponseCreate(response=msgspec.structs.replace(params, max_output_tokens=most))

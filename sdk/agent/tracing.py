@@ -1,6 +1,6 @@
-"""Who is told of a run besides its reader: plain or async callables, which can do it no harm.
+"""Tracers: callables, plain or async, that get each event of a run beside its reader.
 
-`TraceFile` keeps runs in the format that `benchmarks` replay: what was computed, and how long tools took.
+`TraceFile` writes runs in the format that `benchmarks` replay: what was computed, and how long tools took.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .events import RunDone, RunEvent, StepFinished, WaitFinished
 Tracer: TypeAlias = Callable[[RunEvent], Awaitable[object] | object]
 
 log = logging.getLogger(__name__)
-LAST_SECONDS = 1.0  # async tracers that still run at the end of a run have so long
+LAST_SECONDS = 1.0
+"""How long async tracers may go on at the end of a run."""
 
 COLUMNS = (
     "session_id", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms",
@@ -27,28 +28,28 @@ COLUMNS = (
 
 
 class Tracers:
-    """Those of one run, told of each event in order; what they raise is logged and no more."""
+    """The tracers of one run. Errors that they raise are logged and dropped."""
 
     def __init__(self, tracers: Iterable[Tracer]) -> None:
         self._tracers = tuple(tracers)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def tell(self, event: RunEvent) -> None:
-        """Call all of them; async ones go on beside the run."""
+    def trace(self, event: RunEvent) -> None:
+        """Give an event to all of them; async ones go on beside the run."""
         for tracer in self._tracers:
             try:
-                told = tracer(event)
+                result = tracer(event)
             except Exception:
                 log.exception("a tracer failed on %s", type(event).__name__)
                 continue
-            if inspect.isawaitable(told):
-                task = asyncio.ensure_future(_settled(told, event))
+            if inspect.isawaitable(result):
+                task = asyncio.ensure_future(_awaited(result, event))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Let async ones end, for a while."""
-        tasks = self._tasks - {asyncio.current_task()}  # one of them may do what awaits this
+        """Wait up to `LAST_SECONDS` for async ones, then cancel them."""
+        tasks = self._tasks - {asyncio.current_task()}  # a tracer may itself close the chat
         try:
             if tasks:
                 await asyncio.wait(tasks, timeout=LAST_SECONDS)
@@ -57,19 +58,19 @@ class Tracers:
                 task.cancel()
 
 
-async def _settled(told: Awaitable[object], event: RunEvent) -> None:
+async def _awaited(result: Awaitable[object], event: RunEvent) -> None:
     try:
-        await told
+        await result
     except Exception:
         log.exception("a tracer failed on %s", type(event).__name__)
 
 
 class TraceFile:
-    """A tracer that appends a CSV row for each response; ``session_id`` is for the rows.
+    """A tracer that appends a CSV row for each response, with ``session_id`` in each row.
 
-    ``prefix_len``: tokens that were there before; ``input_len``: truly new; ``output_len``: sampled;
-    ``tool_wait_after_ms``: how long its tools took; ``tool_wait_expected_ms``: how long the server was told
-    they would, empty where it was not.
+    ``prefix_len``: prompt tokens that the session had before; ``input_len``: new ones; ``output_len``: sampled;
+    ``tool_wait_after_ms``: how long its tools took; ``tool_wait_expected_ms``: the hint that the server got,
+    empty where it got none.
     """
 
     def __init__(self, path: Path | str, session_id: str) -> None:
@@ -79,7 +80,7 @@ class TraceFile:
         self._step: StepFinished | None = None
 
     def __call__(self, event: RunEvent) -> None:
-        """Keep what belongs into a row; write it when it is whole."""
+        """Collect a row; write it when it is complete."""
         match event:
             case StepFinished():
                 self._write(None)

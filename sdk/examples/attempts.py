@@ -1,6 +1,6 @@
-"""A tree of attempts: at each step the session forks, all children try, the best one goes on, the others end.
+"""A tree of attempts: at each step the session forks, all forks try, and the best goes on.
 
-A fork shares the KV of all that was said, so an attempt costs its own tokens alone.
+A fork shares the session's KV, so an attempt costs only its own tokens.
 
     python -m holdfast.sdk.examples.attempts [URL]
 """
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import anyio
 
-from .. import Chat, Client, connect
+from ..chat import Chat
+from ..client import Client, connect
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is asked, and how good an answer is: the more the better."""
+    """A question, and the score of an answer: higher is better."""
 
     ask: str
     score: Callable[[str], float]
@@ -27,7 +28,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One child's answer."""
+    """The answer of one fork."""
 
     chat: Chat
     text: str
@@ -35,12 +36,12 @@ class Attempt:
 
 
 async def best_of(chat: Chat, step: Step, width: int) -> Attempt:
-    """Fork, let all children try, keep the best. The first is greedy, the others draw, each with its seed."""
+    """Fork, let all forks try, keep the best. The first is greedy, the others sample with a seed each."""
     attempts: list[Attempt] = []
 
     async def attempt(child: Chat, seed: int) -> None:
-        drawn: dict[str, float] = {"temperature": 1.2, "seed": seed} if seed else {"temperature": 0}
-        text = await child.say(step.ask, **drawn).text()
+        sampling: dict[str, float] = {"temperature": 1.2, "seed": seed} if seed else {"temperature": 0}
+        text = await child.say(step.ask, **sampling).text()
         attempts.append(Attempt(child, text, step.score(text)))
 
     async with anyio.create_task_group() as group:
@@ -53,11 +54,11 @@ async def best_of(chat: Chat, step: Step, width: int) -> Attempt:
     return best
 
 
-async def climb(client: Client, told: Sequence[str], steps: Sequence[Step], width: int = 3) -> list[Attempt]:
-    """Tell a session what there is to know, then take each step with the best of `width` attempts."""
+async def climb(client: Client, facts: Sequence[str], steps: Sequence[Step], width: int = 3) -> list[Attempt]:
+    """Say the facts in a session, then take each step with the best of `width` attempts."""
     async with client.session() as root:
-        for line in told:
-            await root.say(line, temperature=0).text()
+        for fact in facts:
+            await root.say(fact, temperature=0).text()
         path: list[Attempt] = []
         for step in steps:
             path.append(await best_of(path[-1].chat if path else root, step, width))
@@ -65,7 +66,7 @@ async def climb(client: Client, told: Sequence[str], steps: Sequence[Step], widt
 
 
 def counts(low: int, high: int) -> Step:
-    """Counting: the score is the share of numbers that are right."""
+    """A step of counting; the score is the share of right numbers."""
     wanted = [str(number) for number in range(low, high + 1)]
 
     def score(text: str) -> float:
@@ -77,12 +78,12 @@ def counts(low: int, high: int) -> Step:
 
 
 def recalls(ask: str, wanted: str) -> Step:
-    """Remembering: right or wrong."""
+    """A step of remembering; the score is 1 or 0."""
     return Step(ask, lambda text: float(wanted in text))
 
 
 async def main(url: str) -> None:
-    """Climb at the server."""
+    """Run the example at the server."""
     steps = [counts(3, 12), recalls("What is my locker code?", "4821"), counts(20, 31)]
     async with connect(url) as client:
         for attempt in await climb(client, ["My locker code is 4821."], steps):

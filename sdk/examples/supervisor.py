@@ -1,7 +1,7 @@
-"""A supervisor of several conversations: it asks each about itself, out of band, and leaves no trace there.
+"""A supervisor of several conversations: it asks each one questions out of band.
 
-What is asked aside is answered from all that was said, and is no part of it: the next turn is the same as if
-nobody had asked, and its KV is where it was.
+Such a question is answered from the whole conversation and leaves no trace in it: the next turn and its KV are
+the same as without the question.
 
     python -m holdfast.sdk.examples.supervisor [URL]
 """
@@ -13,21 +13,22 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 
-from .. import Chat, Client, connect
+from ..chat import Chat
+from ..client import Client, connect
 from ..frames.items import ItemReference, MessageItem
 
 QUESTIONS = {"name": "What is my name?", "code": "What is my locker code?"}
 
 
 class Worker:
-    """One conversation that is watched: it knows the ids of its items."""
+    """One supervised conversation, with the ids of its items."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._items: list[ItemReference] = []
 
     async def hears(self, line: str) -> str:
-        """A turn; what the model says."""
+        """Take a turn; the model's text."""
         self._note(await self._chat.add(MessageItem.of("user", line)))
         async for _ in self._chat.respond():
             pass
@@ -36,9 +37,9 @@ class Worker:
         return self._chat.last.text
 
     async def aside(self, question: str) -> str:
-        """What the model says to a question that the conversation never hears."""
-        asked = [*self._items, MessageItem.of("user", question)]
-        async for _ in self._chat.respond(conversation="none", input=asked, max_output_tokens=48):
+        """The model's answer to a question out of band."""
+        context = [*self._items, MessageItem.of("user", question)]
+        async for _ in self._chat.respond(conversation="none", input=context, max_output_tokens=48):
             pass
         return self._chat.last.text
 
@@ -49,7 +50,7 @@ class Worker:
 async def supervise(
     client: Client, lines: Mapping[str, Sequence[str]], questions: Mapping[str, str]
 ) -> dict[str, list[dict[str, str]]]:
-    """All conversations side by side; after each turn a summary of it: the answers to `questions`."""
+    """Run all conversations concurrently; for each turn the answers to `questions`."""
     summaries: dict[str, list[dict[str, str]]] = {name: [] for name in lines}
 
     async def converse(name: str) -> None:
@@ -57,8 +58,8 @@ async def supervise(
             worker = Worker(chat)
             for line in lines[name]:
                 await worker.hears(line)
-                told = {about: await worker.aside(question) for about, question in questions.items()}
-                summaries[name].append(told)
+                answers = {about: await worker.aside(question) for about, question in questions.items()}
+                summaries[name].append(answers)
 
     async with anyio.create_task_group() as group:
         for name in lines:
@@ -67,14 +68,14 @@ async def supervise(
 
 
 async def main(url: str) -> None:
-    """Supervise at the server."""
+    """Run the example at the server."""
     lines = {
         "first": ["My name is Marisol.", "My locker code is 4821."],
         "second": ["My name is Bella.", "My locker code is 1357."],
     }
     async with connect(url) as client:
-        for name, told in (await supervise(client, lines, QUESTIONS)).items():
-            for turn, summary in enumerate(told, start=1):
+        for name, found in (await supervise(client, lines, QUESTIONS)).items():
+            for turn, summary in enumerate(found, start=1):
                 print(f"{name}, turn {turn}: " + " ".join(summary.values()))
 
 

@@ -1,4 +1,4 @@
-"""An agent with tools: each errand is a run; what it does is printed as it happens.
+"""An agent with tools: each task is a run, and its events are printed as they come.
 
 python -m holdfast.sdk.examples.tool_agent [URL]
 """
@@ -11,9 +11,12 @@ from typing import Any
 
 import anyio
 
-from .. import CallFinished, CallStarted, Client, RunDone, RunEvent, RunLimits, TextPiece, connect, tool
+from ..agent.events import CallFinished, CallStarted, RunDone, RunEvent, TextPiece
+from ..agent.limits import RunLimits
+from ..client import Client, connect
+from ..tools.tool import tool
 
-ERRANDS = ("What is the weather in Oslo?", "What is 17 plus 25?", "Set a timer for 5 minutes.")
+TASKS = ("What is the weather in Oslo?", "What is 17 plus 25?", "Set a timer for 5 minutes.")
 SKIES = {"Oslo": (7, "cloudy"), "Lima": (19, "foggy"), "Cairo": (31, "sunny")}
 
 
@@ -37,16 +40,16 @@ def set_timer(minutes: int) -> dict[str, bool]:
 
 
 async def work(
-    client: Client, errands: Sequence[str], show: Callable[[RunEvent], object] = lambda event: None
+    client: Client, tasks: Sequence[str], show: Callable[[RunEvent], object] = lambda event: None
 ) -> list[RunDone]:
-    """One session, one run for each errand; how each ended."""
+    """Do all tasks in one session, each as a run; how each ended."""
     async with client.session(tools=[get_weather, add, set_timer], temperature=0) as chat:
         limits = RunLimits(steps=4, calls=4, seconds=60)
-        return [await chat.run(errand, limits=limits, trace=[show]).done() for errand in errands]
+        return [await chat.run(task, limits=limits, trace=[show]).done() for task in tasks]
 
 
 def show(event: RunEvent) -> None:
-    """Print what happens."""
+    """Print an event."""
     match event:
         case TextPiece(text=text):
             print(text, end="", flush=True)
@@ -55,13 +58,13 @@ def show(event: RunEvent) -> None:
         case CallFinished(output=output, seconds=seconds):
             print(f" -> {output}, {1000 * seconds:.0f} ms] ", end="", flush=True)
         case RunDone(stop=stop, usage=usage):
-            print(f" ({stop}, {usage.new_tokens} new and {usage.output_tokens} said tokens)")
+            print(f" ({stop}, {usage.new_tokens} new and {usage.output_tokens} sampled tokens)")
 
 
 async def main(url: str) -> None:
-    """Work at the server."""
+    """Run the example at the server."""
     async with connect(url) as client:
-        await work(client, ERRANDS, show)
+        await work(client, TASKS, show)
 
 
 if __name__ == "__main__":

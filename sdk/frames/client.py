@@ -1,4 +1,4 @@
-"""Events a client sends. Each may carry an `event_id`, which errors about it repeat."""
+"""Events that a client sends. Each may have an `event_id`, which errors about it repeat."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ItemCreate(ClientFrame, frozen=True, tag="conversation.item.create"):
 
 
 class ItemRetrieve(ClientFrame, frozen=True, tag="conversation.item.retrieve"):
-    """Ask for an item as the server has it."""
+    """Ask for an item, as the server has it."""
 
     item_id: Identifier
 
@@ -39,9 +39,9 @@ class ItemDelete(ClientFrame, frozen=True, tag="conversation.item.delete"):
 
 
 class ResponseCreate(ClientFrame, frozen=True, tag="response.create"):
-    """Ask the model for a reply.
+    """Ask the model for a response.
 
-    `items` (ours) are put at the conversation's end first: all of them, or none where one of them is refused.
+    `items` (ours) are added at the conversation's end first: all of them, or none where one is refused.
     """
 
     items: Annotated[list[AnyItem], Meta(max_length=4096)] = msgspec.field(default_factory=list)
@@ -49,20 +49,19 @@ class ResponseCreate(ClientFrame, frozen=True, tag="response.create"):
 
 
 class ResponseCancel(ClientFrame, frozen=True, tag="response.cancel"):
-    """Cut a running reply short; without an id the default conversation's."""
+    """Cut a running response; without an id that of the default conversation."""
 
     response_id: Identifier | None = None
 
 
-# --- text on its way: ours, no standard has it ---
+# --- streamed text: ours, not in the standard ---
 
 TypedRole: TypeAlias = Literal["user", "system"]
 
 
 class TextAppend(ClientFrame, frozen=True, tag="input_text_buffer.append"):
-    """Text as it is typed or recognised: `role` comes with the first piece (`user` if not said). Or the output
-    of a tool as it comes: `call_id` comes with the first piece, whose text may be empty, and says which call it
-    answers."""
+    """A piece of a message while it is typed or recognised; the first piece has its `role` (default: `user`).
+    Or a piece of a tool's output; the first piece has the `call_id`, and its text may be empty."""
 
     text: str
     role: TypedRole | None = None
@@ -70,43 +69,43 @@ class TextAppend(ClientFrame, frozen=True, tag="input_text_buffer.append"):
 
 
 class TextReplace(ClientFrame, frozen=True, tag="input_text_buffer.replace"):
-    """Take back uncommitted text from character `start` (`from` on the wire) on, and put `text` there."""
+    """Replace uncommitted text from character `start` (`from` on the wire) on by `text`."""
 
     start: Annotated[int, Meta(ge=0)] = msgspec.field(name="from")
     text: str = ""
 
 
 class TextClear(ClientFrame, frozen=True, tag="input_text_buffer.clear"):
-    """Take all uncommitted text back."""
+    """Remove all uncommitted text."""
 
 
 class TextCommit(ClientFrame, frozen=True, tag="input_text_buffer.commit"):
-    """The text is whole: it becomes an item at the end of the conversation. With `call_id` only if it is the
-    output of that call."""
+    """Make the uncommitted text an item at the end of the conversation; with `call_id` only if it is the output
+    of that call."""
 
     call_id: Identifier | None = None
 
 
 class SessionResume(ClientFrame, frozen=True, tag="session.resume"):
-    """Come back to the session that `handle` opens (ours).
+    """Resume the session that `handle` opens (ours).
 
-    `last_event` is the `event_id` of the last server event that was read: those after it are sent again,
-    once. Without it a response that runs is told from its beginning.
+    `last_event` is the `event_id` of the last server event that was received: those after it are sent again,
+    once. Without it the events of a running response are sent from the first.
     """
 
     handle: Handle
     last_event: EventId | None = None
 
 
-# --- where KV is to be: ours, no standard has it ---
+# --- the place of KV: ours, not in the standard ---
 
 
 class SessionLease(ClientFrame, frozen=True, tag="session.lease"):
-    """Keep the session's KV first and bring it back first, within the server's budget (ours).
+    """Keep the session's KV before that of others, and restore it first, within the server's budget (ours).
 
-    `priority` of its turns, higher goes first; `ttl` seconds the lease lasts, 0 gives it back; `returns_in`
-    seconds until the session is wanted again, which counts without a lease too: of those that have none, who
-    stays away longest loses KV first. What is out of range is clipped, and the receipt says so.
+    `priority` of its turns: higher goes first. `ttl`: seconds that the lease lasts; 0 ends it. `returns_in`:
+    seconds until the session is needed again; it counts without a lease too: of sessions without one, the one
+    that is needed last loses KV first. Values out of range are clipped, and the receipt says so.
     """
 
     priority: int | None = None
@@ -115,30 +114,30 @@ class SessionLease(ClientFrame, frozen=True, tag="session.lease"):
 
 
 class SessionStage(ClientFrame, frozen=True, tag="session.stage"):
-    """The session is wanted soon: bring its KV up (ours)."""
+    """Restore the session's KV to the device: it is needed soon (ours)."""
 
 
 class SessionSettle(ClientFrame, frozen=True, tag="session.settle"):
-    """The session is not wanted for a while: send its KV down to `tier` (ours)."""
+    """Offload the session's KV to `tier`: it is not needed for a while (ours)."""
 
     tier: Literal["host", "disk"] = "disk"
 
 
-# --- what only a session can do; `conversation.item.truncate` is the standard's, with a field of ours ---
+# --- edits of a session, and its fork tree: ours, except for `conversation.item.truncate` ---
 
 
 class Heard(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """At `ms` of its audio, so many characters of the text had been spoken."""
+    """`text_end` characters of the text had been spoken at `ms` milliseconds of its audio."""
 
     ms: Annotated[int, Meta(ge=0)]
     text_end: Annotated[int, Meta(ge=0)]
 
 
 class ItemTruncate(ClientFrame, frozen=True, tag="conversation.item.truncate"):
-    """End a message of the model where it was heard: after `text_end` characters (ours; Unicode code points).
+    """Cut a message of the model where it was heard: after `text_end` characters (ours; Unicode code points).
 
-    `audio_end_ms`, the standard's, says it in time; `timing` (ours) then has to say what was spoken when, since
-    there is no audio here. A reply that runs is cancelled first.
+    `audio_end_ms`, the standard's field, gives the place in time; as there is no audio here, `timing` (ours)
+    has to say what was spoken when. A running response is cancelled first.
     """
 
     item_id: Identifier
@@ -149,15 +148,15 @@ class ItemTruncate(ClientFrame, frozen=True, tag="conversation.item.truncate"):
 
 
 class SessionRewind(ClientFrame, frozen=True, tag="session.rewind"):
-    """Go back to an item, which becomes the last (`root`: before the first), or to so many tokens."""
+    """Go back to an item, which becomes the last (`root`: before the first), or to a number of tokens."""
 
     to: Identifier | Annotated[int, Meta(ge=0)]
 
 
 class SessionFork(ClientFrame, frozen=True, tag="session.fork"):
-    """Make `children` sessions that go on from here, or from the item `at`.
+    """Make `children` new sessions that go on from here, or from the item `at`.
 
-    Also while a reply runs: as far as it has come it is theirs, and ends there.
+    While a response runs, they have as much of it as has come; in them it ends there.
     """
 
     at: Identifier | None = None
@@ -165,9 +164,9 @@ class SessionFork(ClientFrame, frozen=True, tag="session.fork"):
 
 
 class SessionTree(ClientFrame, frozen=True, tag="session.tree"):
-    """List the session's tree: all that were forked from one another with this one among them.
+    """List the sessions of this one's fork tree.
 
-    At most `limit` of them, those behind the session `after`: the `next` of the page before.
+    At most `limit` of them, those behind the session `after`, which is the `next` of the page before.
     """
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
@@ -175,28 +174,28 @@ class SessionTree(ClientFrame, frozen=True, tag="session.tree"):
 
 
 class SessionName(ClientFrame, frozen=True, tag="session.name"):
-    """Name this session, as a branch of its tree; an empty name takes the name back.
+    """Name this session in its fork tree; an empty name removes the name.
 
-    It is kept in Unicode's normal form C. No two of one tree have the same name.
+    The name is kept in Unicode's normal form C. Names in one tree are unique.
     """
 
     name: Annotated[str, Meta(max_length=128)]
 
 
 class SessionPrune(ClientFrame, frozen=True, tag="session.prune"):
-    """End another session of this one's tree for good: what runs in it is cancelled, a socket that has it is
-    told as when it goes on elsewhere, its handles open nothing any more.
+    """Delete another session of this one's fork tree: what runs in it is cancelled, it is detached from its
+    socket, and its handles are no longer valid.
 
-    What it shares with others, forks of it among them, stays theirs.
+    What other sessions, also its forks, share with it stays.
     """
 
     session: Identifier
 
 
 class ResponseSteer(ClientFrame, frozen=True, tag="response.steer"):
-    """Say `input` while a reply runs: that ends in order (`incomplete`, `steered`), and the next one begins.
+    """Add `input` while a response runs: that one ends in order (`incomplete`, `steered`), and the next begins.
 
-    Where none runs any more it is a plain new turn. `response` is as in `response.create`.
+    Where none runs, a plain new turn begins. `response` is as in `response.create`.
     """
 
     input: Annotated[list[AnyItem], Meta(min_length=1, max_length=64)]
@@ -204,10 +203,10 @@ class ResponseSteer(ClientFrame, frozen=True, tag="response.steer"):
 
 
 class SessionAttach(ClientFrame, frozen=True, tag="session.attach"):
-    """Let this socket have the session that the handle `session` opens, besides those it has.
+    """Add the session that the handle `session` opens to the sessions of this socket.
 
-    Answered by `session.resumed`. From now on every event names its session in `session_id`. `last_event` is as
-    in `session.resume`.
+    The answer is `session.resumed`. From then on each event has its session's id in `session_id`. `last_event`
+    is as in `session.resume`.
     """
 
     session: Handle
@@ -215,7 +214,7 @@ class SessionAttach(ClientFrame, frozen=True, tag="session.attach"):
 
 
 class SessionDetach(ClientFrame, frozen=True, tag="session.detach"):
-    """The session `session_id` leaves this socket; it can be come back to."""
+    """Take the session `session_id` off this socket; it can be resumed."""
 
 
 ClientEvent: TypeAlias = (

@@ -1,7 +1,4 @@
-"""Bytes to events and back. Nothing a peer sends raises anything but a `FrameError` here.
-
-Frames are JSON text. What an event means, and whether it may come now, is not decided here.
-"""
+"""Bytes to events and back. Frames are JSON text; each invalid one raises a `FrameError` and nothing else."""
 
 from __future__ import annotations
 
@@ -39,8 +36,8 @@ class _Named(msgspec.Struct):
 
 _NAMED: msgspec.json.Decoder[_Named] = msgspec.json.Decoder(_Named)
 
-# What msgspec says: "Object contains unknown field `x` - at `$.session.tools[0]`". Its text may quote a
-# megabyte of the frame, so it is cut apart by plain searches and shortened before anything looks closer.
+# A message of msgspec: "Object contains unknown field `x` - at `$.session.tools[0]`". It may quote a megabyte
+# of the frame, so it is split by plain searches and shortened first.
 _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
 _HALF_PAIR = "a string holds one half of a surrogate pair (an escape \\ud800 to \\udfff alone)"
@@ -80,7 +77,7 @@ def encode(event: ClientEvent | ServerEvent) -> bytes:
 
 
 def framed(event: ClientEvent) -> bytes:
-    """The event as a server takes it in. Raises a `FrameError` where it holds what no frame can."""
+    """The event as a checked frame. Raises a `FrameError` where it cannot be encoded or is too large."""
     try:
         frame = encode(event)
     except UnicodeError:
@@ -91,7 +88,7 @@ def framed(event: ClientEvent) -> bytes:
 
 
 def _has_half_pair(data: bytes) -> bool:
-    """Whether what makes this no valid text is an escape such as `\\ud83d` without its other half."""
+    """Whether the data holds an escape such as `\\ud83d` without its other half."""
     return _HALF.search(_PAIR.sub(b" ", data)) is not None
 
 
@@ -101,13 +98,13 @@ def _checked(frame: bytes | str, max_bytes: int) -> bytes:
     except UnicodeEncodeError:
         raise FrameMalformed("The frame is not valid text: it holds lone surrogates") from None
     if len(data) > max_bytes:
-        told = f"The frame has {len(data)} bytes; at most {max_bytes} are allowed"
-        raise FrameTooLarge(told, event_id=_event_id_alone(data))
+        message = f"The frame has {len(data)} bytes; at most {max_bytes} are allowed"
+        raise FrameTooLarge(message, event_id=_event_id_alone(data))
     return data
 
 
 def _event_id_alone(data: bytes) -> str | None:
-    """A large frame's id, without making anything of the rest."""
+    """The event id of a large frame; the rest is not decoded."""
     try:
         found = _NAMED.decode(data).event_id
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -116,7 +113,7 @@ def _event_id_alone(data: bytes) -> str | None:
 
 
 def _refuse(data: bytes, text: str) -> NoReturn:
-    """Raise the typed error for what msgspec said of a frame that is JSON, but not an event."""
+    """Raise the typed error for msgspec's message about a frame that is JSON, but no valid event."""
     whole = _lenient(data)
     event_id = _event_id(whole)
     cause, path = _located(text)
@@ -136,7 +133,7 @@ def _refuse(data: bytes, text: str) -> NoReturn:
 
 
 def _located(text: str) -> tuple[str, str]:
-    """The text of msgspec taken apart: the cause, and the path it happened at (`session.tools[0]`)."""
+    """The parts of a message of msgspec: the cause, and the path (`session.tools[0]`)."""
     cause, _, place = text.rpartition(" - at `")
     place = place.removeprefix("key` in `")
     if not cause or not place.startswith("$"):
@@ -175,6 +172,6 @@ def _at(whole: Any, path: str) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """Text a peer had a hand in, short and encodable."""
+    """Text that a peer may have written, shortened and encodable."""
     shown = text[:MAX_QUOTED].encode(errors="replace").decode()
     return shown if len(text) <= MAX_QUOTED else shown + "…"

@@ -1,4 +1,4 @@
-"""What all events have, those of the client and those of the server."""
+"""The base classes of client events and server events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ClientFrame(
     omit_defaults=True,
     tag_field="type",
 ):
-    """What all client events have. `session_id`, ours: which of the socket's sessions it is for (the first)."""
+    """Base of client events. `session_id` (ours): the session of the socket it is for; null: the first."""
 
     event_id: EventId | None = None
     session_id: Identifier | None = None
@@ -33,7 +33,7 @@ class ClientFrame(
 
 
 class ServerFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
-    """What all server events have. `session_id`, ours: whose it is, once a socket has had several sessions."""
+    """Base of server events. `session_id` (ours): its session, set once a socket has had several."""
 
     event_id: str
     session_id: str | UnsetType = UNSET
@@ -45,4 +45,4 @@ class ServerFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
 
 
 class OwnFrame(ServerFrame, frozen=True):
-    """An event that no standard has; a client of the standard passes it over."""
+    """Base of events that are not in the standard. A client of the standard skips them."""

@@ -1,7 +1,6 @@
-"""What the text of a reply must be, as the standards write it, and as we do.
+"""What a response may hold: calls of function tools, and text in a format.
 
-`text.format` is the Responses interface's, `response_format` that of Chat Completions; `grammar` is ours, for
-what neither has. How it is followed is the server's business.
+`text.format` is of the Responses API, `response_format` of Chat Completions; `grammar` is ours.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ MAX_TOOLS = 128
 class NamedFunction(
     msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"
 ):
-    """The one function that has to be called."""
+    """The one function that must be called."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
 
@@ -29,7 +28,7 @@ Modalities: TypeAlias = Annotated[list[Literal["text"]], Meta(min_length=1, max_
 
 
 def too_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
-    """Whether free-form JSON nests deeper than `limit`; walks level by level, so depth costs no stack."""
+    """Whether free-form JSON nests deeper than `limit` levels. It walks level by level, without recursion."""
     level = [value]
     for _ in range(limit):
         level = [child for node in level for child in _children(node)]
@@ -39,7 +38,10 @@ def too_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
 
 
 def too_wide(value: Any) -> bool:
-    """Whether free-form JSON, which is not `too_deep`, holds an integer that no journal keeps."""
+    """Whether free-form JSON holds an integer of more than 64 bits, which the journal cannot keep.
+
+    Check `too_deep` first.
+    """
     level = [value]
     while level:
         if any(isinstance(node, int) and not -(2**63) <= node < 2**64 for node in level):
@@ -63,10 +65,10 @@ class FunctionTool(
     tag_field="type",
     tag="function",
 ):
-    """A function the model may call. `parameters` is JSON Schema; ValueError when it nests too deep, or holds
-    an integer of more than 64 bits.
+    """A function that the model may call. `parameters` is JSON Schema.
 
-    `strict`: whenever it is called, the arguments fit `parameters` (of the Responses interface; ours here).
+    `strict`: the arguments of each call fit `parameters` (of the Responses API; ours here). Raises ValueError
+    where `parameters` nests too deep or holds an integer of more than 64 bits.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
@@ -90,21 +92,21 @@ _Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 
 
 class Format(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """What all have."""
+    """Base of the formats."""
 
 
 class AnyText(Format, frozen=True, tag="text"):
-    """Whatever the model says."""
+    """Any text."""
 
 
 class JsonObject(Format, frozen=True, tag="json_object"):
-    """A JSON object, whichever."""
+    """Any JSON object."""
 
 
 class JsonSchema(Format, frozen=True, tag="json_schema"):
-    """JSON that fits `schema`, as the Responses interface has it.
+    """JSON that fits `schema`, as in the Responses API.
 
-    `strict` false: keywords that cannot be followed are passed over, else they are refused.
+    `strict` false: unsupported keywords of the schema are ignored; else they are refused.
     """
 
     name: _Name
@@ -129,13 +131,13 @@ class NamedSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
 
 
 class ChatJsonSchema(Format, frozen=True, tag="json_schema"):
-    """JSON that fits a schema, as Chat Completions has it."""
+    """JSON that fits a schema, as in Chat Completions."""
 
     json_schema: NamedSchema
 
 
 class RegexGrammar(Format, frozen=True, tag="regex"):
-    """Text that `pattern` matches as a whole; without look-around and back-references."""
+    """Text that `pattern` matches as a whole. Look-around and back-references are not supported."""
 
     pattern: Annotated[str, Meta(min_length=1)]
 
@@ -147,7 +149,7 @@ class ChoiceGrammar(Format, frozen=True, tag="choice"):
 
 
 class LarkGrammar(Format, frozen=True, tag="lark"):
-    """Text that a grammar in llguidance's Lark accepts; its rule `start` is the whole."""
+    """Text that a grammar in llguidance's Lark syntax accepts, from its rule `start`."""
 
     definition: Annotated[str, Meta(min_length=1)]
 
@@ -157,7 +159,7 @@ AnyGrammar: TypeAlias = RegexGrammar | ChoiceGrammar | LarkGrammar
 
 
 class TextConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The `text` of the Responses interface."""
+    """The field `text` of the Responses API."""
 
     format: AnyText | JsonObject | JsonSchema | None = None
 

@@ -1,7 +1,4 @@
-"""Conversation items, as they stand in frames of both directions.
-
-What an item means to the model is `sessions`' business; here are only its fields.
-"""
+"""Conversation items, as they stand in client events and server events."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ PART_OF_ROLE: dict[Role, PartType] = {
 
 
 class TextPart(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A piece of a message's content: `output_text` in an assistant's message, `input_text` elsewhere."""
+    """A part of a message's content: `output_text` in an assistant's message, `input_text` elsewhere."""
 
     type: PartType
     text: str
@@ -38,7 +35,7 @@ class Item(
     omit_defaults=True,
     tag_field="type",
 ):
-    """What all items have. The server always fills these in; from a client they are optional."""
+    """Base of items. The server sets all of these fields; a client may leave them out."""
 
     id: Identifier | None = None
     object: Literal["realtime.item"] | None = None
@@ -46,7 +43,7 @@ class Item(
 
 
 class MessageItem(Item, frozen=True, tag="message"):
-    """Something said. Raises ValueError when a part's type does not belong to the role."""
+    """A message. Raises ValueError where a part has a type that does not belong to the role."""
 
     role: Role
     content: list[TextPart]
@@ -64,12 +61,12 @@ class MessageItem(Item, frozen=True, tag="message"):
 
     @property
     def text(self) -> str:
-        """All parts' text."""
+        """The text of all parts."""
         return "".join(part.text for part in self.content)
 
 
 class FunctionCallItem(Item, frozen=True, tag="function_call"):
-    """A tool call the model made; `arguments` is JSON text as the model wrote it."""
+    """A tool call of the model. `arguments` is JSON text, as the model wrote it."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     arguments: str
@@ -77,7 +74,7 @@ class FunctionCallItem(Item, frozen=True, tag="function_call"):
 
 
 class FunctionCallOutputItem(Item, frozen=True, tag="function_call_output"):
-    """What a tool answered."""
+    """The output of a tool call."""
 
     call_id: Identifier
     output: str

@@ -1,4 +1,4 @@
-"""The response: what `response.create` asks for, and what the server tells of it, usage and KV included."""
+"""The response: the fields of `response.create`, and the object that the server sends, with usage and KV."""
 
 from __future__ import annotations
 
@@ -27,19 +27,17 @@ ResponseStatus: TypeAlias = Literal["in_progress", "completed", "cancelled", "in
 Reason: TypeAlias = Literal[
     "turn_detected", "client_cancelled", "max_output_tokens", "content_filter", "steered"
 ]
-"""Those of the standard, and `steered`: it ended for what was said meanwhile (ours)."""
+"""Those of the standard, and `steered` (ours): a `response.steer` ended it."""
 
 
 class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What `response.create` may override for one response; absent and null fields follow the session.
+    """What `response.create` overrides for one response, with the `SamplingFields`.
 
-    The `SamplingFields` are among them.
-
-    `conversation` "none" leaves the history alone and may run beside others; `input` replaces the context.
-    What the reply's text must be: `text.format` as in the Responses interface, `response_format` as in Chat
-    Completions, or `grammar` (ours): one of them. `events` "brief" (ours): each thing is told once. There are
-    `response.created`, text as it comes, `response.output_item.done` for what is whole, and `response.done`
-    without `output`; no item is told of as the conversation's.
+    Absent and null fields have the session's values. `conversation` "none" does not change the history and may
+    run beside other responses; `input` replaces the context. At most one of `text.format` (as in the Responses
+    API), `response_format` (as in Chat Completions) and `grammar` (ours) sets the format of the text.
+    `events` "brief" (ours) sends each thing once: `response.created`, text deltas, `response.output_item.done`
+    for each complete item, `response.done` without `output`, and no `conversation.item` events.
     The last three fields have no effect (`unserved`).
     """
 
@@ -64,14 +62,14 @@ class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_f
 
 
 class CachedTokensDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """Of which kind the cached tokens are; ours are all text."""
+    """The cached tokens by kind; ours are all text."""
 
     text_tokens: int
     audio_tokens: int = 0
 
 
 class InputTokenDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """`cached_tokens` had their KV when the turn began."""
+    """The prompt's tokens. `cached_tokens` had their KV when the turn began."""
 
     cached_tokens: int
     text_tokens: int
@@ -80,7 +78,7 @@ class InputTokenDetails(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OutputTokenDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """Of which kind the reply's tokens are."""
+    """The reply's tokens by kind; ours are all text."""
 
     text_tokens: int
     audio_tokens: int = 0
@@ -99,9 +97,10 @@ class Usage(msgspec.Struct, kw_only=True, frozen=True):
 class KVReceipt(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """What the turn cost, in tokens, and why (ours).
 
-    `new`: what the session counts as truly new: appended, template, pending. `prefilled`: what the engine's
-    steps computed for the first time. `resident`, `host`, `disk`: where the rest of the KV was found.
-    `recomputed`: computed once more. `restore_ms`: milliseconds spent bringing KV up.
+    `new`: tokens that are new to the session: appended text, template, the pending token. `prefilled`: tokens
+    that the engine computed for the first time. `resident`, `host`, `disk`: where the other KV was found.
+    `recomputed`: tokens computed once more. `restore_ms`: milliseconds of restoring KV. `miss_reason`: why KV
+    had to be computed again.
     """
 
     new: int
@@ -123,9 +122,7 @@ class StatusError(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StatusDetails(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """How a response ended, when it was not simply completed. An incomplete one has an `error` where the server
-    cut it.
-    """
+    """How a response ended that is not completed. An incomplete one has an `error` where the server cut it."""
 
     type: Literal["cancelled", "incomplete", "failed"]
     reason: Reason | None = None
@@ -133,7 +130,7 @@ class StatusDetails(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tru
 
 
 class Response(msgspec.Struct, kw_only=True, frozen=True):
-    """A response. `conversation_id` is null when it is out of band; `usage` and `kv` come at the end."""
+    """A response. `conversation_id` is null where it is out of band. `usage` and `kv` are set at the end."""
 
     id: str
     status: ResponseStatus

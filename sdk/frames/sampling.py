@@ -1,7 +1,7 @@
-"""How a reply is drawn, as fields of a session and of a response; and the log probabilities it comes with.
+"""The sampling fields of a session and of a response, and log probabilities.
 
-Ours, but for `max_output_tokens`: the Realtime standard names none of these. Their names are those of the
-Responses, Chat Completions and vLLM interfaces.
+Except for `max_output_tokens` they are not in the Realtime standard. Their names are those of the Responses
+API, Chat Completions and vLLM.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What a client may say of the draw; absent changes nothing.
+    """Sampling fields of a session or a response; an absent field changes nothing.
 
-    Null in a session goes back to what it was when the session began, the server's default; in a response it is
-    the same as absent: the session's value counts.
+    Null in a session restores the server's default; null in a response is the same as absent: the session's
+    value counts.
 
-    `temperature` 0 is greedy. Kept are the `top_k` likeliest tokens (0: all), of these the fewest whose share
-    reaches `top_p`, of these those at least `min_p` times as likely as the likeliest, of these the locally
-    typical ones of mass `typical_p`. `seed` makes a reply repeatable: each draw is a function of it and of the
-    token's position.
+    `temperature` 0 is greedy. Tokens are filtered in this order: the `top_k` most likely (0: all), the fewest
+    of them that reach the probability `top_p`, those at least `min_p` times as likely as the most likely, the
+    locally typical ones of mass `typical_p`. `seed` makes a reply repeatable: each sample depends on the seed
+    and the token's position alone.
 
-    `repetition_penalty` (1: none) regards prompt and reply, `presence_penalty` and `frequency_penalty`
-    (0: none) the reply. `logit_bias`: token id to addend. `bad_words`, text or token ids, are never completed.
-    `stop` strings and `stop_token_ids` end the reply and are not delivered; before `min_output_tokens` nothing
-    ends it. `top_logprobs`: tell each token's log probability and that of so many alternatives (0: its own
-    alone; null, in a session: none).
+    `repetition_penalty` (1: none) counts prompt and reply, `presence_penalty` and `frequency_penalty` (0: none)
+    the reply. `logit_bias`: token id to addend. `bad_words`, text or token ids, never come whole. `stop`
+    strings and `stop_token_ids` end the reply and are not delivered; nothing ends it before
+    `min_output_tokens`. `top_logprobs`: send each token's log probability and those of so many alternatives
+    (0: only its own; null, in a session: none).
     """
 
     max_output_tokens: MaxOutputTokens | UnsetType | None = UNSET
@@ -76,7 +76,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
 
 class SamplingResource(msgspec.Struct, kw_only=True, frozen=True):
-    """The effective values, as the server shows them. Null: nothing is said, and so it is off."""
+    """The values in force, as the server shows them. Null: not set, and so off."""
 
     max_output_tokens: MaxOutputTokens = "inf"
     min_output_tokens: int = 0
@@ -97,7 +97,7 @@ class SamplingResource(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):
-    """A token that could have come. `token`: its text, U+FFFD where it is a piece of a character."""
+    """A possible token. `token`: its text, with U+FFFD for a part of a character."""
 
     token: str
     id: int
@@ -105,6 +105,6 @@ class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TokenLogprob(TopLogprob, frozen=True):
-    """A token that came, its log probability by the model alone, and the likeliest ones in its place."""
+    """A sampled token, its log probability before any filter, and the most likely tokens in its place."""
 
     top_logprobs: list[TopLogprob]

@@ -1,4 +1,4 @@
-"""Events the server sends; each has an `event_id` of its own. Their order is the gateway's to keep."""
+"""Events that the server sends; each has an `event_id` of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .session import SessionResource
 
 
 class SessionCreated(ServerFrame, frozen=True, tag="session.created"):
-    """The first event on every connection. `handle` opens the session again (ours)."""
+    """The first event on each connection. `handle` opens the session again (ours)."""
 
     session: SessionResource
     handle: str | UnsetType = UNSET
@@ -26,10 +26,9 @@ class SessionCreated(ServerFrame, frozen=True, tag="session.created"):
 class SessionResumed(OwnFrame, frozen=True, tag="session.resumed"):
     """Answers `session.resume` (ours): the session as it is, and a new handle for the next time.
 
-    `last_client_event` is the `event_id` of the last client event that was received: what was sent after it
-    has to be sent again. `reopened`: the session comes from the journal, and acknowledgements that were on
-    their way are lost: events without an answer are answered again when they are sent again. `running`: ids of
-    the responses whose end is still to come.
+    `last_client_event` is the `event_id` of the last client event that was received: later ones have to be sent
+    again. `reopened`: the session comes from the journal, and answers that were on their way are lost: an event
+    without an answer is answered when it is sent again. `running`: ids of the responses that have not ended.
     """
 
     session: SessionResource
@@ -53,13 +52,13 @@ class ConversationResource(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ConversationCreated(ServerFrame, frozen=True, tag="conversation.created"):
-    """The second event on every connection."""
+    """The second event on each connection."""
 
     conversation: ConversationResource
 
 
 class ItemAdded(ServerFrame, frozen=True, tag="conversation.item.added"):
-    """An item stands in the conversation, after `previous_item_id` (null: it is the first)."""
+    """An item was added to the conversation, after `previous_item_id` (null: it is the first)."""
 
     item: AnyItem
     previous_item_id: str | None
@@ -84,14 +83,14 @@ class ItemDeleted(ServerFrame, frozen=True, tag="conversation.item.deleted"):
     item_id: str
 
 
-# --- text on its way: ours, no standard has it ---
+# --- streamed text: ours, not in the standard ---
 
 
 class TextCommitted(OwnFrame, frozen=True, tag="input_text_buffer.committed"):
     """Answers `input_text_buffer.commit`; the item follows as `conversation.item.added` and `.done`.
 
-    `prefilled_tokens`: tokens of it that were computed, or handed over to be, while it came. `left_tokens`: the
-    others, with what the template puts before the reply. `call_id`: of the call, where it is a tool's output.
+    `prefilled_tokens`: its tokens that were prefilled, or handed to the engine, while it came. `left_tokens`:
+    the others, with what the template puts before the reply. `call_id`: set where it is a tool's output.
     """
 
     item_id: str
@@ -114,9 +113,9 @@ class ResponseCreated(ServerFrame, frozen=True, tag="response.created"):
 
 
 class ResponseDone(ServerFrame, frozen=True, tag="response.done"):
-    """The response's end, whatever it was, with all its output, its usage and what its KV cost.
+    """The end of a response, with all its output, its usage and its KV receipt.
 
-    `handle` is the session's current one (ours).
+    `handle` opens the session again (ours).
     """
 
     response: Response
@@ -137,7 +136,7 @@ class OutputItemAdded(OutputFrame, frozen=True, tag="response.output_item.added"
 
 
 class OutputItemDone(OutputFrame, frozen=True, tag="response.output_item.done"):
-    """The item is final: completed, or incomplete when the response was cut."""
+    """The item is final: completed, or incomplete where the response was cut."""
 
     item: AnyItem
 
@@ -169,7 +168,7 @@ class ContentPartDone(ContentFrame, frozen=True, tag="response.content_part.done
 
 
 class TextDelta(ContentFrame, frozen=True, tag="response.output_text.delta"):
-    """More text. `logprobs`, where `top_logprobs` asks for them, of the tokens read since the last delta."""
+    """More text. `logprobs`: of the tokens since the last delta, where `top_logprobs` asks for them."""
 
     delta: str
     logprobs: list[TokenLogprob] | UnsetType = UNSET
@@ -183,7 +182,7 @@ class TextDone(ContentFrame, frozen=True, tag="response.output_text.done"):
 
 
 class ReasoningDelta(OwnFrame, frozen=True, tag="response.reasoning_text.delta"):
-    """More of what the model thinks before it speaks (ours in Realtime): it is part of no item."""
+    """More of the model's reasoning text (ours in Realtime). It belongs to no item."""
 
     response_id: str
     delta: str
@@ -203,7 +202,7 @@ class ArgumentsDelta(ArgumentsFrame, frozen=True, tag="response.function_call_ar
 
 
 class ArgumentsDone(ArgumentsFrame, frozen=True, tag="response.function_call_arguments.done"):
-    """The whole call."""
+    """The complete call."""
 
     name: str
     arguments: str
@@ -213,7 +212,7 @@ class ArgumentsDone(ArgumentsFrame, frozen=True, tag="response.function_call_arg
 
 
 class ErrorDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """What went wrong; `event_id` is that of the client event at fault, where it had one."""
+    """An error. `event_id` is that of the client event at fault, where it had one."""
 
     type: str
     code: str | None
@@ -223,24 +222,24 @@ class ErrorDetails(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ErrorEvent(ServerFrame, frozen=True, tag="error"):
-    """A client event was refused, or the server failed; the session goes on unless the socket closes."""
+    """A client event was refused, or the server failed. The session goes on unless the socket closes."""
 
     error: ErrorDetails
 
 
-# --- our own: no standard has them ---
+# --- ours, not in the standard ---
 
 
 class SessionRecovered(OwnFrame, frozen=True, tag="session.recovered"):
-    """The engine was restarted under the session, which goes on; `lost_ms` passed without one."""
+    """The engine was restarted, and the session goes on; for `lost_ms` milliseconds there was no engine."""
 
     lost_ms: float
 
 
 class ServerGoingAway(OwnFrame, frozen=True, tag="server.going_away", omit_defaults=True):
-    """The server takes no new work; replies have `seconds` to end, then the socket closes with 1012.
+    """The server takes no new work. Responses have `seconds` to end, then the socket closes with 1012.
 
-    `handle`: to come back with, where the session can be resumed.
+    `handle` opens the session again; null where it cannot be resumed.
     """
 
     seconds: float
@@ -248,11 +247,11 @@ class ServerGoingAway(OwnFrame, frozen=True, tag="server.going_away", omit_defau
 
 
 class SessionLeased(OwnFrame, frozen=True, tag="session.leased"):
-    """Answers `session.lease`: what is really promised. `tokens` of KV are kept on the device, `host_tokens`
-    below it; `priority`, `ttl` and `returns_in` (seconds from now) are those that count.
+    """Answers `session.lease`: what is granted. KV of `tokens` tokens is kept on the device, of `host_tokens`
+    in the tiers below; `priority`, `ttl` and `returns_in` (seconds from now) are the values in force.
 
-    `clipped`: some number is less than was asked for, or the budget does not cover the whole session;
-    `denied`: nothing is promised.
+    `clipped`: a value is lower than asked for, or the budget does not cover the whole session. `denied`:
+    nothing is granted.
     """
 
     status: Literal["granted", "clipped", "denied"]
@@ -264,9 +263,9 @@ class SessionLeased(OwnFrame, frozen=True, tag="session.leased"):
 
 
 class SessionStaged(OwnFrame, frozen=True, tag="session.staged"):
-    """Answers `session.stage`: KV of so many `tokens` is on the device, after `ms`.
+    """Answers `session.stage`: KV of `tokens` tokens is on the device, after `ms` milliseconds.
 
-    `source` (`from` on the wire): the slowest place some of it came from.
+    `source` (`from` on the wire): the slowest place that some of it came from.
     """
 
     source: Literal["device", "host", "disk", "recomputed"] = msgspec.field(name="from")
@@ -275,18 +274,19 @@ class SessionStaged(OwnFrame, frozen=True, tag="session.staged"):
 
 
 class SessionSettled(OwnFrame, frozen=True, tag="session.settled"):
-    """Answers `session.settle`: KV of so many `tokens` is kept, the lowest of it in `tier`, after `ms`."""
+    """Answers `session.settle`: KV of `tokens` tokens is kept, some of it in `tier`, none below it, after `ms`
+    milliseconds."""
 
     tier: Literal["device", "host", "disk"]
     tokens: int
     ms: float
 
 
-# --- answers to what only a session can do ---
+# --- answers to edits of a session, and its fork tree ---
 
 
 class ItemTruncated(ServerFrame, frozen=True, tag="conversation.item.truncated"):
-    """Answers `conversation.item.truncate`, after the reply's `response.done` where that ran.
+    """Answers `conversation.item.truncate`, after the `response.done` of a running response.
 
     `text_end`: the characters that are left (ours).
     """
@@ -298,15 +298,15 @@ class ItemTruncated(ServerFrame, frozen=True, tag="conversation.item.truncated")
 
 
 class SessionRewound(OwnFrame, frozen=True, tag="session.rewound"):
-    """Answers `session.rewind`: `item_id` is the last item now (null: there is none), and what stays of the
-    turns is `tokens` long."""
+    """Answers `session.rewind`: `item_id` is the last item now (null: there is none); `tokens` tokens of the
+    turns are left."""
 
     item_id: str | None
     tokens: int
 
 
 class Fork(msgspec.Struct, kw_only=True, frozen=True):
-    """A session that was forked off, and the handle that opens it."""
+    """A new session that was forked, and the handle that opens it."""
 
     id: str
     handle: str
@@ -319,9 +319,9 @@ class SessionForked(OwnFrame, frozen=True, tag="session.forked"):
 
 
 class Relative(msgspec.Struct, kw_only=True, frozen=True):
-    """A session of a tree. `parent`: whom it was forked from (null: it is the first), who may be pruned by now.
+    """A session of a fork tree. `parent`: the session it was forked from, which may be deleted (null: none).
 
-    `open`: the server has it in memory, where it has so many `items` and `tokens`; else these are null.
+    `open`: the server has it in memory, with `items` items and `tokens` tokens; else both are null.
     """
 
     id: str
@@ -335,7 +335,7 @@ class Relative(msgspec.Struct, kw_only=True, frozen=True):
 class SessionTreeListed(OwnFrame, frozen=True, tag="session.tree.listed"):
     """Answers `session.tree`: parents stand before their children.
 
-    `has_more`: there are more, which come `after` the session `next`.
+    `has_more`: the next page begins `after` the session `next`.
     """
 
     sessions: list[Relative]
@@ -344,25 +344,25 @@ class SessionTreeListed(OwnFrame, frozen=True, tag="session.tree.listed"):
 
 
 class SessionNamed(OwnFrame, frozen=True, tag="session.named"):
-    """Answers `session.name`: the name as it is kept."""
+    """Answers `session.name`: the name, as it is kept."""
 
     name: str
 
 
 class SessionPruned(OwnFrame, frozen=True, tag="session.pruned"):
-    """Answers `session.prune`: `session` is gone."""
+    """Answers `session.prune`: `session` is deleted."""
 
     session: str
 
 
 class SteerAccepted(OwnFrame, frozen=True, tag="response.steer.accepted"):
-    """Answers `response.steer`: `response_id` has been ended for it (null: none ran)."""
+    """Answers `response.steer`: `response_id` ends for it (null: none ran)."""
 
     response_id: str | None
 
 
 class SessionDetached(OwnFrame, frozen=True, tag="session.detached"):
-    """The session `session_id` is on this socket no more: it was detached, or goes on on a newer one."""
+    """The session `session_id` has left this socket: it was detached, or a newer socket has it now."""
 
 
 ServerEvent: TypeAlias = (

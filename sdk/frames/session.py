@@ -1,6 +1,6 @@
-"""The session's configuration: a patch from the client, the whole of it from the server.
+"""The session's configuration: the client sends a patch, the server sends the whole.
 
-In a patch a field that is absent (UNSET) stays as it was; `""`, `[]` and null clear it.
+A field that is absent from a patch (UNSET) does not change; `""`, `[]` and null clear it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .sampling import SamplingFields, SamplingResource
 
 
 class SessionPatch(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What `session.update` carries, with the `SamplingFields`, which are ours.
+    """The fields of `session.update`, with the `SamplingFields` (ours).
 
     The last five fields have no effect and are echoed (`unserved`).
     """
@@ -42,7 +42,7 @@ class SessionPatch(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fie
 
 
 class SessionResource(SamplingResource, kw_only=True, frozen=True):
-    """The effective configuration, as the server shows it, the model's own sampling defaults included."""
+    """The configuration in force, with the model's own sampling defaults."""
 
     id: str
     model: str

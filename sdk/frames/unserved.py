@@ -1,8 +1,8 @@
-"""What the Realtime standard has and this server does not serve yet, by name.
+"""Fields, values and events of the Realtime standard that this server does not serve.
 
-Real clients send these. Each is either accepted and echoed without effect, or refused as `unsupported_field`;
-what no standard knows is refused as unknown. A path is the field's in its event, with `[]` for any index;
-items under `response.input[]` are looked up as `item`.
+Each is either accepted and echoed without effect, or refused as `unsupported_field`. Names that are not in the
+standard are refused as unknown. A path is that of the field in its event, with `[]` for any index; items under
+`response.input[]` have the path `item`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ECHOED = frozenset(
         "response.reasoning",
     }
 )
-"""Accepted without effect; the session's are shown again in `session.updated`."""
+"""Accepted without effect; `session.updated` repeats those of the session."""
 
 REFUSED_FIELDS = frozenset(
     {
@@ -35,7 +35,7 @@ REFUSED_FIELDS = frozenset(
         "item.content[].transcript",
     }
 )
-"""Fields that would change what the model reads: silence about them would mislead."""
+"""Fields that would change what the model reads, so they are refused."""
 
 REFUSED_VALUES = {
     "session.type": frozenset({"transcription"}),
@@ -51,7 +51,7 @@ REFUSED_VALUES = {
     ),
     "item.content[].type": frozenset({"input_audio", "input_image", "output_audio"}),
 }
-"""Values (or, for an object, its `type`) of fields that are served with other values."""
+"""Refused values of fields that are served with other values; of an object, its `type`."""
 
 REFUSED_EVENTS = frozenset(
     {
@@ -65,7 +65,7 @@ REFUSED_EVENTS = frozenset(
 
 
 def is_unserved(path: str, value: Any) -> bool:
-    """Whether the standard knows this field with this value, though it is not served here."""
+    """Whether the standard has this field with this value, and this server refuses it."""
     pattern = re.sub(r"\[\d+\]", "[]", path)
     pattern = pattern.replace("response.input[]", "item", 1)
     if pattern in REFUSED_FIELDS:

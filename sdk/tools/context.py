@@ -1,30 +1,37 @@
-"""What a tool may know of its own call: a parameter annotated `ToolContext` gets it, untold to the model.
+"""A call's output as the text that a model reads, and `ToolContext`, by which a tool writes and reports.
 
-    @tool
-    async def search(query: str, context: ToolContext) -> str:
-        context.progress("half of it", 0.5)
-
-Knows nothing of tools.
+@tool
+async def search(query: str, context: ToolContext) -> str:
+    context.progress("half of it", 0.5)
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
+
+import msgspec
 
 from ..errors import ToolFailed
-from .outputs import MAX_OUTPUT_BYTES, characters, size_of
+
+MAX_OUTPUT_BYTES = 512 << 10
+"""Bytes of an output in its frame: half of what a frame may have."""
 
 Report = Callable[[str, float | None], None]
-"""Takes a note of how far a call is, and a share in 0 to 1."""
+"""Takes a note on progress, and a fraction in 0 to 1 or None."""
 Wrote = Callable[[str], None]
 """Takes a piece of the output."""
 
 
 class ToolContext:
-    """One call's. ``cancelled``: nobody waits for it any more, which a callable in a thread may ask."""
+    """What a tool can use of its own call: a parameter annotated `ToolContext` gets it, unseen by the model.
+
+    ``cancelled``: nothing waits for the call any more. A callable in a thread can check it and return.
+    """
 
     def __init__(
         self,
@@ -43,15 +50,15 @@ class ToolContext:
         self._loop = _running_loop()
 
     def progress(self, note: str, fraction: float | None = None) -> None:
-        """Tell how far it is; from the event loop, or from any thread."""
+        """Report progress; from the event loop or from any thread."""
         if not self.cancelled:
             self._on_loop(lambda: self._report(note, fraction))
 
     def write(self, text: str) -> None:
-        """Give a piece of the output, which the model is given while the tool still runs; from the event loop,
-        or from any thread. What the tool returns, if not None, stands behind all pieces.
+        """Add a piece to the output, which is sent while the tool runs; from the event loop or from any thread.
 
-        Raises `ToolFailed` for what is no str, and for more than an output may have: then none of it counts.
+        The tool's result, if not None, comes behind all pieces. Raises `ToolFailed` for a piece that is no str,
+        and for an output that is too long: then all pieces are dropped.
         """
         if not isinstance(text, str):
             raise ToolFailed(f"A piece of an output is a str, not {type(text).__name__}")
@@ -63,7 +70,7 @@ class ToolContext:
             if self._too_long or self._bytes > MAX_OUTPUT_BYTES:
                 self._too_long = True
                 self._pieces.clear()
-                raise ToolFailed(f"The output has more than {MAX_OUTPUT_BYTES} bytes, which cannot be read")
+                raise ToolFailed(f"The output has more than {MAX_OUTPUT_BYTES} bytes")
             self._pieces.append(text)
         self._on_loop(lambda: self._wrote(text))
 
@@ -73,18 +80,18 @@ class ToolContext:
         return self.written_since(0)[0]
 
     def written_since(self, piece: int) -> tuple[str, int]:
-        """The text of the pieces from this number on, and how many there are by now."""
+        """The text of the pieces from number `piece` on, and how many pieces there are now."""
         with self._writing:
             return "".join(self._pieces[piece:]), len(self._pieces)
 
-    def _on_loop(self, tell: Callable[[], None]) -> None:
+    def _on_loop(self, report: Callable[[], None]) -> None:
         if self._loop is None or self._loop is _running_loop():
-            tell()
+            report()
             return
 
         def later() -> None:
             if not self.cancelled:
-                tell()
+                report()
 
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(later)
@@ -95,3 +102,60 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def failure(message: str) -> str:
+    """An output that holds an error for the model."""
+    return output_text({"error": message})
+
+
+def broken_off(written: str, error: str) -> str:
+    """The output of a call that failed: what was written, then the error on a line of its own."""
+    return f"{written}{'' if written.endswith(chr(10)) else chr(10)}{error}" if written else error
+
+
+def joined(written: str, rest: str) -> str:
+    """The pieces that were written, and the result behind them. Raises `ToolFailed` where it is too long."""
+    return checked(written + rest) if written and rest else written or rest
+
+
+def output_text(result: Any) -> str:
+    """A tool's result as text: str as it is, UTF-8 bytes decoded, anything else as JSON with spaces.
+
+    Lone surrogates become U+FFFD. Raises `ToolFailed` where it is too long.
+    """
+    if isinstance(result, bytes | bytearray):
+        with suppress(UnicodeDecodeError):
+            result = bytes(result).decode()
+    if not isinstance(result, str):
+        result = json.dumps(msgspec.to_builtins(result, enc_hook=_builtin), ensure_ascii=False)
+    return checked(characters(str(result)))
+
+
+def checked(text: str) -> str:
+    """The same text. Raises `ToolFailed` where it is longer than `MAX_OUTPUT_BYTES`."""
+    if (size := size_of(text)) > MAX_OUTPUT_BYTES:
+        raise ToolFailed(f"The output has {size} bytes; at most {MAX_OUTPUT_BYTES} are allowed")
+    return text
+
+
+def size_of(text: str) -> int:
+    """Bytes of the text in a frame."""
+    return len(msgspec.json.encode(text))
+
+
+def characters(text: str) -> str:
+    """The text with U+FFFD for lone surrogates: file names may hold them, frames may not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _builtin(value: Any) -> Any:
+    """A value that is no JSON type: pydantic models and arrays convert themselves, the rest becomes text."""
+    for dumps in ("model_dump", "tolist"):
+        if callable(dump := getattr(value, dumps, None)) and not isinstance(value, type):
+            return dump()
+    return str(value)

@@ -1,6 +1,6 @@
-"""What a callable takes, as the model is told of it and as calls are checked: from type hints and docstring.
+"""The signature of a callable as a tool: its JSON schema for the model, and the check of a call's arguments.
 
-msgspec makes the JSON schema and decodes each call's arguments. Knows nothing of running anything.
+Both come from type hints and the docstring. msgspec makes the schema and decodes the arguments.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Exa
 
 
 @dataclass(frozen=True, slots=True)
-class Takes:
-    """``arguments`` decodes and checks a call; its fields in order are the parameters ``names``. ``contexts``:
-    the parameters that get a `ToolContext`."""
+class ToolSignature:
+    """``parameters``: the JSON schema. ``arguments`` decodes and checks a call; its fields, in order, are the
+    parameters ``names``. ``contexts``: the parameters that get a `ToolContext`."""
 
     description: str
     parameters: dict[str, Any]
@@ -44,48 +44,48 @@ class Takes:
 
 
 def called_by(function: Callable[..., Any]) -> str:
-    """The name of a callable: a function's own, also of one that `functools.partial` made, else its class's."""
+    """The name of a callable: a function's own, also below `functools.partial`, else the name of its class."""
     function, _ = _unbound(function)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def yields(function: Callable[..., Any]) -> bool:
-    """Whether a callable answers in pieces."""
+    """Whether a callable is a generator function, sync or async."""
     function, _ = _unbound(function)
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     return inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
 
 
-def takes_of(function: Callable[..., Any], name: str) -> Takes:
-    """What a callable takes; what `functools.partial` gave it already is no business of the model.
+def signature_of(function: Callable[..., Any], name: str) -> ToolSignature:
+    """The signature of a callable, without the arguments that `functools.partial` gave it already.
 
-    Raises `ToolInvalid`, `ToolTypeUnsupported` naming parameter and type.
+    Raises `ToolInvalid`, and `ToolTypeUnsupported` with the parameter and its type.
     """
     inner, bound = _unbound(function)
     try:
         signature = inspect.signature(function, eval_str=True)
-    except Exception as error:  # annotations are evaluated, whatever they hold
+    except Exception as error:  # annotations may hold any expression
         raise ToolInvalid(f"`{name}` cannot be a tool: {error}") from error
     parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in bound]
     _check_callable(inner, parameters, name)
     _check_pieces(inner, signature.return_annotation, name)
     contexts = tuple(parameter.name for parameter in parameters if _is_context(parameter))
-    told = [parameter for parameter in parameters if not _is_context(parameter)]
-    for parameter in told:
+    shown = [parameter for parameter in parameters if not _is_context(parameter)]
+    for parameter in shown:
         _check(parameter, name)
     description, documented = _documentation(inspect.getdoc(inner) or "")
     try:
-        fields = [_field(f"field_{number}", one) for number, one in enumerate(told)]
+        fields = [_field(f"field_{number}", one) for number, one in enumerate(shown)]
         arguments = msgspec.defstruct(_ARGUMENTS, fields, kw_only=True, forbid_unknown_fields=True)
         schema = _schema(arguments, documented)
         decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(arguments)
     except (TypeError, ValueError, NameError) as error:
         raise ToolInvalid(f"`{name}` cannot be a tool: {error}") from error
-    return Takes(description, schema, decoder, tuple(one.name for one in told), contexts)
+    return ToolSignature(description, schema, decoder, tuple(one.name for one in shown), contexts)
 
 
 def _unbound(function: Callable[..., Any]) -> tuple[Callable[..., Any], frozenset[str]]:
-    """What `functools.partial` was given, and the names of the arguments that it adds."""
+    """The function below `functools.partial`, and the names of the arguments that it adds."""
     bound: frozenset[str] = frozenset()
     while isinstance(function, partial):
         bound |= function.keywords.keys()
@@ -94,7 +94,7 @@ def _unbound(function: Callable[..., Any]) -> tuple[Callable[..., Any], frozense
 
 
 def _check_callable(function: Callable[..., Any], parameters: list[inspect.Parameter], name: str) -> None:
-    """It has its object if it is a method."""
+    """Raises `ToolInvalid` for a method without its object."""
     owner = getattr(function, "__qualname__", "").rpartition(".")[0]
     own = parameters[0] if parameters else None
     if (
@@ -112,18 +112,17 @@ def _check_callable(function: Callable[..., Any], parameters: list[inspect.Param
 
 
 def _check_pieces(function: Callable[..., Any], returns: Any, name: str) -> None:
-    """What yields, yields text."""
+    """Raises `ToolInvalid` for a generator that yields something else than text."""
     pieces = get_args(returns)[:1] if yields(function) else ()
     if pieces and pieces[0] not in (str, Any):
         shown = getattr(pieces[0], "__name__", str(pieces[0]))
         raise ToolInvalid(
-            f"`{name}` cannot be a tool: it yields `{shown}`. The pieces of an output are `str`: its text is "
-            "all of them, one behind the other"
+            f"`{name}` cannot be a tool: it yields `{shown}`. The pieces of an output must be `str`"
         )
 
 
 def _check(parameter: inspect.Parameter, name: str) -> None:
-    """The model gives arguments by name, as JSON: both must be possible."""
+    """Raises `ToolInvalid` for a parameter that cannot be given by name or as JSON."""
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise ToolInvalid(f"`{name}` cannot be a tool: parameter `{parameter.name}` cannot be given by name")
     hint = _hint(parameter)
@@ -132,10 +131,10 @@ def _check(parameter: inspect.Parameter, name: str) -> None:
         msgspec.json.Decoder(hint)
     except (TypeError, ValueError, NameError) as error:
         shown = hint.__name__ if isinstance(hint, type) else str(hint)
-        why = _FIT if "schema_hook" in str(error) else str(error)  # a hook is nothing that an author can give
+        why = _FIT if "schema_hook" in str(error) else str(error)  # a tool's author cannot give a hook
         raise ToolTypeUnsupported(
             f"`{name}` cannot be a tool: parameter `{parameter.name}` has the type `{shown}`, "
-            f"which no JSON is: {why}",
+            f"which is not a JSON type: {why}",
             parameter=parameter.name,
             type_name=shown,
         ) from error
@@ -150,7 +149,7 @@ def _is_context(parameter: inspect.Parameter) -> bool:
 
 
 def _field(name: str, parameter: inspect.Parameter) -> tuple[str, Any, Any]:
-    """A parameter as a field of any name that is none of the struct's own; in JSON it has the parameter's."""
+    """A parameter as a struct's field. `name` avoids the struct's own names; JSON has the parameter's name."""
     default: dict[str, Any] = {}
     if isinstance(parameter.default, str | int | float | None):
         default = {"default": parameter.default}
@@ -161,7 +160,9 @@ def _field(name: str, parameter: inspect.Parameter) -> tuple[str, Any, Any]:
 
 def _schema(arguments: type[msgspec.Struct], documented: Mapping[str, str]) -> dict[str, Any]:
     (place,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
-    own = components.pop(place["$ref"].removeprefix("#/$defs/"))  # where a parameter's type has its name too
+    own = components.pop(
+        place["$ref"].removeprefix("#/$defs/")
+    )  # also where a parameter's type has this name
     properties = own["properties"]
     for name, text in documented.items():
         if name in properties:
@@ -171,22 +172,22 @@ def _schema(arguments: type[msgspec.Struct], documented: Mapping[str, str]) -> d
 
 
 def _documentation(text: str) -> tuple[str, dict[str, str]]:
-    """The docstring's text above its first section, and what its `Args:` say of each parameter."""
+    """The docstring's text above its first section, and the text in `Args:` for each parameter."""
     above: list[str] = []
     arguments: dict[str, str] = {}
-    section, told, margin = "", "", 0
+    section, argument, margin = "", "", 0
     for line in text.splitlines():
         heading = _SECTION.match(line)
         indent = len(line) - len(line.lstrip())
         if heading:
-            section, told = heading[1], ""
+            section, argument = heading[1], ""
         elif not section:
             above.append(line.strip())
         elif section not in _SECTIONS or not line.strip():
             continue
-        elif told and indent > margin:  # more of the same
-            arguments[told] = f"{arguments[told]} {line.strip()}".strip()
+        elif argument and indent > margin:  # a continued line
+            arguments[argument] = f"{arguments[argument]} {line.strip()}".strip()
         elif found := _ARGUMENT.match(line):
-            told, margin = found["name"], indent
-            arguments[told] = found["text"].strip()
+            argument, margin = found["name"], indent
+            arguments[argument] = found["text"].strip()
     return " ".join(" ".join(above).split()), {name: text for name, text in arguments.items() if text}

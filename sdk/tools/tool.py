@@ -1,11 +1,11 @@
-"""Python callables as tools: what the model is told of them, and running them.
+"""Python callables as tools: their definitions for the model, and running them.
 
     @tool(timeout=5.0)
     async def get_weather(city: str) -> dict[str, Any]:
         \"\"\"The weather in a city.\"\"\"
 
-A sync callable runs in a thread, an async one is awaited; one that yields answers in pieces. What it raises,
-and its hanging, becomes an output the model reads. Knows nothing of the conversation.
+A sync callable runs in a thread, an async one is awaited; a generator gives its output in pieces. Exceptions
+and timeouts become outputs that the model reads.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ import msgspec
 from ..detached import Detached
 from ..errors import ToolInvalid
 from ..frames.formats import FunctionTool
-from .context import ToolContext
-from .outputs import broken_off, characters, failure, joined, output_text
-from .schemas import called_by, takes_of, yields
-from .streaming import drained
-from .threads import in_thread
+from .context import ToolContext, broken_off, characters, failure, joined, output_text
+from .running import drained, in_thread
+from .schemas import called_by, signature_of, yields
 
 Invoke: TypeAlias = Callable[[str, ToolContext], Awaitable[str]]
-"""Takes a call's arguments as JSON text; gives the output, or raises."""
-OutcomeKind: TypeAlias = Literal["completed", "failed", "invalid_arguments", "timed_out"]
+"""Takes a call's arguments as JSON text; returns the output, or raises."""
+ResultKind: TypeAlias = Literal["completed", "failed", "invalid_arguments", "timed_out"]
 
 LEARNT_FROM = 16
+"""Durations that are kept."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 MAX_ERROR = 4096
-"""Characters of what a tool raised that the model is shown."""
+"""Characters of an exception's text that the model reads."""
 
 
 class Durations:
@@ -52,7 +51,7 @@ class Durations:
         self._seconds: deque[float] = deque(maxlen=LEARNT_FROM)
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Note one more."""
         self._seconds.append(seconds)
 
     def usual(self) -> float | None:
@@ -61,23 +60,22 @@ class Durations:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a call: text for the model, whatever happened, and how long it took."""
+class ToolResult:
+    """The end of a call: the output for the model, also where it failed, and how many seconds it took."""
 
     output: str
-    kind: OutcomeKind
+    kind: ResultKind
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What the model is told of a tool, and how to run it; without `invoke` its caller answers the calls.
+    """A tool's definition for the model, and how to run it; without `invoke` the caller answers its calls.
 
-    ``timeout``: seconds, after which a call is cancelled, and waited for no longer. ``expected``: seconds that
-    a call usually takes, where its author knows; otherwise it is learnt from those that ran. ``streams``: it
-    answers in pieces from its beginning on, which `Chat.run` gives to the model as they come. ``apart``: calls
-    that went on after their end, outside of a chat. Raises `ToolInvalid` for `timeout` or `expected` where it
-    can be none.
+    ``timeout``: seconds after which a call is cancelled and no longer waited for. ``expected``: seconds that a
+    call usually takes; None: the median of the last calls. ``streams``: the output comes in pieces, which
+    `Chat.run` sends as they come. ``detached``: tasks of calls outside of a chat that did not end. Raises
+    `ToolInvalid` for a `timeout` or `expected` that is no such number.
     """
 
     definition: FunctionTool
@@ -86,7 +84,7 @@ class Tool:
     expected: float | None = None
     streams: bool = False
     durations: Durations = field(default_factory=Durations, compare=False, repr=False)
-    apart: Detached = field(default_factory=Detached, compare=False, repr=False)
+    detached: Detached = field(default_factory=Detached, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not (self.timeout is None or (_is_number(self.timeout) and self.timeout > 0)):
@@ -96,45 +94,44 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """The name the model calls it by."""
+        """The name that the model uses."""
         return self.definition.name
 
     @property
     def run(self) -> Callable[[str], Awaitable[str]] | None:
-        """Takes a call's arguments, gives its output; None where its caller answers."""
+        """Takes a call's arguments, returns its output; None where the caller answers."""
         return None if self.invoke is None else self._run
 
     def expects(self) -> float | None:
-        """Seconds that a call is expected to take: as declared, else as learnt."""
+        """Seconds that a call is expected to take; None: not known."""
         return self.durations.usual() if self.expected is None else self.expected
 
     async def call(
-        self, arguments: str, context: ToolContext | None = None, apart: Detached | None = None
-    ) -> Outcome:
-        """Run it; nothing it does is raised, but for being cancelled from outside.
+        self, arguments: str, context: ToolContext | None = None, detached: Detached | None = None
+    ) -> ToolResult:
+        """Run one call. Only its own cancellation is raised.
 
-        What it has written when something goes wrong stays, and behind it stands what went wrong. At its
-        timeout, and when this is cancelled, it is left behind where it does not end: in `detached`, or for
-        good.
+        The output of a call that fails holds what was written, then the error. A task that does not end at the
+        timeout, or when this is cancelled, is left to `detached` (None: the tool's own).
         """
-        assert self.invoke is not None, "a tool without a callable is its caller's to answer"
+        assert self.invoke is not None, "the caller answers calls of a tool without a callable"
         context = context or ToolContext()
         began = time.perf_counter()
         try:
-            work = partial(_told, self._answered, arguments, context)
-            told = await (self.apart if apart is None else apart).run(work, self.timeout)
+            work = partial(_guarded, self._whole, arguments, context)
+            ended = await (self.detached if detached is None else detached).run(work, self.timeout)
         finally:
             context.cancelled = True
         seconds = time.perf_counter() - began
-        output, kind = told or ("", "timed_out")
+        output, kind = ended or ("", "timed_out")
         if kind == "timed_out":
             output = failure(f"The tool gave no answer within {self.timeout:g} seconds")
         if kind != "completed":
             output = broken_off(context.written, output)
         self.durations.add(seconds)
-        return Outcome(output, kind, seconds)
+        return ToolResult(output, kind, seconds)
 
-    async def _answered(self, arguments: str, context: ToolContext) -> str:
+    async def _whole(self, arguments: str, context: ToolContext) -> str:
         assert self.invoke is not None
         rest = await self.invoke(arguments, context)
         return joined(context.written, rest)
@@ -167,7 +164,7 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """A tool from a callable, as a decorator with or without arguments; `timeout` and `expected` in seconds.
 
-    Raises `ToolInvalid`, or `ToolTypeUnsupported` where no JSON can be a parameter's type.
+    Raises `ToolInvalid`, or `ToolTypeUnsupported` where a parameter's type is no JSON type.
     """
 
     def made(function: Callable[..., Any]) -> Tool:
@@ -202,7 +199,7 @@ def tools_of(given: Iterable[ToolLike]) -> dict[str, Tool]:
 
 
 def no_such_tool(name: str, known: Iterable[str]) -> str:
-    """Why a call of a tool that nobody knows is not run, for the model to read."""
+    """The error for a call of an unknown tool, for the model to read."""
     return f"There is no tool `{name}`. There are: {', '.join(f'`{one}`' for one in known) or 'none'}"
 
 
@@ -220,21 +217,23 @@ def _from_callable(
     called = called_by(function) if name is None else name
     if not (isinstance(called, str) and _NAME.fullmatch(called)):
         raise ToolInvalid(
-            f"{called!r} is no name of a tool, which has 1 to 64 of a-z, A-Z, 0-9, `_`, `.` and `-`: "
-            "give it one with tool(name=...)"
+            f"{called!r} is not a name of a tool, which has 1 to 64 of a-z, A-Z, 0-9, `_`, `.` and `-`: "
+            "set one with tool(name=...)"
         )
-    takes = takes_of(function, called)
+    signature = signature_of(function, called)
     try:
         definition = FunctionTool(
-            name=called, description=description or takes.description or None, parameters=takes.parameters
+            name=called,
+            description=description or signature.description or None,
+            parameters=signature.parameters,
         )
         msgspec.json.decode(msgspec.json.encode(definition), type=FunctionTool)
     except (TypeError, ValueError) as error:
         raise ToolInvalid(f"`{called}` cannot be a tool: {error}") from error
 
     async def invoke(arguments: str, context: ToolContext) -> str:
-        """What stands behind the pieces that were written, if any were."""
-        result = await _call(function, takes.given(arguments, context))
+        """The output without the pieces that were written."""
+        result = await _call(function, signature.given(arguments, context))
         if await drained(result, context) or (result is None and context.written):
             return ""
         return output_text(result)
@@ -242,8 +241,8 @@ def _from_callable(
     return Tool(definition, invoke, timeout, expected, yields(function))
 
 
-async def _told(invoke: Invoke, arguments: str, context: ToolContext) -> tuple[str, OutcomeKind]:
-    """The output; whatever is raised is the model's to read, but for what ends the caller too."""
+async def _guarded(invoke: Invoke, arguments: str, context: ToolContext) -> tuple[str, ResultKind]:
+    """The output, or an error for the model. Only what also ends the caller is raised."""
     try:
         return await invoke(arguments, context), "completed"
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -254,17 +253,17 @@ async def _told(invoke: Invoke, arguments: str, context: ToolContext) -> tuple[s
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return _failed(error), "failed"  # of something that the tool awaited
+        return _failed(error), "failed"  # something that the tool awaited was cancelled
     except BaseException as error:
         return _failed(error), "failed"
 
 
 def _failed(error: BaseException) -> str:
     try:
-        told = characters(str(error))
+        text = characters(str(error))
     except Exception:
-        told = "it cannot say why"
-    shown = told if len(told) <= MAX_ERROR else f"{told[:MAX_ERROR]}…"
+        text = "the exception has no text"
+    shown = text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…"
     return failure(f"{type(error).__name__}: {shown}")
 
 

@@ -49,7 +49,7 @@ async def test_an_agent_with_a_tool_runs_on_the_pocket_model(
     assert told["input"] == sorted(told["input"])
 
 
-async def test_a_session_with_an_unread_reply_is_not_continued(
+async def test_a_session_with_a_reply_that_was_left_is_not_used_again(
     client_script: Callable[..., Any],
 ) -> None:
     """It holds words that the agent was never given. A tool is named to a model by its name alone."""
@@ -77,7 +77,7 @@ async def test_an_output_type_is_followed_with_tools_and_without(
         assert kind == "ModelBehaviorError" and "max_output_tokens" in why, cut
 
 
-async def test_an_output_type_and_tools_of_a_model_with_bare_json_calls_are_refused(
+async def test_an_output_type_with_tools_is_refused_for_a_model_with_bare_json_calls(
     client_script: Callable[..., Any],
 ) -> None:
     settings = GatewaySettings(port=0, calls=CallForm.LLAMA3_JSON)

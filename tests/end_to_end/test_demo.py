@@ -9,7 +9,7 @@ from rich.console import Console
 
 from holdfast.gateway.cli import demo
 from holdfast.sdk.frames.response import KVReceipt
-from holdfast.sdk.reply import Finished
+from holdfast.sdk.responses import Finished
 
 
 def finished(prefilled: int, new: int, recomputed: int = 0) -> Finished:

@@ -13,7 +13,8 @@ import pytest
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.sdk import Chat, Client, ServerError, SessionLost, branches
+from holdfast.sdk import Chat, Client, ServerError, SessionLost
+from holdfast.sdk import chat as chats
 from holdfast.sdk.connection import Connection
 from holdfast.sdk.frames.client import ClientEvent, SessionFork, SessionTree
 from holdfast.sdk.frames.server import SessionTreeListed
@@ -114,7 +115,7 @@ async def test_a_tenant_whose_share_is_full_may_still_prune(tmp_path: Path) -> N
 
 
 async def test_a_tree_comes_in_pages_and_the_client_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches, "MOST", 4)
+    monkeypatch.setattr(chats, "MAX_LISTED", 4)
     asked, send = list[SessionTree](), Connection.send
 
     async def noted(connection: Connection, event: ClientEvent) -> str:

@@ -1,4 +1,4 @@
-"""A server for the SDK's tests: a transport whose other end follows a script, in memory, in one task.
+"""A server for the SDK's tests: a transport with an other end that follows a script, in memory, in one task.
 
 It speaks through our own frames: each client event is answered at once by a function of the test.
 """
@@ -179,7 +179,7 @@ class Script:
 
 @asynccontextmanager
 async def chatting(script: Script, **fields: Any) -> AsyncIterator[Chat]:
-    """A session whose server is the script."""
+    """A session with the script as its server."""
 
     async def dial(model: str | None) -> Script:
         return script

@@ -18,7 +18,7 @@ from .scripted import Script, add, chatting, failed, given_up, response, weather
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_is_said_comes_in_pieces() -> None:
+async def test_text_comes_in_pieces() -> None:
     script = Script(["Hel|lo"], ["Again"])
     async with chatting(script, instructions="Be kind.", temperature=0.5) as chat:
         assert (chat.session.instructions, chat.session.temperature) == ("Be kind.", 0.5)
@@ -68,7 +68,7 @@ async def test_tools_are_run_and_the_reply_goes_on() -> None:
     ]
 
 
-async def test_a_tool_that_raises_is_for_the_model_to_read() -> None:
+async def test_the_model_reads_what_a_tool_raises() -> None:
     def broken() -> None:
         raise RuntimeError("out of order")
 
@@ -78,7 +78,7 @@ async def test_a_tool_that_raises_is_for_the_model_to_read() -> None:
     assert script.outputs() == ['{"error": "RuntimeError: out of order"}']
 
 
-async def test_a_tool_that_the_model_made_up_is_for_it_to_read() -> None:
+async def test_a_call_of_an_unknown_tool_gets_an_error() -> None:
     script = Script([("forecast", "{}"), ("add", '{"a":1,"b":2}')], ["3, then."])
     async with chatting(script, tools=[weather, add]) as chat:
         assert await chat.say("Go").text() == "3, then."
@@ -194,7 +194,7 @@ async def test_a_turn_behind_a_cancel_is_asked_for_before_that_is_acknowledged()
     assert script.kinds()[-2:] == ["response.cancel", "response.create"]
 
 
-async def test_leaving_cuts_the_turn_that_nobody_reads() -> None:
+async def test_leaving_cuts_the_turn_that_is_not_read() -> None:
     script = Script(None)
     async with chatting(script) as chat:
         async for _ in chat.say("Tell"):
@@ -202,7 +202,7 @@ async def test_leaving_cuts_the_turn_that_nobody_reads() -> None:
     assert script.kinds()[-1] == "response.cancel" and not script.running and script.closed
 
 
-async def test_leaving_cuts_the_turn_whose_reading_was_cancelled() -> None:
+async def test_leaving_cuts_the_turn_that_was_cancelled_while_read() -> None:
     script = Script(None)
     async with chatting(script) as chat:
         turn = chat.say("Tell")
@@ -210,7 +210,7 @@ async def test_leaving_cuts_the_turn_whose_reading_was_cancelled() -> None:
     assert script.kinds()[-1] == "response.cancel" and not script.running and script.closed
 
 
-async def test_leaving_lets_a_turn_go_on_that_is_held() -> None:
+async def test_leaving_does_not_cut_a_turn_that_a_variable_holds() -> None:
     script = Script(None)
     async with chatting(script) as chat:
         turn = chat.say("Tell")
@@ -231,7 +231,7 @@ async def test_a_turn_being_read_is_not_cut() -> None:
         assert await turn.text() == ""
 
 
-async def test_two_readers_are_told_apart() -> None:
+async def test_a_second_reader_of_a_chat_is_refused() -> None:
     script = Script(None)
     async with chatting(script) as chat:
         turn = chat.say("Tell")
@@ -306,7 +306,7 @@ async def test_a_failed_response_raises_with_the_servers_code() -> None:
         assert chat.last.status == "failed"
 
 
-async def test_a_connection_that_ends_is_told_with_its_code() -> None:
+async def test_a_lost_connection_raises_with_its_close_code() -> None:
     script = Script(None)
     async with chatting(script) as chat:
         turn = chat.say("Hi")
@@ -317,7 +317,7 @@ async def test_a_connection_that_ends_is_told_with_its_code() -> None:
         assert caught.value.close_code == 1011
 
 
-async def test_a_server_that_speaks_nonsense_breaks_the_protocol() -> None:
+async def test_an_invalid_server_event_raises() -> None:
     script = Script(["Hi"])
     script.tell_raw(b'{"type":"response.created"}')
     async with chatting(script) as chat:
@@ -325,7 +325,7 @@ async def test_a_server_that_speaks_nonsense_breaks_the_protocol() -> None:
             await chat.say("Hi").text()
 
 
-async def test_items_by_hand() -> None:
+async def test_items_are_added_retrieved_and_deleted() -> None:
     script = Script()
     async with chatting(script) as chat:
         added = await chat.add(items.MessageItem.of("system", "Note"), previous_item_id="root")
@@ -362,7 +362,7 @@ async def test_fields_are_checked_before_they_are_sent() -> None:
 
 
 def cutting(script: Script, event: client.ClientEvent) -> Iterable[server.ServerEvent]:
-    """As usual, and messages are cut where they are told to be."""
+    """As usual, and messages are cut at `text_end`."""
     if isinstance(event, ItemTruncate):
         yield ItemTruncated(
             event_id=script.id(), item_id=event.item_id, content_index=0, text_end=event.text_end or 0
@@ -386,7 +386,7 @@ async def test_a_reply_that_was_left_by_break_is_the_one_to_interrupt(heard: int
         assert await chat.interrupt(heard=2) == "On", "still the same reply"
 
 
-async def test_a_reply_that_was_left_is_cut_when_so_much_has_come() -> None:
+async def test_a_reply_that_was_left_is_cut_once_enough_text_has_come() -> None:
     script = Script(["The first reply"], None, answer=cutting)
     async with chatting(script) as chat:
         await chat.say("Hi").text()
@@ -397,7 +397,7 @@ async def test_a_reply_that_was_left_is_cut_when_so_much_has_come() -> None:
         assert [event.text_end for event in script.got if isinstance(event, ItemTruncate)] == [9]
 
 
-async def test_a_reply_that_was_left_says_no_more_than_it_said() -> None:
+async def test_a_reply_that_was_left_cannot_be_cut_beyond_its_text() -> None:
     script = Script(["The first reply"], None, answer=cutting)
     async with chatting(script) as chat:
         await chat.say("Hi").text()

@@ -16,7 +16,7 @@ from holdfast.sdk.errors import ChatBusy, ConnectionLost, ProtocolBroken
 from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sdk.multiplex import SharedTransport
-from holdfast.sdk.reconnect import Patience, Return
+from holdfast.sdk.reconnect import Patience, Resumption
 from holdfast.sdk.transport import Transport
 
 pytestmark = pytest.mark.anyio
@@ -70,13 +70,13 @@ def resumed(**fields: str) -> server.SessionResumed:
     return server.SessionResumed(event_id="back", session=session, handle="second", **fields)
 
 
-def back_over(*wires: Wire) -> Return:
+def back_over(*wires: Wire) -> Resumption:
     waiting = list(wires)
 
     async def dial() -> Transport:
         return waiting.pop(0)
 
-    back = Return(dial, Patience(first=0.0, longest=0.0, total=1000.0))
+    back = Resumption(dial, Patience(first=0.0, longest=0.0, total=1000.0))
     back.handle = "first"
     return back
 

@@ -247,7 +247,9 @@ MISSING, MISTYPED, INVALID = errors.FieldMissing, errors.FieldMistyped, errors.F
         (respond(conversation="conv_1"), INVALID, "response.conversation"),
     ],
 )
-def test_what_is_refused_and_as_what(event: Any, kind: type[errors.FrameError], param: str | None) -> None:
+def test_each_refused_frame_has_its_error_code(
+    event: Any, kind: type[errors.FrameError], param: str | None
+) -> None:
     error = refused(event)
     assert type(error) is kind
     assert error.param == param
@@ -309,7 +311,7 @@ def test_collections_at_their_bounds_and_beyond(frame: Any, name: str, good: lis
         assert (error.param or "").startswith(f"{section}.{name}"), (value, error)
 
 
-def test_inf_is_a_limit_and_other_words_are_not() -> None:
+def test_inf_is_a_limit_and_other_strings_are_not() -> None:
     assert codec.decode_client(msgspec.json.encode(update(max_output_tokens="inf")))
     assert refused(update(max_output_tokens="infinite")).code == "invalid_value"
     assert refused(update(max_output_tokens=1.5)).code == "invalid_type"
@@ -353,7 +355,7 @@ def test_the_refused_are_refused_by_name() -> None:
         b'{"type":"response.create"}{}',
     ],
 )
-def test_what_is_no_json(frame: bytes | str) -> None:
+def test_frames_that_are_no_json_are_refused(frame: bytes | str) -> None:
     error = refused(frame)
     assert type(error) is errors.FrameMalformed
     assert len(error.message) < 400
@@ -371,7 +373,7 @@ def test_a_frame_has_a_size() -> None:
         codec.decode_client("é" * (codec.MAX_FRAME_BYTES // 2 + 1))
 
 
-def test_a_giant_value_is_not_repeated_whole() -> None:
+def test_errors_quote_large_values_shortened() -> None:
     for event in ({"type": "x" * 500_000}, {"type": "response.create", "x" * 500_000: 1}):
         error = refused(event)
         assert len(error.message) < 700

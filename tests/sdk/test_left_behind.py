@@ -1,4 +1,4 @@
-"""Tools that go on when they are to end: nobody waits for them, nor hears of them, and none of them stays."""
+"""Tools that do not end when they are cancelled: nothing waits for them, and none of them stays."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Stubborn:
         with anyio.CancelScope(shield=True):
             await self.go_on.wait()
         self.ended.append("breaks")
-        raise ValueError("nobody hears of it")
+        raise ValueError("this error is dropped")
 
     def sync(self, context: ToolContext) -> Awaitable[str]:
         return self.shields(context)
@@ -121,22 +121,22 @@ async def test_what_was_left_behind_is_cancelled_with_the_session(
         stubborn.ended.append("closed")
 
 
-async def test_what_is_left_behind_is_left_in_peace(stubborn: Stubborn) -> None:
+async def test_a_tool_left_running_is_not_cancelled_again(stubborn: Stubborn) -> None:
     """A scope that is cancelled goes on cancelling: the loop would do little else."""
-    apart = Detached()
-    outcome = await tool(timeout=0.01)(stubborn.catches).call("{}", apart=apart)
+    detached = Detached()
+    outcome = await tool(timeout=0.01)(stubborn.catches).call("{}", detached=detached)
     await anyio.wait_all_tasks_blocked()
     refusals = stubborn.refusals
-    assert outcome.kind == "timed_out" and refusals and len(apart) == 1
+    assert outcome.kind == "timed_out" and refusals and len(detached) == 1
     for _ in range(100):
         await asyncio.sleep(0)
     assert stubborn.refusals == refusals
     stubborn.go_on.set()
-    assert await comes_to_be(lambda: not len(apart))
+    assert await comes_to_be(lambda: not len(detached))
 
 
 @pytest.mark.parametrize("how", WAYS)
-async def test_who_leaves_a_turn_does_not_wait_for_its_tools(stubborn: Stubborn, how: str) -> None:
+async def test_leaving_a_turn_does_not_wait_for_its_tools(stubborn: Stubborn, how: str) -> None:
     made = tool(name="stubborn")(getattr(stubborn, how))
     async with nothing_stays(), chatting(Script([("stubborn", "{}")], ["Again."]), tools=[made]) as chat:
         with anyio.fail_after(10):
@@ -162,7 +162,9 @@ async def test_a_chat_that_is_closed_while_a_tool_of_its_run_goes_on(stubborn: S
 
 
 @pytest.mark.parametrize("how", ["left", "cancelled", "ended"])
-async def test_a_tracer_without_end_ends_with_the_session(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tracer_that_never_ends_is_cancelled_with_the_session(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def hangs(event: Any) -> None:
         told.append(event)
         await asyncio.Event().wait()
@@ -180,7 +182,7 @@ async def test_a_tracer_without_end_ends_with_the_session(how: str, monkeypatch:
     assert told
 
 
-async def test_a_tool_has_a_moment_to_tidy_up() -> None:
+async def test_a_cancelled_tool_can_clean_up() -> None:
     told: list[str] = []
 
     async def tidies(context: ToolContext) -> None:
@@ -196,11 +198,11 @@ async def test_a_tool_has_a_moment_to_tidy_up() -> None:
     assert told == ["tidy"] and outcome.output.startswith("tidy\n")
 
 
-async def test_what_a_shield_keeps_is_done_after_the_timeout(stubborn: Stubborn) -> None:
+async def test_a_shielded_tool_runs_on_after_the_timeout(stubborn: Stubborn) -> None:
     """The shield of a tool that is left is not broken while its session is open."""
-    apart = Detached()
+    detached = Detached()
     made: Callable[..., Any] = tool(timeout=0.01)(stubborn.shields).call
-    assert (await made("{}", apart=apart)).kind == "timed_out"
+    assert (await made("{}", detached=detached)).kind == "timed_out"
     stubborn.go_on.set()
-    assert await comes_to_be(lambda: not len(apart))
+    assert await comes_to_be(lambda: not len(detached))
     assert stubborn.ended == ["shields"]

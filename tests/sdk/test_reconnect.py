@@ -1,4 +1,4 @@
-"""The way back: when it is tried, what is sent again, and when it ends; over scripted connections."""
+"""Resuming a session: when it is tried, what is sent again, and when it ends; over scripted connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.response import Response
 from holdfast.sdk.frames.session import SessionResource
-from holdfast.sdk.reconnect import MAX_UNSURE, Patience, Return
+from holdfast.sdk.reconnect import MAX_UNSURE, Patience, Resumption
 from holdfast.sdk.transport import Transport, realtime_url
 
 from .scripted import Script
@@ -50,7 +50,7 @@ class Line:
         return [event.event_id for event in self.sent[1:]]
 
 
-def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Return:
+def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Resumption:
     waiting = list(lines)
 
     async def dial() -> Transport:
@@ -59,7 +59,7 @@ def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Return:
             raise line
         return line
 
-    back = Return(dial, patience)
+    back = Resumption(dial, patience)
     back.handle = "first"
     return back
 
@@ -78,7 +78,7 @@ async def test_a_lost_connection_is_made_again_with_the_last_event_and_the_handl
     assert connection.handle == "second"
 
 
-async def test_what_is_told_first_after_a_handle_opened_a_session_is_not_lost_with_the_connection() -> None:
+async def test_the_first_events_of_a_resumed_session_are_not_lost_with_its_connection() -> None:
     second = Line(resumed(), deleted("e2", "b"))
     back = back_over(Line(resumed()), second)
     first, _ = await back.connect()
@@ -110,7 +110,7 @@ async def test_only_what_the_server_has_not_is_sent_again() -> None:
     assert second.ids() == ["three"]
 
 
-async def test_a_server_that_has_none_of_it_is_sent_all() -> None:
+async def test_a_server_that_lacks_all_events_gets_all_again() -> None:
     second = Line(resumed(), deleted("e", "x"))
     connection = Connection(Line(), back_over(second))
     await connection.send(client.ItemDelete(item_id="i", event_id="one"))
@@ -118,7 +118,7 @@ async def test_a_server_that_has_none_of_it_is_sent_all() -> None:
     assert second.ids() == ["one"]
 
 
-async def test_what_is_given_while_a_connection_is_made_again_goes_over_it_too() -> None:
+async def test_events_sent_while_a_connection_is_made_again_go_over_it_too() -> None:
     class Dead(Line):
         async def send(self, frame: bytes) -> None:
             raise ConnectionLost("cut")
@@ -198,7 +198,7 @@ async def test_an_answer_is_asked_for_again_though_its_question_was_known_to_hav
     assert (second.ids(), third.ids()) == ([], ["one"])
 
 
-async def test_what_is_lost_beyond_what_is_kept_ends_the_session_and_not_in_silence() -> None:
+async def test_a_session_ends_with_an_error_where_lost_events_are_not_kept() -> None:
     async def sent(last: str | None) -> list[str | None]:
         second = Line(resumed(last_client_event=last), deleted("e", "x"))
         connection = Connection(Line(), back_over(second))
@@ -256,7 +256,7 @@ async def test_some_ends_are_final(code: int) -> None:
         await connection.receive()
 
 
-async def test_a_session_that_is_gone_is_said() -> None:
+async def test_a_deleted_session_raises_session_lost() -> None:
     details = server.ErrorDetails(
         type="invalid_request_error", code="session_not_found", message="No session", param="handle"
     )
@@ -268,7 +268,7 @@ async def test_a_session_that_is_gone_is_said() -> None:
 
 
 async def test_patience_ends() -> None:
-    tries = [ConnectionFailed("nobody")] * 3
+    tries = [ConnectionFailed("no server")] * 3
     connection = Connection(Line(), back_over(*tries, patience=Patience(0.0, longest=0.0, total=-1.0)))
     with pytest.raises(ConnectionLost, match="cut"):
         await connection.receive()
@@ -296,7 +296,7 @@ def test_what_is_kept_to_be_sent_again_is_bounded() -> None:
     assert len(back.again(resumed(), {})) == MAX_UNSURE
 
 
-async def test_a_client_without_a_way_back_says_so() -> None:
+async def test_a_client_that_cannot_resume_raises() -> None:
     async def dial(model: str | None) -> Transport:
         return Script()
 

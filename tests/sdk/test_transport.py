@@ -1,4 +1,4 @@
-"""Addresses, and a real WebSocket on loopback: frames both ways, and how each ending is told."""
+"""Addresses, and a real WebSocket on loopback: frames both ways, and the error of each ending."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_addresses(url: str, model: str | None, address: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "ftp://host", "ws://", "ws://host:99999", "ws://host:x", "ws://[::1"])
-def test_what_is_no_address(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     with pytest.raises(ConnectionFailed):
         realtime_url(url)
 
@@ -56,7 +56,7 @@ async def greeting(code: int = 1000, reason: str = "") -> AsyncIterator[tuple[st
 
 
 @pytest.mark.anyio
-async def test_frames_travel_as_text_and_the_close_is_told() -> None:
+async def test_frames_travel_as_text_and_the_close_code_is_raised() -> None:
     async with greeting(4001, "taken over") as (url, seen):
         transport = await dial(url, "pocket", "secret")
         assert b"session.created" in await transport.receive()
@@ -75,7 +75,7 @@ async def test_frames_travel_as_text_and_the_close_is_told() -> None:
 
 
 @pytest.mark.anyio
-async def test_nobody_there() -> None:
+async def test_no_server_listens() -> None:
     async with greeting() as (url, _):
         pass
     with pytest.raises(ConnectionFailed) as caught:

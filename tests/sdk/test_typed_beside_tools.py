@@ -50,9 +50,9 @@ class Buffered:
             case client.TextCommit():
                 item_id = script.id()
                 self.made[item_id] = self.call_id, self.held
-                whose = {} if self.call_id is None else {"call_id": self.call_id}
+                call = {} if self.call_id is None else {"call_id": self.call_id}
                 yield server.TextCommitted(
-                    event_id=script.id(), item_id=item_id, prefilled_tokens=0, left_tokens=1, **whose
+                    event_id=script.id(), item_id=item_id, prefilled_tokens=0, left_tokens=1, **call
                 )
                 self.held, self.call_id = "", None
             case client.ItemDelete(item_id=item_id):
@@ -64,7 +64,7 @@ class Buffered:
         self.changed = anyio.Event()
 
 
-async def test_what_is_told_of_a_tools_output_is_not_taken_for_the_typed_text() -> None:
+async def test_the_commit_of_an_output_is_not_taken_for_that_of_typed_text() -> None:
     buffered = Buffered()
     script = Script([("first", "{}"), ("second", "{}")], ["Done."], answer=buffered)
     typed = anyio.Event()
@@ -186,7 +186,7 @@ async def runs(chat: Chat, buffered: Buffered) -> None:
 
 @pytest.mark.parametrize(("does", "made"), [(speaks, (None, "Hello")), (runs, ("c0", "one"))])
 @pytest.mark.parametrize("left", [("half an out", "c9"), ("half a sent", None)])
-async def test_what_another_client_left_half_said_is_not_gone_on_with(does, made, left) -> None:
+async def test_text_left_by_another_client_is_cleared(does, made, left) -> None:
     buffered = Buffered(*left)
     script = Script([("talks", "{}")], ["Done."], answer=buffered)
     async with resuming(script).resume("first") as chat:
@@ -198,7 +198,7 @@ async def test_what_another_client_left_half_said_is_not_gone_on_with(does, made
 # --- tools ---
 
 
-async def test_a_tool_that_yields_and_never_waits_leaves_others_their_turn() -> None:
+async def test_a_generator_that_never_waits_lets_other_tasks_run() -> None:
     script = Script([("polls", "{}")], ["Done."])
     began, stirred = anyio.Event(), anyio.Event()
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.gateway.cli import chat
 from holdfast.sdk.errors import ConnectionFailed, ResponseFailed
 from holdfast.sdk.frames.response import KVReceipt
-from holdfast.sdk.reply import Finished
+from holdfast.sdk.responses import Finished
 
 
 def finished(**changes: object) -> Finished:

@@ -99,9 +99,9 @@ async def test_a_turn_beyond_the_limit_leaves_no_item_and_is_not_counted(tmp_pat
         await other.cancel()
         await turn.text()
         assert await chat.say("begin", max_output_tokens=9).text()
-        before = chat._connection.way_back()
+        before = chat._connection.resumption()
     async with scripted(tmp_path) as client:
-        back = client._way_back()
+        back = client._resumption()
         assert back is not None
         back.last_event = before.last_event
         resumed = await Chat.resume(back, before.handle or "")

@@ -1,4 +1,4 @@
-"""Whose answer is whose: what was left unread, what runs meanwhile, what is refused, what is read no more."""
+"""Answers and the events they belong to: unread turns, requests while a reply runs, refusals."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_text_committed_by_another_task_and_the_reply_both_arrive() -> Non
         assert "".join(pieces) == WORDS.replace("|", "")
 
 
-async def test_what_nobody_reads_is_not_kept() -> None:
+async def test_events_without_a_reader_are_dropped() -> None:
     script = Script([WORDS], answer=committing)
     async with chatting(script) as chat:
         turn = chat.say("Tell")
@@ -148,7 +148,7 @@ async def test_what_nobody_reads_is_not_kept() -> None:
 # --- a turn refused before it began ---
 
 
-async def test_a_refused_turn_takes_its_message_back() -> None:
+async def test_a_refused_turn_removes_its_message() -> None:
     script = Script(["Fine"], answer=too_long)
     async with chatting(script) as chat:
         assert await chat.say("Hi").text() == "Fine"
@@ -160,7 +160,7 @@ async def test_a_refused_turn_takes_its_message_back() -> None:
         assert await chat.say("Hi").text() == "Still here"
 
 
-async def test_what_cannot_be_sent_is_not_waited_for() -> None:
+async def test_an_event_that_cannot_be_sent_is_not_waited_for() -> None:
     async with chatting(Script(["Fine"])) as chat:
         for turn in (chat.say("half a character: \ud83d"), chat.steer("\ud83d")):
             with pytest.raises(errors.FrameMalformed):
@@ -173,7 +173,7 @@ async def test_what_cannot_be_sent_is_not_waited_for() -> None:
         assert await chat.say("Hi").text() == "Fine"
 
 
-async def test_a_refused_round_takes_the_tools_answers_back() -> None:
+async def test_a_refused_round_removes_the_outputs_of_its_tools() -> None:
     def page() -> str:
         return "a very long page"
 
@@ -185,7 +185,7 @@ async def test_a_refused_round_takes_the_tools_answers_back() -> None:
     assert message and deleted(script) == [output]
 
 
-async def test_a_refused_steer_takes_its_message_back() -> None:
+async def test_a_refused_steer_removes_its_message() -> None:
     script = Script(answer=too_long)
     async with chatting(script) as chat:
         with pytest.raises(errors.ServerError):
@@ -194,7 +194,7 @@ async def test_a_refused_steer_takes_its_message_back() -> None:
     assert deleted(script) == [steer.input[0].id]
 
 
-async def test_the_refusal_is_told_although_nothing_can_be_taken_back() -> None:
+async def test_the_refusal_is_raised_although_nothing_can_be_removed() -> None:
     def gone(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
         if isinstance(event, client.ItemDelete):
             yield script.error("item_not_found", event.event_id)
@@ -225,7 +225,7 @@ async def test_the_last_response_is_the_last_that_ended() -> None:
 
 
 @pytest.mark.parametrize("typed", [False, True])
-async def test_a_turn_whose_reading_was_given_up_makes_way(typed: bool) -> None:
+async def test_a_turn_that_was_cancelled_while_read_gives_way(typed: bool) -> None:
     script = Script(None, ["Next"])
     async with chatting(script) as chat:
         turn = chat.respond() if typed else chat.say("Tell")
@@ -268,7 +268,7 @@ async def test_a_turn_given_up_during_a_tool_begins_no_round_after_the_next_one(
 # --- asked for by hand ---
 
 
-async def test_a_refusal_that_comes_behind_a_later_response_leaves_nothing_awaited() -> None:
+async def test_a_refusal_after_a_later_response_leaves_nothing_running() -> None:
     """A response does not say what asked for it, and one that is refused late may have been passed."""
     late: list[str | None] = []
 
@@ -295,7 +295,7 @@ async def test_a_refusal_that_comes_behind_a_later_response_leaves_nothing_await
             assert await chat.say("Hi").text() == "Two"
 
 
-async def test_an_id_that_no_answer_would_name_is_not_sent() -> None:
+async def test_an_event_with_a_too_long_id_is_not_sent() -> None:
     async with chatting(Script(["Fine"])) as chat:
         with pytest.raises(errors.FieldInvalid):
             await chat.send(client.ResponseCreate(event_id="x" * 600))

@@ -58,7 +58,7 @@ def called(
 
 
 class Streaming:
-    """Answers `response.create` up to its call, and the rest when it is told to."""
+    """Answers `response.create` up to its call, and the rest later, on demand."""
 
     def __init__(self, *turns: list[items.AnyItem]) -> None:
         self.turns = list(turns)
@@ -83,7 +83,7 @@ class Streaming:
         script.tell(server.ResponseDone(event_id=script.id(), response=ended))
 
 
-async def test_a_run_tells_what_happens_in_order() -> None:
+async def test_the_events_of_a_run_come_in_order() -> None:
     script = Script(["Let me look. ", ("weather", '{"city":"Rome"}')], ["Rain|, then."])
     async with chatting(script) as chat:
         events = [event async for event in chat.run("Well?", [weather])]
@@ -105,7 +105,7 @@ async def test_a_run_tells_what_happens_in_order() -> None:
     assert [tool.name for tool in script.session.tools] == ["weather"]
 
 
-async def test_the_tools_of_the_session_need_no_second_telling() -> None:
+async def test_the_session_s_tools_are_not_sent_again() -> None:
     script = Script([("add", '{"a":1,"b":2}')], ["3."], ["Yes."])
     async with chatting(script, tools=[add]) as chat:
         assert await chat.run("Sum?").text() == "3."
@@ -152,14 +152,14 @@ async def test_calls_run_side_by_side_and_are_answered_in_their_order() -> None:
     assert script.outputs() == ["one", "two"]
 
 
-async def test_whatever_goes_wrong_with_a_call_is_for_the_model_to_read() -> None:
+async def test_the_model_reads_any_error_of_a_call() -> None:
     def broken() -> None:
         raise RuntimeError("out of order")
 
     turns = [
         called("broken", "{}", "c1"),
         called("hangs", "{}", "c2"),
-        called("nobody", "{}", "c3"),
+        called("unknown", "{}", "c3"),
         called("add", '{"a": 1, "b": "x"}', "c4"),
         called("add", '{"a": 1, ', "c5", "incomplete"),
         called("add", '{"a": 1, "b": 2}', "c6"),
@@ -181,14 +181,14 @@ async def test_whatever_goes_wrong_with_a_call_is_for_the_model_to_read() -> Non
     read = {event.call_id: event.output for event in of(CallFinished, events)}
     assert "out of order" in read["c1"]
     assert "0.01 seconds" in read["c2"]
-    assert "`nobody`" in read["c3"] and "`add`" in read["c3"]
+    assert "`unknown`" in read["c3"] and "`add`" in read["c3"]
     assert "$.b" in read["c4"]
     assert "JSON" in read["c5"]
     assert len(script.outputs()) == 6
     assert run.running is False
 
 
-async def test_a_sync_tool_tells_its_progress_from_its_thread() -> None:
+async def test_a_sync_tool_reports_progress_from_its_thread() -> None:
     where: list[bool] = []
 
     def slow(context: ToolContext, steps: int = 2) -> str:
@@ -246,7 +246,7 @@ async def test_a_limit_in_seconds_cuts_a_reply_short() -> None:
     assert script.kinds()[-1] == "response.cancel"
 
 
-async def test_a_limit_in_tokens_is_told_to_each_response() -> None:
+async def test_each_response_gets_the_limit_in_tokens() -> None:
     def spent(event: ClientEvent, script: Script) -> Iterable[server.ServerEvent]:
         for told in script.respond():
             if isinstance(told, server.ResponseDone):
@@ -277,7 +277,7 @@ def costing(ended: Any, tokens: int) -> Any:
 
 
 @pytest.mark.parametrize("given", [{"steps": 0}, {"calls": -1}, {"seconds": float("nan")}, {"tokens": 0}])
-def test_a_limit_that_cannot_be_kept_is_refused(given: dict[str, Any]) -> None:
+def test_a_limit_that_is_too_low_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(LimitInvalid, match=next(iter(given))):
         RunLimits(**given)
 
@@ -317,7 +317,7 @@ async def test_cancelling_the_chat_cancels_its_tools() -> None:
 
 
 @pytest.mark.parametrize("how", ["break", "cancelled"])
-async def test_a_run_that_is_left_owes_no_answers(how: str) -> None:
+async def test_a_run_that_is_left_has_an_output_for_each_call(how: str) -> None:
     script = Script([("hang", "{}")], ["Again."])
     async with chatting(script) as chat:
 
@@ -333,7 +333,7 @@ async def test_a_run_that_is_left_owes_no_answers(how: str) -> None:
     assert script.kinds()[-2:] == ["conversation.item.create", "response.create"]
 
 
-async def test_a_response_that_fails_takes_its_calls_back() -> None:
+async def test_a_failed_response_drops_its_calls() -> None:
     streaming = Streaming([called("hang", "{}")])
     script = Script(["Again."], answer=streaming)
     async with chatting(script) as chat:
@@ -364,7 +364,7 @@ async def test_a_response_that_ends_early_ends_the_run() -> None:
     assert len(script.outputs()) == 1
 
 
-async def test_tracers_are_told_all_and_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+async def test_tracers_get_all_events_and_their_errors_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[RunEvent] = []
     late: list[str] = []
 
@@ -386,7 +386,7 @@ async def test_tracers_are_told_all_and_do_no_harm(caplog: pytest.LogCaptureFixt
     assert late == [type(event).__name__ for event in events]
 
 
-async def test_the_server_is_told_how_long_tools_will_take() -> None:
+async def test_the_server_gets_a_hint_of_how_long_tools_take() -> None:
     script = Script(*[[("slow", "{}")], ["Done."]] * 2)
 
     @tool(expected=30.0)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Slow:
-    """Answers `session.update` when it is told to."""
+    """Answers `session.update` on demand."""
 
     def __init__(self) -> None:
         self.held: client.SessionUpdate | None = None
@@ -60,7 +60,7 @@ async def test_of_two_runs_that_begin_at_once_one_is_refused() -> None:
     assert [tool.name for tool in script.session.tools] == ["weather"]
 
 
-async def test_tools_whose_telling_was_cut_short_are_told_again() -> None:
+async def test_tools_are_sent_again_after_an_update_that_was_cancelled() -> None:
     slow = Slow()
     script = Script(["Yes."], answer=slow)
     async with chatting(script, tools=[]) as chat:
@@ -72,7 +72,7 @@ async def test_tools_whose_telling_was_cut_short_are_told_again() -> None:
 
 @pytest.mark.parametrize("text", ["lone \ud800", "x" * (1 << 20)])
 @pytest.mark.parametrize("how", ["run", "say"])
-async def test_what_no_frame_holds_is_refused_at_once_and_the_chat_goes_on(text: str, how: str) -> None:
+async def test_an_event_that_cannot_be_encoded_raises_and_the_chat_goes_on(text: str, how: str) -> None:
     script = Script(["Yes."])
     async with chatting(script) as chat:
         reading = chat.run(text) if how == "run" else chat.say(text)
@@ -84,7 +84,7 @@ async def test_what_no_frame_holds_is_refused_at_once_and_the_chat_goes_on(text:
 
 
 @pytest.mark.parametrize("how", ["run", "say"])
-async def test_a_reply_without_a_word_may_be_interrupted_while_another_task_reads_it(how: str) -> None:
+async def test_a_reply_without_text_can_be_interrupted_while_another_task_reads_it(how: str) -> None:
     def silent(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
         if isinstance(event, client.ResponseCreate):
             script.running.append("r")
@@ -104,7 +104,7 @@ async def test_a_reply_without_a_word_may_be_interrupted_while_another_task_read
     assert cut.text_end == 0, "what was on its way meanwhile was not heard either"
 
 
-async def test_a_run_tells_how_it_ended_as_often_as_it_is_asked() -> None:
+async def test_the_end_of_a_run_can_be_read_again() -> None:
     script = Script(["Yes."])
     async with chatting(script) as chat:
         run = chat.run("Go")

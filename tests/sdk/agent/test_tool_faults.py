@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from holdfast.sdk import CallFinished, ToolContext, ToolInvalid, tool
-from holdfast.sdk.tools.outputs import MAX_OUTPUT_BYTES
+from holdfast.sdk.tools.context import MAX_OUTPUT_BYTES
 from holdfast.sdk.tools.tool import tool_of
 
 from ..scripted import Script, chatting
@@ -75,7 +75,7 @@ def speechless() -> None:
     ],
 )
 @pytest.mark.parametrize("by", ["run", "say"])
-async def test_whatever_a_tool_raises_is_for_the_model_to_read(
+async def test_the_model_reads_any_exception_of_a_tool(
     raises: Callable[..., Any], told: str, by: str
 ) -> None:
     script = Script([(raises.__name__, "{}")], ["Sorry."])
@@ -95,7 +95,7 @@ async def test_a_long_message_is_shortened() -> None:
     assert outcome.kind == "failed" and len(outcome.output) < 10_000
 
 
-async def test_who_cancels_a_tool_from_outside_is_obeyed() -> None:
+async def test_a_tool_can_be_cancelled_from_outside() -> None:
     called = tool_of(functools.partial(anyio.sleep, 3600))
     task = asyncio.ensure_future(called.call("{}"))
     await asyncio.sleep(0)
@@ -104,7 +104,7 @@ async def test_who_cancels_a_tool_from_outside_is_obeyed() -> None:
         await task
 
 
-async def test_a_call_whose_task_somebody_else_cancels_is_answered() -> None:
+async def test_a_call_with_a_task_cancelled_from_outside_gets_an_output() -> None:
     async def ends_itself() -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -158,7 +158,7 @@ async def test_results_become_text_that_a_frame_can_hold(result: Any, output: st
 @pytest.mark.parametrize(
     "result", ["x" * MAX_OUTPUT_BYTES, "\x00" * (MAX_OUTPUT_BYTES // 6 + 1), b"x" * 10_000_000]
 )
-async def test_a_result_that_no_frame_holds_is_told_by_its_size(result: Any) -> None:
+async def test_a_result_that_is_too_long_for_a_frame_fails_with_its_size(result: Any) -> None:
     async def gives() -> Any:
         return result
 
@@ -201,7 +201,7 @@ class Shop:
         (Shop.buy, "method of `Shop`"),
     ],
 )
-def test_what_would_answer_nonsense_is_refused(function: Callable[..., Any], why: str) -> None:
+def test_a_tool_that_yields_no_text_is_refused(function: Callable[..., Any], why: str) -> None:
     with pytest.raises(ToolInvalid, match=why):
         tool_of(function)
 
@@ -230,7 +230,7 @@ def test_a_dict_that_is_no_json_is_refused(given: dict[str, Any]) -> None:
         tool_of(given)
 
 
-# --- what the model is told ---
+# --- the schema for the model ---
 
 
 def search(query: str, api_key: str, most: int = 3) -> str:
@@ -246,7 +246,7 @@ def search(query: str, api_key: str, most: int = 3) -> str:
     return f"{query} {api_key} {most}"
 
 
-async def test_what_partial_gives_is_not_told_to_the_model() -> None:
+async def test_arguments_of_partial_are_hidden_from_the_model() -> None:
     bound = tool_of(functools.partial(search, api_key="secret"))
     assert (bound.name, bound.definition.description) == ("search", "Search the web.")
     assert "secret" not in json.dumps(bound.definition.parameters)
@@ -255,7 +255,7 @@ async def test_what_partial_gives_is_not_told_to_the_model() -> None:
     assert (await bound.call('{"query": "fox", "api_key": "mine"}')).kind == "invalid_arguments"
 
 
-def test_what_the_docstring_says_over_several_lines_is_told() -> None:
+def test_descriptions_of_arguments_can_have_several_lines() -> None:
     told = tool_of(search).definition.parameters["properties"]  # type: ignore[index]
     assert told["query"]["description"] == "What to look for, in a few words."
     assert told["most"]["description"] == "How many: one or two."
@@ -313,14 +313,14 @@ def hangs():
     time.sleep(3600)
 
 async def main():
-    for _ in range(50):  # more than may run at once: who was left behind counts no more
+    for _ in range(50):  # more than may run at once: threads that were left running do not count
         print((await hangs.call("{}")).kind)
 
 anyio.run(main)
 """
 
 
-def test_a_sync_tool_that_hangs_keeps_neither_others_nor_the_process() -> None:
+def test_a_sync_tool_that_hangs_blocks_neither_other_tools_nor_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0 and not ended.stderr
     assert ended.stdout.split() == ["timed_out"] * 50

@@ -1,4 +1,4 @@
-"""Tools that yield: what is sent while they run, in which order, and what the model reads whatever happens."""
+"""Tools that yield: what is sent while they run, in which order, and what the model reads in the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.sdk import (
 )
 from holdfast.sdk.frames import client, items, server
 from holdfast.sdk.frames.client import ClientEvent
-from holdfast.sdk.tools.outputs import MAX_OUTPUT_BYTES
+from holdfast.sdk.tools.context import MAX_OUTPUT_BYTES
 from holdfast.sdk.tools.tool import tool_of
 
 from ..agent.test_run import Streaming, called, of
@@ -114,7 +114,7 @@ async def test_what_a_tool_yields_is_sent_while_it_runs() -> None:
     assert (finished.output, finished.outcome) == ("fox: in the forest", "completed")
 
 
-async def test_a_call_begins_before_a_word_of_it_and_may_answer_nothing() -> None:
+async def test_a_streaming_call_starts_without_text_and_may_have_an_empty_output() -> None:
     begun = anyio.Event()
 
     def answer(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
@@ -249,7 +249,7 @@ def three(watched: Watched, order: str) -> list[Callable[..., Any]]:
 
 @pytest.mark.parametrize("order", ["Abc", "aBc", "abC", "ABC", "aBC", "AbC"])
 @pytest.mark.parametrize("_again", range(2))
-async def test_outputs_stand_in_the_order_of_the_calls_whoever_answers_first(order: str, _again: int) -> None:
+async def test_outputs_are_sent_in_the_order_of_the_calls(order: str, _again: int) -> None:
     watched = Watched()
     script = Script([(name, "{}") for name in order.lower()], ["Done."], answer=watched)
     async with chatting(script) as chat:
@@ -318,7 +318,7 @@ async def test_what_was_written_stays_and_behind_it_what_went_wrong(how: str) ->
     assert {"raises": "out of order", "hangs": "0.2 seconds", "yields a number": "int"}[how] in error
 
 
-async def test_an_output_without_end_is_refused_whole() -> None:
+async def test_an_endless_output_is_refused_as_a_whole() -> None:
     watched = Watched()
     script = Script([("yes", "{}")], ["Sorry."], answer=watched)
 
@@ -369,7 +369,7 @@ async def test_a_limit_in_seconds_ends_a_stream_with_what_it_had() -> None:
 
 
 @pytest.mark.parametrize("how", ["break", "cancelled"])
-async def test_a_run_that_is_left_in_mid_stream_owes_no_answers(how: str) -> None:
+async def test_a_run_left_while_it_streams_has_an_output_for_each_call(how: str) -> None:
     watched = Watched()
     script = Script([("endless", "{}"), ("endless", "{}")], ["Again."], answer=watched)
     async with chatting(script) as chat:
@@ -388,7 +388,7 @@ async def test_a_run_that_is_left_in_mid_stream_owes_no_answers(how: str) -> Non
     ]
 
 
-async def test_a_chat_that_is_closed_in_mid_stream_leaves_nothing_half_sent() -> None:
+async def test_closing_a_chat_takes_back_an_output_that_is_partly_sent() -> None:
     watched = Watched()
     script = Script([("endless", "{}")], answer=watched)
     async with chatting(script) as chat:
@@ -400,7 +400,7 @@ async def test_a_chat_that_is_closed_in_mid_stream_leaves_nothing_half_sent() ->
     assert read(script) == []
 
 
-async def test_who_reads_a_run_whose_chat_another_task_closes_is_told_so() -> None:
+async def test_reading_a_run_raises_when_another_task_closes_its_chat() -> None:
     watched = Watched()
     async with chatting(Script([("endless", "{}")], answer=watched)) as chat:
         reading = asyncio.ensure_future(chat.run("Go", [hanging(watched)]).done())
@@ -410,7 +410,7 @@ async def test_who_reads_a_run_whose_chat_another_task_closes_is_told_so() -> No
             await reading
 
 
-async def test_a_stream_that_the_server_refuses_is_the_runs_to_tell() -> None:
+async def test_a_run_raises_where_the_server_refuses_a_streamed_output() -> None:
     def answer(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
         if isinstance(event, client.TextCommit):
             yield script.error("invalid_tool_call_id", event.event_id)
@@ -463,7 +463,7 @@ def wrapped(*words: Any, **named: Any) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("function", [Talks(), decorated, wrapped, functools.partial(decorated)])
-async def test_whatever_yields_is_a_tool(function: Callable[..., Any]) -> None:
+async def test_any_generator_is_a_tool(function: Callable[..., Any]) -> None:
     made = tool_of(function)
     assert (await made.call('{"word": "yes"}')).output == "yes."
     assert list(made.definition.parameters["properties"]) == ["word"]  # type: ignore[index]
@@ -501,9 +501,9 @@ async def test_a_thread_that_was_left_behind_writes_no_more() -> None:
 def answering(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
     match event:
         case client.TextCommit(call_id=call_id):
-            whose = {} if call_id is None else {"call_id": call_id}
+            call = {} if call_id is None else {"call_id": call_id}
             yield server.TextCommitted(
-                event_id=script.id(), item_id="t", prefilled_tokens=3, left_tokens=1, **whose
+                event_id=script.id(), item_id="t", prefilled_tokens=3, left_tokens=1, **call
             )
         case client.TextClear():
             yield server.TextCleared(event_id=script.id())
@@ -511,7 +511,7 @@ def answering(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent
             yield from script.usual(event)
 
 
-async def test_a_call_that_the_caller_answers_may_be_answered_in_pieces() -> None:
+async def test_the_caller_can_stream_the_output_of_a_call() -> None:
     script = Script([("lookup", '{"q":1}')], ["Found."], answer=answering)
     async with chatting(script) as chat:
         assert (await chat.run("Go", [{"name": "lookup"}]).done()).stop == "caller"
@@ -525,7 +525,7 @@ async def test_a_call_that_the_caller_answers_may_be_answered_in_pieces() -> Non
     assert next(event.text for event in script.got if isinstance(event, client.TextAppend)) == ""
 
 
-async def test_by_hand_too_a_tool_may_answer_nothing_or_be_taken_back() -> None:
+async def test_an_output_by_hand_can_be_empty_or_cleared() -> None:
     script = Script([("lookup", "{}")], answer=answering)
     async with chatting(script) as chat:
         await chat.run("Go", [{"name": "lookup"}]).done()
@@ -542,7 +542,7 @@ async def broken_off(chat: Any) -> None:
         raise KeyError
 
 
-async def test_events_are_in_order_beside_those_of_others() -> None:
+async def test_events_stay_in_order_beside_those_of_other_calls() -> None:
     watched = Watched()
     script = Script([("talks", "{}")], ["Done."], answer=watched)
 
@@ -565,7 +565,7 @@ async def test_events_are_in_order_beside_those_of_others() -> None:
 # --- beside a message that is typed ---
 
 
-async def test_a_tool_gives_way_to_what_a_user_types_and_answers_whole() -> None:
+async def test_a_streaming_tool_gives_way_to_typed_text_and_sends_its_output_whole() -> None:
     watched = Watched(answering)
     script = Script([("talks", "{}")], ["Done."], ["Yes?"], answer=watched)
     typed = anyio.Event()

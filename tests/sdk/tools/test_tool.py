@@ -141,7 +141,7 @@ def test_dicts_have_no_callable() -> None:
         lambda *args: args,
     ],
 )
-def test_what_cannot_be_a_tool(given: Any) -> None:
+def test_callables_that_cannot_be_tools_are_refused(given: Any) -> None:
     with pytest.raises(ToolInvalid):
         tool_of(given)
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_a_tool(given: Any) -> None:
         (int, 2**64),  # no journal keeps it
     ],
 )
-def test_a_parameter_that_cannot_be_told(hint: Any, default: Any) -> None:
+def test_parameters_that_cannot_be_given_by_name_are_refused(hint: Any, default: Any) -> None:
     def given(value: Any = default) -> None: ...
 
     given.__annotations__["value"] = hint
@@ -167,7 +167,7 @@ def test_two_of_one_name() -> None:
         tools_of([forecast, {"name": "forecast"}])
 
 
-def test_a_type_that_no_json_is_is_named_when_decorated() -> None:
+def test_a_type_that_is_no_json_type_is_named_when_decorated() -> None:
     class Socket:
         pass
 
@@ -206,7 +206,7 @@ async def test_a_tool_that_hangs_is_cancelled() -> None:
     assert hangs.expects() == outcome.seconds
 
 
-async def test_a_thread_can_see_that_nobody_waits() -> None:
+async def test_a_thread_can_see_that_its_call_was_cancelled() -> None:
     begun, seen = threading.Event(), threading.Event()
 
     @tool

@@ -1,0 +1,84 @@
+"""Running callables: sync ones in threads beside the event loop, generators drained into a call's output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, closing, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio.to_thread
+
+from .context import ToolContext
+
+_Result = TypeVar("_Result")
+
+TURN_SECONDS = 0.05
+"""A generator that yields without ever waiting lets other tasks run, and its own timeout, at least so often."""
+
+
+async def in_thread(function: Callable[[], _Result]) -> _Result:
+    """Call `function` in a thread of its own; what it returns or raises. When cancelled, the thread runs on.
+
+    The number of threads is limited by anyio's default limiter; a thread that was left running does not count.
+    """
+    limiter, borrower = anyio.to_thread.current_default_thread_limiter(), object()
+    await limiter.acquire_on_behalf_of(borrower)
+    try:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[_Result] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def work() -> None:
+            try:
+                resolve = partial(done.set_result, context.run(function))
+            except BaseException as error:
+                resolve = partial(done.set_exception, _raised(error))
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(lambda: None if done.done() else resolve())
+
+        # a daemon: at its end the interpreter would wait for a thread that hangs
+        threading.Thread(target=work, name="holdfast-tool", daemon=True).start()
+        return await done
+    finally:
+        limiter.release_on_behalf_of(borrower)
+
+
+def _raised(error: BaseException) -> BaseException:
+    """The same, as a future can hold it."""
+    return RuntimeError(f"StopIteration: {error}") if isinstance(error, StopIteration) else error
+
+
+async def drained(result: Any, context: ToolContext) -> bool:
+    """Write all that a generator yields, sync (in a thread) or async; False where the result is no generator.
+
+    Raises what the generator raises, and `ToolFailed` for a piece that is no str.
+    """
+    if inspect.isasyncgen(result):
+        stream: AsyncGenerator[Any, Any] = result
+        async with aclosing(stream) as pieces:
+            since = time.perf_counter()
+            async for piece in pieces:
+                context.write(piece)
+                if time.perf_counter() - since > TURN_SECONDS:
+                    await asyncio.sleep(0)
+                    since = time.perf_counter()
+    elif inspect.isgenerator(result):
+        await in_thread(lambda: _drain(result, context))
+    else:
+        return False
+    return True
+
+
+def _drain(pieces: Generator[Any, Any, Any], context: ToolContext) -> None:
+    """Write all pieces, until the end or until the call is cancelled."""
+    with closing(pieces):
+        for piece in pieces:
+            context.write(piece)
+            if context.cancelled:
+                return
