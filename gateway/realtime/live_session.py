@@ -27,9 +27,9 @@ from ...sessions.journal.records import Begun, Configured, EventReceived
 from ...sessions.journal.replay import Past, error_of
 from ...sessions.registry import Reopened
 from ...sessions.session import Session
-from ...sessions.text.eager_prefill import Arrival
+from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.turn.events import EndReason, ReplyDone, ReplyStarted
-from ...sessions.turn.response import Response
+from ...sessions.turn.response import TurnResponse
 from ..errors import INTERNAL, Draining, GatewayError, wire_error
 from ..settings import Limits
 from .conversation import Conversation
@@ -107,7 +107,7 @@ class LiveSession:
         self.reopened = False
         self._from_journal = False
         self.heard: deque[str] = deque(maxlen=limits.client_events)
-        self._responses: dict[str, Response] = {}
+        self._responses: dict[str, TurnResponse] = {}
         self._waiting_cancels: dict[str, EndReason] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
         self._beside_tasks: set[asyncio.Task[None]] = set()
@@ -299,9 +299,9 @@ class LiveSession:
 
     async def _arrived(self, count: CountArrival) -> None:
         try:
-            arrival = await self.session.arrival()
+            arrival = await self.session.prefilled_input()
         except (SessionError, RuntimeFault):  # the next turn says so again; the item is there all the same
-            arrival = Arrival(0, 0)
+            arrival = PrefilledInput(0, 0)
         self.event_log.post(
             self.conversation.incoming.committed(arrival, count), ticket=self.session.log.sync()
         )
@@ -372,7 +372,7 @@ class LiveSession:
             response.refuse(error)
             raise
 
-    def _run(self, response: Response, lane: str) -> None:
+    def _run(self, response: TurnResponse, lane: str) -> None:
         """Let a task read the response, and end it whatever becomes of the task."""
         task = asyncio.create_task(self._follow(response, lane), name=response.id)
         self._responses[response.id] = response
@@ -380,7 +380,7 @@ class LiveSession:
         self._followers[response.id] = task
         task.add_done_callback(lambda _: self._unfollowed(response))
 
-    def _unfollowed(self, response: Response) -> None:
+    def _unfollowed(self, response: TurnResponse) -> None:
         """Its task is over; one that was cancelled before it began has not read anything."""
         self._followers.pop(response.id, None)
         self._waiting_cancels.pop(response.id, None)
@@ -388,7 +388,7 @@ class LiveSession:
         if not self._responses:
             self._idle.set()
 
-    async def _follow(self, response: Response, lane: str) -> None:
+    async def _follow(self, response: TurnResponse, lane: str) -> None:
         """Tell what a response tells, as fast as the reader takes it."""
         try:
             async with response:

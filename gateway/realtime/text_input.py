@@ -15,7 +15,7 @@ from msgspec import UNSET
 from ...sdk.frames import client, server
 from ...sessions.errors import CallAnswered, CallUnknown, PromptTooLong
 from ...sessions.items import FunctionCallOutput, Item, Role, checked_item
-from ...sessions.text.eager_prefill import Arrival
+from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.text.text_buffer import TextBuffer
 from .effects import CountArrival, Effect, Expect, Send
 
@@ -74,15 +74,15 @@ class IncomingText:
         self.buffer.clear()
         return [Expect(None)]
 
-    def committed(self, arrival: Arrival, count: CountArrival) -> list[server.ServerEvent]:
+    def committed(self, arrival: PrefilledInput, count: CountArrival) -> list[server.ServerEvent]:
         """What a client is told of its committed text."""
         return [self._told(count.item, arrival), *(send.event for send in count.added)]
 
     def committed_before(self, item: Item) -> server.ServerEvent:
         """The same of one of which nobody knows any more how much was prefilled."""
-        return self._told(item, Arrival(0, 0))
+        return self._told(item, PrefilledInput(0, 0))
 
-    def _told(self, item: Item, arrival: Arrival) -> server.ServerEvent:
+    def _told(self, item: Item, arrival: PrefilledInput) -> server.ServerEvent:
         return server.TextCommitted(
             event_id=self._event_id(),
             item_id=item.id,
