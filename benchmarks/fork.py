@@ -40,7 +40,7 @@ class _Nothing:
     plan: Plan
 
     def tokens(self) -> list[Outcome]:
-        return [None if row.sampling is None else row.seq % VOCAB for row in self.plan.rows]
+        return [[] if row.sampling is None else [row.seq % VOCAB] for row in self.plan.rows]
 
 
 class Stage:

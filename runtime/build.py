@@ -23,6 +23,7 @@ from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
 from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
+from .grammar.matcher import Matchers
 from .kv_placement.costs import CostBook, measure, this_machine
 from .kv_placement.sizing import (
     blocks_of,
@@ -37,7 +38,7 @@ from .kv_placement.tier_setup import costs_file, disk_tier, host_bytes, host_mem
 from .link.engine_end import LoadedEngine, Progress
 from .link.heartbeat import LOAD_STALL, Liveness
 from .link.messages import Hello, Phase
-from .model.defaults import read_defaults
+from .model.config import read_defaults
 from .model.load import LoadedModel, device_named, load_model
 from .scheduler.scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
@@ -120,7 +121,8 @@ def _engine(
     disk = None
     if tier is not None and mover is not None and disk_socket is not None:
         disk = disk_tier(disk_socket, tier, settings, hasher, namespace, mover.reach)
-    bare = TorchRunner(model.decoder, *arenas, mover=mover)
+    matchers = Matchers()
+    bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers)
     runner = WatchedRunner(bare, liveness)
     gpu = device.type != "cpu"
     if gpu:
@@ -144,7 +146,8 @@ def _engine(
     if settings.debug:
         for arena in arenas:
             arena.poison(range(numbers.blocks))
-    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, _grammar_compiler(model))
+    compiler = _grammar_compiler(model)
+    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler, matchers)
     return Engine(scheduler, runner, debug=settings.debug), mover
 
 

@@ -1,8 +1,8 @@
-"""A conversation's history: the tree of turns, what stands beside it, and how it may be edited. Pure.
+"""A conversation's history: its entries in order, the tree of turns beside them, and edits. Pure.
 
-Entries are what the client gave (items), what the model said (replies, opaque: their ids are spliced, never
-tokenized again) and the slot of a turn that runs. Whatever the tree's path no longer matches is rendered
-anew at the next turn. Knows nothing of tokenizers, links or event loops.
+An entry is an item of the client, a reply of the model (its ids are reused, never tokenized again), or the slot
+of a running turn. Entries that no longer match the tree's path are rendered again at the next turn. Knows
+nothing of tokenizers, links or event loops.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = "root"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningTurn:
-    """A turn that runs: its place in the history, and what it puts before the model."""
+    """A running turn: its slot in the history, and what it puts before the model."""
 
     slot: ReplySlot
     script: Script
@@ -40,9 +40,9 @@ class RunningTurn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """What a request puts before the model, settled: ``turn`` where its reply joins the history.
+    """A request with its place in the history. ``turn`` is None if its reply does not join the history.
 
-    ``aside``: on a sequence of its own, since it is out of band or overrides what the branch holds.
+    ``aside``: it runs on a sequence of its own, as it is out of band or overrides the conversation.
     """
 
     turn: RunningTurn | None
@@ -52,7 +52,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistoryState:
-    """All of a history in which no turn runs. ``rendered``: the preamble that the path was written with."""
+    """A whole history between two turns. ``rendered``: the preamble that the path was rendered with."""
 
     preamble: Preamble
     rendered: Preamble
@@ -61,16 +61,16 @@ class HistoryState:
 
 
 class ReplySlot:
-    """Where the reply of the running turn will stand; what is appended meanwhile comes after it."""
+    """The place of the running turn's reply; items appended meanwhile stand behind it."""
 
 
 _Entry: TypeAlias = Item | TurnReply | ReplySlot
 
 
 class History:
-    """The items of one conversation, in order; begin, commit or abort a turn on them.
+    """The entries of one conversation, in order. A turn begins on them, then is committed or aborted.
 
-    ``record`` hears of items put in and taken out.
+    ``record`` is called with the operation of each edit.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class History:
         self._entries: list[_Entry] = []
         self._home: dict[str, _Entry] = {}
         self._calls: ToolCalls | None = None
-        self._shared = False  # these two are another history's, too: copy them before a change
+        self._shared = False  # another history has the same two: copy before a change
         self._slot: ReplySlot | None = None
-        self._matched = 0  # so many first entries are the tree's path to its head, if any are known to be
-        self._appended = True  # nothing but appending since the running turn began
+        self._matched = 0  # so many first entries are known to be the tree's path
+        self._appended = True  # the running turn has seen no edit but appends
 
     def state(self) -> HistoryState:
-        """All there is to it; between two turns."""
+        """The whole history; only between two turns."""
         assert self._slot is None, "a turn runs"
         return HistoryState(self._preamble, self._rendered, self._segments(), self.tree.head)
 
     def restore(self, state: HistoryState) -> None:
-        """Be what the state says; for a history that is new."""
+        """Take over a state; only in a new history."""
         assert not self._entries, "it has items already"
         self._preamble, self._rendered = state.preamble, state.rendered
         self._heading = size_of(self._preamble)
@@ -106,7 +106,7 @@ class History:
 
     @property
     def preamble(self) -> Preamble:
-        """Instructions and tools; assigning others makes the next turn render everything anew."""
+        """Instructions and tools. Setting others makes the next turn render everything again."""
         return self._preamble
 
     @preamble.setter
@@ -115,7 +115,7 @@ class History:
         self._heading = size_of(self._preamble)
 
     def share_preamble(self, other: History) -> None:
-        """Have the preamble of another history, where it was checked."""
+        """Take another history's preamble, which was checked there."""
         self._preamble, self._heading = other._preamble, other._heading
 
     @property
@@ -168,7 +168,7 @@ class History:
         self.record(Inserted(item=item, previous=previous_item_id))
 
     def delete(self, item_id: str) -> None:
-        """Take an item out. What else its reply held stays, as items. Raises ``ItemUnknown``."""
+        """Remove an item. The other items of its reply stay, as items. Raises ``ItemUnknown``."""
         self._loosen(item_id, "item_id")
         self._own()
         place = self._index(self._home.pop(item_id))
@@ -177,12 +177,12 @@ class History:
         self.record(Deleted(item=item_id))
 
     def reply_of(self, item_id: str) -> TurnReply | None:
-        """The reply that holds this item; None where it stands for itself. Raises ``ItemUnknown``."""
+        """The reply that holds this item; None for an item of its own. Raises ``ItemUnknown``."""
         entry = self._entry(item_id, "item_id")
         return entry if isinstance(entry, TurnReply) else None
 
     def cut(self, cut: Truncated) -> None:
-        """Shorten a reply, or what stands for itself, as ``cut`` says. Raises ``ItemUnknown``."""
+        """Shorten a reply, or an item of its own, as ``cut`` says. Raises ``ItemUnknown``."""
         entry = self._entry(cut.item, "item_id")
         place, left = self._index(entry), list[_Entry](cut.items)
         if isinstance(entry, TurnReply) and not cut.loose:
@@ -199,7 +199,7 @@ class History:
         self.record(cut)
 
     def rewind(self, item_id: str | None) -> None:
-        """Take out all behind the item (None: all); the tree's head goes back with it.
+        """Remove everything behind the item (None: everything), and move the tree's head back.
 
         Raises ``ItemUnknown``, and ``ConversationBusy`` while a turn runs.
         """
@@ -216,7 +216,7 @@ class History:
         self.record(Rewound(item=item_id))
 
     def branch(self) -> History:
-        """Another history that goes on from here; what both have until now they share."""
+        """A second history that goes on from here and shares what there is."""
         other = History(max_items=self._max_items)
         other.share_preamble(self)
         other.tree.move(self.tree.head)
@@ -228,7 +228,7 @@ class History:
 
     @property
     def told(self) -> TurnNode | None:
-        """The head, where the items are those of its path; None where they were edited since."""
+        """The tree's head if the entries are those of its path; None if they were edited since."""
         segments = self._segments()
         node, at = self._found(segments)
         edited = node is not self.tree.head or any(
@@ -237,7 +237,7 @@ class History:
         return None if edited else node
 
     def script(self, preamble: Preamble | None = None, items: tuple[Item, ...] | None = None) -> Script:
-        """What a turn begun now puts before the model; ``preamble`` and ``items`` override for it alone."""
+        """What a turn puts before the model now; ``preamble`` and ``items`` override for it alone."""
         heading = self._heading if preamble is None else size_of(preamble)
         if items is not None:
             return Script(preamble or self._preamble, items, miss=MissReason.OVERRIDDEN, heading=heading)
@@ -248,7 +248,7 @@ class History:
         return Script(self._preamble, segments, base, miss, shared, self._heading)
 
     def place(self, request: TurnRequest) -> Placed:
-        """Begin what is asked for. Raises ``ConversationBusy`` while another turn runs."""
+        """Begin the requested turn. Raises ``ConversationBusy`` while another one runs."""
         preamble = request.preamble(self._preamble)
         plain = preamble == self._preamble and request.input is None
         self.check_free(request)
@@ -259,12 +259,12 @@ class History:
         return Placed(turn, script, aside=not plain)
 
     def check_free(self, request: TurnRequest) -> None:
-        """Raises ``ConversationBusy`` where the request needs the reply's place, and another turn has it."""
+        """Raises ``ConversationBusy`` if the request needs a slot, and another turn has one."""
         if self._slot is not None and not request.out_of_band:
             raise ConversationBusy("A response already writes this conversation")
 
     def begin_turn(self) -> RunningTurn:
-        """Hold the place of a reply here. Raises ``ConversationBusy`` while another turn runs."""
+        """Begin a turn with the history as it is. Raises ``ConversationBusy`` while another one runs."""
         if self._slot is not None:
             raise ConversationBusy("A response already writes this conversation")
         return self._hold(self.script())
@@ -278,7 +278,7 @@ class History:
     def commit_turn(
         self, turn: RunningTurn, draft: Draft, reply: TurnReply, node_id: str | None = None
     ) -> TurnNode:
-        """The turn becomes a node and the tree's head, its reply an entry in its slot."""
+        """End the turn with its reply: it becomes a node and the tree's head, the reply takes its slot."""
         place = self._close(turn)
         node = draft.node(reply, node_id)
         self._entries.insert(place, reply)
@@ -289,7 +289,7 @@ class History:
         return node
 
     def abort_turn(self, turn: RunningTurn) -> None:
-        """As if the turn had not begun; its input stays."""
+        """End the turn without a reply; its input stays."""
         self._close(turn)
 
     def _close(self, turn: RunningTurn) -> int:
@@ -301,31 +301,31 @@ class History:
         return place
 
     def calls(self) -> ToolCalls:
-        """The calls among the items."""
+        """The tool calls among the items, and which have outputs."""
         if self._calls is None:
             self._calls = ToolCalls(self.items())
         return self._calls
 
     def _own(self) -> None:
-        """Have entries of one's own, before they change."""
+        """Copy shared entries before a change."""
         self._calls = None
         if self._shared:
             self._entries, self._home, self._shared = list(self._entries), dict(self._home), False
 
     def _segments(self) -> tuple[Segment, ...]:
-        """The entries up to the slot; there is never more than one."""
+        """The entries up to the slot, or all."""
         end = len(self._entries) if self._slot is None else self._index(self._slot)
         return cast(tuple[Segment, ...], tuple(self._entries[:end]))
 
     def _edited(self, place: int) -> None:
-        """Something is put in at ``place``, or taken out there."""
+        """An entry is inserted at ``place``, or removed there."""
         if place < self._matched:
             self._matched = 0
         if self._slot is not None and place <= self._index(self._slot):
             self._appended = False
 
     def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
-        """The last turn on the path that the entries still match, why it is not the head, its entries."""
+        """The last turn whose path the entries match, why it is not the head, and how many entries that is."""
         if self.tree.head is not None and self._preamble != self._rendered:
             changed = self._preamble.instructions != self._rendered.instructions
             return None, MissReason.INSTRUCTIONS_CHANGED if changed else MissReason.TOOLS_CHANGED, 0
@@ -338,7 +338,7 @@ class History:
         return base, None, at
 
     def _found(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, int]:
-        """The last turn on the path that these are of, and how many of them."""
+        """The last turn whose path the segments match, and how many segments that is."""
         base, at = None, 0
         for node in self.tree.path():
             wanted = (*node.inputs, node.reply)
@@ -349,7 +349,7 @@ class History:
         return base, at
 
     def _split(self, reply: TurnReply, rest: TurnReply, node_id: str) -> None:
-        """Where the reply is one of the path's, the head is now the turn that ends with its rest."""
+        """If the reply is on the path, move the head to a node of that turn with the rest of the reply."""
         head = self.tree.head
         for node in () if head is None else head.ancestry():
             if node.reply is reply:
@@ -373,7 +373,7 @@ class History:
         return self._index(self._home[item_id]) + 1
 
     def _loosen(self, item_id: str, param: str) -> None:
-        """If the item is part of a reply, put the reply's items in its place: its ids are given up."""
+        """If the item is part of a reply, replace the reply by its items; its ids are lost."""
         entry = self._entry(item_id, param)
         if isinstance(entry, TurnReply):
             place = self._index(entry)

@@ -112,7 +112,7 @@ class Session:
             undo.callback(response.withdraw)
             if response.writes:
                 self._waits.returns(self.id)
-                self._return_hints.known()
+                self._return_hints.cancel()
             self._own(response)
             self.log.append(Begun(response=response.id, request=form, writes=response.writes, note=note))
             undo.pop_all()
@@ -243,13 +243,13 @@ class Session:
         self.log.close()
 
     def _leaves(self, tokens: int, seconds: float) -> None:
-        self._return_hints.known()
+        self._return_hints.cancel()
         self._waits.leaves(self.id, tokens, seconds)
 
     def _ended(self) -> None:
         self._eager_prefill.resume()
         if not self._closed:
-            self._return_hints.left()
+            self._return_hints.response_ended()
 
     def _check_open(self) -> None:
         if self._closed:

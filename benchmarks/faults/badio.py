@@ -201,12 +201,12 @@ def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, An
     """Records are put, read, superseded and evicted; what is read is what was put, and the disk comes back."""
     from xxhash import xxh3_64_intdigest
 
-    from ...kvstore.disk.store import Given, RecordStore, StoreFailed
+    from ...kvstore.disk.store import NewRecord, RecordStore, StoreFailed
     from ...kvstore.errors import RecordUnavailable
 
-    def given(number: int) -> Given:
+    def given(number: int) -> NewRecord:
         data = Random(number).randbytes(SIZE)
-        return Given(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(data), memoryview(data))
+        return NewRecord(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(data), memoryview(data))
 
     def read(number: int) -> bool:
         into = memoryview(bytearray(SIZE))

@@ -21,7 +21,7 @@ from random import Random
 
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.store import Given, RecordStore, StoreFailed
+from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed
 from holdfast.kvstore.errors import RecordUnavailable
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
 from holdfast.sessions.journal.opening import open_for
@@ -81,10 +81,10 @@ def payload(number: int) -> bytes:
     return Random(number).randbytes(SIZE)
 
 
-def given(number: int) -> Given:
+def given(number: int) -> NewRecord:
     """Record ``number``, to be stored."""
     data = payload(number)
-    return Given(key(number), 4, xxh3_64_intdigest(data), memoryview(data))
+    return NewRecord(key(number), 4, xxh3_64_intdigest(data), memoryview(data))
 
 
 def records(folder: Path, count: int = RECORDS) -> RecordStore:

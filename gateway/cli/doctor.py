@@ -93,8 +93,7 @@ def limits(found: Tenants) -> Iterator[Fact]:
 def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[Fact]:
     """What a model is and what it takes. Raises ``ModelUnreadable``, a ``SessionError``, ``LimitsTooLarge``."""
     from ...runtime.model.checkpoint import Checkpoint
-    from ...runtime.model.config import read_config
-    from ...runtime.model.defaults import read_defaults
+    from ...runtime.model.config import read_config, read_defaults
     from ...runtime.model.folder import find_model
     from ...runtime.model.load import dtype_named
     from ...runtime.model.weights import may_be_ignored, pieces_of

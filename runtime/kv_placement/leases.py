@@ -153,7 +153,7 @@ class Leases:
         if sequence.turn is None and (sequence.lease is not None or fetching.finds(sequence)):
             sequence.needs_lookup = True
             self._queues.touch(sequence, now)
-            fetching.stage(sequence)
+            fetching.stage(sequence, now)
 
     def _rank(self, sequence: Sequence) -> None:
         if sequence.id in self._queues.idle_eviction or sequence.id in self._queues.leased:

@@ -1,6 +1,6 @@
-"""Weights on disk: safetensors shards, checked against what the model needs before anything is allocated.
+"""Weights on disk: safetensors shards, checked against the configuration before anything is allocated.
 
-Every failure is one line: file, tensor, cause. Reads nothing but safetensors; knows nothing of the decoder.
+An error is one line with the file, the tensor and the cause.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HASHING_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor as a header describes it, and the shard that holds it."""
+class StoredTensor:
+    """A tensor as a shard's header describes it."""
 
     shard: Path
     shape: tuple[int, ...]
@@ -38,12 +38,12 @@ class Stored:
 
 
 class Checkpoint:
-    """The open shards of a model folder; a context manager. Opening reads headers alone.
+    """The open shards of a model folder; a context manager. Opening it reads only headers.
 
     Raises:
-        ShardMissing: no weights file, or one that the index names is not there.
-        TensorInvalid: an unreadable header, ranges that overlap or leave holes, an index that contradicts
-        them.
+        ShardMissing: no weights, or a file that the index names is missing.
+        TensorInvalid: an unreadable header, ranges that overlap or leave holes, or an index that contradicts
+        the headers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +53,7 @@ class Checkpoint:
             self._files: dict[Path, Any] = {
                 shard: self._open.enter_context(_opened(shard)) for shard in self.shards
             }
-            self.tensors: dict[str, Stored] = _catalogue(self._files)
+            self.tensors: dict[str, StoredTensor] = _catalogue(self._files)
             _check_index(folder / INDEX, placed, self.tensors)
         except BaseException:
             self._open.close()
@@ -71,7 +71,8 @@ class Checkpoint:
         self._open.close()
 
     def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
-        """Compare with what a model needs: every piece with its shape and a float type, and nothing more.
+        """Check that each piece is stored with its shape and a float type, and no other tensor but ignorable
+        ones.
 
         Raises:
             TensorInvalid
@@ -95,7 +96,7 @@ class Checkpoint:
                 raise TensorInvalid(f"{stored.shard}: {name}: config.json asks for no such tensor")
 
     def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU, as stored."""
+        """Read one tensor to the CPU, as stored."""
         stored = self.tensors[name]
         try:
             tensor: Tensor = self._files[stored.shard].get_tensor(name)
@@ -104,11 +105,11 @@ class Checkpoint:
         return tensor
 
     def start_digest(self) -> None:
-        """Begin to hash the shards, beside the reading."""
+        """Start to hash the shards in other threads."""
         self._digests = [self._hashing.submit(_file_digest, shard) for shard in self.shards]
 
     def digest(self) -> bytes:
-        """Digest of the files' content in the order of their names: 32 bytes. Waits for the hashing."""
+        """The digest of the files' content in the order of their names, 32 bytes. Waits for the hashing."""
         total = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for shard, digest in zip(self.shards, self._digests, strict=True):
             try:
@@ -144,7 +145,7 @@ def _shards(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]:
 
 
 def _there(path: Path) -> bool:
-    """Whether there is such a file; a symbolic link that leads nowhere is an error, not an absence."""
+    """Whether the file exists. Raises ``ShardMissing`` for a broken symbolic link, or no regular file."""
     if path.is_symlink() and not path.exists():
         raise ShardMissing(f"{path}: a symbolic link to {path.readlink()}, which is not there")
     if path.exists() and not path.is_file():
@@ -159,18 +160,18 @@ def _opened(shard: Path) -> Any:
         raise TensorInvalid(f"{shard}: {_one_line(error)}") from error
 
 
-def _catalogue(files: Mapping[Path, Any]) -> dict[str, Stored]:
-    tensors: dict[str, Stored] = {}
+def _catalogue(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
     for shard, file in files.items():
         for name in file.keys():  # noqa: SIM118 (not a mapping)
             if name in tensors:
                 raise TensorInvalid(f"{shard}: {name}: also in {tensors[name].shard.name}")
             view = file.get_slice(name)
-            tensors[name] = Stored(shard, tuple(view.get_shape()), view.get_dtype())
+            tensors[name] = StoredTensor(shard, tuple(view.get_shape()), view.get_dtype())
     return tensors
 
 
-def _check_index(index: Path, placed: Mapping[str, str], tensors: Mapping[str, Stored]) -> None:
+def _check_index(index: Path, placed: Mapping[str, str], tensors: Mapping[str, StoredTensor]) -> None:
     for name, shard in placed.items():
         stored = tensors.get(name)
         if stored is None or stored.shard.name != shard:
@@ -184,7 +185,7 @@ def _file_digest(path: Path) -> bytes:
 
 
 def _by(piece: Piece) -> str:
-    """The configuration's fields that decide a tensor, for a message."""
+    """The configuration's fields that decide a tensor, for an error."""
     return f" ({piece.fields})" if piece.fields else ""
 
 

@@ -1,29 +1,40 @@
-"""The model's shape, read from ``config.json`` and ``generation_config.json`` and checked once.
+"""The model's shape and default sampling, read from ``config.json`` and ``generation_config.json``.
 
-Refuses by name what the decoder does not compute. Knows no weights, no tokenizer, no torch.
+Everything is checked once, here. Settings that the decoder does not compute are refused by name.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsInvalid, UnsupportedArchitecture
+from ..link.messages import SamplingDefaults
+from ..scheduler.sampling_limits import LEAST_PENALTY, MOST_PENALTY
 from .families import FAMILIES, NEUTRAL, Family
 from .fields import Fields, read_json
-from .layer_kinds import LayerKind, read_layers
-from .rope_settings import read_ropes
+from .rope import LAYER_TYPES, RopeConfig, Ropes, read_ropes
 
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+MOST_LAYERS = 4096
 UNSERVED = ("quantization_config", "use_bidirectional_attention", "vision_config", "num_local_experts")
 
 
 @dataclass(frozen=True, slots=True)
+class LayerKind:
+    """A kind of layer: ``window``, the tokens that it attends to (None: all), and its rotary settings."""
+
+    window: int | None
+    rope: RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
 class Biases:
-    """Which projections have one."""
+    """Which projections have a bias."""
 
     qkv: bool
     output: bool
@@ -32,9 +43,10 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Factors on embeddings, attention scores and what a sublayer adds; ``logits`` divides them.
+    """Factors on the embedding, the attention scores and each sublayer's output; logits are divided by
+    ``logits``.
 
-    The caps bound scores and logits: ``cap * tanh(x / cap)``.
+    The caps bound attention scores and logits: ``cap * tanh(x / cap)``.
     """
 
     embedding: float
@@ -49,8 +61,8 @@ class Scales:
 class ModelConfig:
     """A decoder's shape.
 
-    ``kinds``: the kinds of layers; ``kind_of``: which of them each layer is. ``max_context``: positions served.
-    ``eos_ids``: of both files. ``dtype``: the weights' as stored, None if not said.
+    ``kinds``: the kinds of layers; ``kind_of``: the index in it for each layer. ``max_context``: positions
+    served. ``eos_ids``: of both files. ``dtype``: of the stored weights; None if the file does not say.
     """
 
     family: Family
@@ -78,11 +90,14 @@ class ModelConfig:
 
     @property
     def layers(self) -> int:
-        """How many."""
+        """The number of layers."""
         return len(self.kind_of)
 
     def shaping_kv(self) -> dict[str, Any]:
-        """The settings that decide what K and V mean, as JSON values: for the namespace of block keys."""
+        """The settings that decide the values of K and V, as JSON, for the namespace of block keys.
+
+        The names of the fields are part of it: with another name, blocks on disk are not found again.
+        """
         silent = {"max_context", "eos_ids", "dtype", "tied_head"}
         values = {name: value for name, value in asdict(self).items() if name not in silent}
         made: dict[str, Any] = json.loads(json.dumps(values))
@@ -90,11 +105,11 @@ class ModelConfig:
 
 
 def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
-    """Read and check the configuration in a model folder; ``max_context``: serve no longer sequences.
+    """Read and check the configuration in a model folder. ``max_context``: the longest sequence to serve.
 
     Raises:
         ConfigInvalid: a file or field is missing or wrong; the message names both.
-        UnsupportedArchitecture: well-formed, but nothing we compute.
+        UnsupportedArchitecture: well-formed, but the decoder does not compute it.
         SettingsInvalid: ``max_context`` is more than the model's own.
     """
     path = folder / "config.json"
@@ -109,7 +124,7 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
             f"--max-context {max_context} is more than the {ropes.context} tokens that {path} allows"
         )
     context = max_context or ropes.context
-    layers = read_layers(fields, ropes, context)
+    layers = _layers(fields, ropes, context)
     kinds = tuple(dict.fromkeys(layers))
     attention_bias = fields.flag("attention_bias")
     return ModelConfig(
@@ -145,13 +160,13 @@ def _family(path: Path, values: dict[str, Any]) -> Family:
 
 
 def _fields(path: Path, values: dict[str, Any], family: Family) -> Fields:
-    """The fields this family reads, with its defaults; refuses those that it reads and we do not compute."""
+    """The fields that this family reads, with its defaults; refuses those that the decoder does not compute."""
     for name in (*UNSERVED, *family.unserved):
         if values.get(name):
             raise UnsupportedArchitecture(f"{path}: {name}: not served with {family.architecture}")
-    deaf = NEUTRAL.keys() - family.defaults.keys()
-    heard = {name: value for name, value in values.items() if name not in deaf}
-    return Fields(path, heard, {**NEUTRAL, **family.fixed, **family.defaults})
+    ignored = NEUTRAL.keys() - family.defaults.keys()
+    read = {name: value for name, value in values.items() if name not in ignored}
+    return Fields(path, read, {**NEUTRAL, **family.fixed, **family.defaults})
 
 
 def _heads(fields: Fields, hidden_size: int) -> tuple[int, int, int]:
@@ -212,3 +227,73 @@ def _stored_dtype(fields: Fields) -> str | None:
     if name not in DTYPES:
         raise fields.wrong(field, f"{name!r} is not served (served: {', '.join(DTYPES)})")
     return str(name)
+
+
+def _layers(fields: Fields, ropes: Ropes, context: int) -> list[LayerKind]:
+    """Each layer's kind. A window of at least ``context`` tokens is none."""
+    layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
+    slides = _sliding(fields, layers, window)
+    seen = None if window is None or window >= context else window
+    full, sliding = LayerKind(None, ropes.full), LayerKind(seen, ropes.sliding)
+    return [sliding if slide else full for slide in slides]
+
+
+def _sliding(fields: Fields, layers: int, window: int | None) -> Sequence[bool]:
+    """Which layers have a window: by ``layer_types``, else all from ``max_window_layers`` on but every n-th."""
+    types = fields.get("layer_types")
+    if types is None:
+        first = fields.integer("max_window_layers", least=0)
+        period = fields.integer("sliding_window_pattern", least=0)
+        may = [number >= first and not (period and (number + 1) % period == 0) for number in range(layers)]
+        return [slides and window is not None for slides in may]
+    if not isinstance(types, list) or len(types) != layers:
+        raise fields.wrong("layer_types", f"a list of num_hidden_layers = {layers} names is expected")
+    for kind in types:
+        if kind not in LAYER_TYPES:
+            raise UnsupportedArchitecture(f"{fields.path}: layer_types: {kind} is not served")
+    if window is None and LAYER_TYPES[1] in types:
+        raise fields.wrong("layer_types", "has sliding_attention, but sliding_window is not set")
+    return [kind == LAYER_TYPES[1] for kind in types]
+
+
+# --- default sampling ----------------------------------------------------------------------------------------
+
+_BOUNDS = {  # name: (least, most, whether the least itself is allowed)
+    "temperature": (0.0, 2.0, True),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, True),
+    "typical_p": (0.0, 1.0, False),
+    "repetition_penalty": (LEAST_PENALTY, MOST_PENALTY, True),
+}
+
+
+def read_defaults(folder: Path) -> SamplingDefaults:
+    """The sampling parameters in a folder's ``generation_config.json``; greedy without the file.
+
+    As in transformers' ``generate``, sampling is greedy without ``do_sample``, and the repetition penalty
+    counts in either case. An absent field is off.
+
+    Raises:
+        ConfigInvalid: the file is not JSON, or a field out of bounds; the message names both.
+    """
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return SamplingDefaults()
+    fields = Fields(path, read_json(path), {"do_sample": False, "temperature": 1.0, "top_k": 0})
+    reals = {name: _real(fields, name) for name in _BOUNDS if fields.get(name) is not None}
+    top_k = fields.integer("top_k", least=0)
+    if fields.flag("do_sample"):
+        return SamplingDefaults(top_k=top_k, **reals)
+    return SamplingDefaults(repetition_penalty=reals.get("repetition_penalty", 1.0))
+
+
+def _real(fields: Fields, name: str) -> float:
+    least, most, reached = _BOUNDS[name]
+    value = fields.get(name)
+    number = type(value) in (int, float)
+    if not number or not least <= value <= most or (value == least and not reached):
+        shown = repr(value)[:60]
+        above = "from" if reached else "above"
+        raise fields.wrong(name, f"a number {above} {least:g} to {most:g} is expected, not {shown}")
+    return float(value)

@@ -1,7 +1,6 @@
-"""The decoder: transformer blocks with grouped-query attention over a paged cache, in plain torch.
+"""The decoder: transformer blocks with grouped-query attention over a paged KV cache.
 
-What sets families apart is data: a weight that is there or is not, a factor, the kind of each layer.
-Knows no files, no sequences, no sampling.
+Families differ by data only: which weights there are, factors, the kind of each layer.
 """
 
 from __future__ import annotations
@@ -22,21 +21,23 @@ from .weights import DecoderWeights, LayerWeights
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A layer's kind (and so its KV group), its number in that group, and how it attends.
+class _LayerPlan:
+    """What a layer needs beside its weights.
 
-    ``norm_behind``: the norm that reads what it leaves: the next layer's, or the last one; None: none does.
+    ``kind``: its index in `ModelConfig.kinds`, and so its KV group; ``number``: its index in that group.
+    ``next_norm``: the norm that reads its output: that of the next layer, or the last one; None: there is
+    none.
     """
 
     kind: int
     number: int
     attention: Attention
     head_norm: HeadNorm | None
-    norm_behind: Tensor | None
+    next_norm: Tensor | None
 
 
 class Decoder:
-    """Computes hidden states and logits; K and V go into the arenas it is given."""
+    """Computes hidden states and logits; stores K and V in the given arenas."""
 
     def __init__(
         self,
@@ -45,19 +46,21 @@ class Decoder:
         kernels: Kernels = backend,
         key_scale: float = 1.0,
     ) -> None:
-        """``key_scale``: what the weights leave out of K, and attention puts back: see `KVFormat`."""
+        """``key_scale``: the factor that the weights leave out of K and attention multiplies in: see
+        `KVFormat`.
+        """
         self.config = config
         self.key_scale = key_scale
         self.weights = weights
         self.kernels = kernels
         self._ropes = {kind.rope: make_rope(kind.rope, self.device) for kind in config.kinds}
-        self._places = tuple(self._place(layer) for layer in range(config.layers))
-        # As transformers does: the factor in the type of what it multiplies.
+        self._plans = tuple(self._plan(layer) for layer in range(config.layers))
+        # The factor is rounded to the type of the embedding, as in transformers.
         self._embedding_scale = float(torch.tensor(config.scales.embedding, dtype=self.dtype))
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.weights.embedding.device
 
     @property
@@ -82,14 +85,14 @@ class Decoder:
         angles = [by_rope[kind.rope] for kind in self.config.kinds]
         first = self.weights.layers[0].before_attention
         x = residual if first is None else self.kernels.rms_norm(residual, first, self.config.norm_eps)
-        for layer, place in zip(self.weights.layers, self._places, strict=True):
-            x = self._attend(layer, place, x, angles[place.kind], batch, arenas[place.kind])
+        for layer, plan in zip(self.weights.layers, self._plans, strict=True):
+            x = self._attend(layer, plan, x, angles[plan.kind], batch, arenas[plan.kind])
             residual, x = self._join(x, residual, layer.after_attention, layer.before_mlp)
             x = self.kernels.gated(
                 self.kernels.linear(x, layer.gate_up, layer.gate_up_bias), self.config.activation
             )
             x = self.kernels.linear(x, layer.down, layer.down_bias)
-            residual, x = self._join(x, residual, layer.after_mlp, place.norm_behind)
+            residual, x = self._join(x, residual, layer.after_mlp, plan.next_norm)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -104,7 +107,7 @@ class Decoder:
     def _attend(
         self,
         layer: LayerWeights,
-        place: _Place,
+        plan: _LayerPlan,
         x: Tensor,
         angles: tuple[Tensor, Tensor],
         batch: PagedBatch,
@@ -112,14 +115,14 @@ class Decoder:
     ) -> Tensor:
         heads, dim = self.config.query_heads + 2 * self.config.kv_heads, self.config.head_dim
         qkv = self.kernels.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads, dim)
-        query = self.kernels.rotate_and_store(qkv, place.head_norm, angles, arena, place.number, batch.slots)
-        attended = self.kernels.paged_attention(query, arena, place.number, batch, place.attention)
+        query = self.kernels.rotate_and_store(qkv, plan.head_norm, angles, arena, plan.number, batch.slots)
+        attended = self.kernels.paged_attention(query, arena, plan.number, batch, plan.attention)
         return self.kernels.linear(attended.flatten(1), layer.output, layer.output_bias)
 
     def _join(
         self, x: Tensor, residual: Tensor, after: Tensor | None, before: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Add what a sublayer says to the residual: the sum, and what the next one reads of it."""
+        """Add a sublayer's output to the residual; returns the sum and the next sublayer's input."""
         if after is not None:
             x = self.kernels.rms_norm(x, after, self.config.norm_eps)
         if self.config.scales.residual != 1.0:
@@ -129,15 +132,15 @@ class Decoder:
             return total, total
         return self.kernels.add_norm(x, residual, before, self.config.norm_eps)
 
-    def _place(self, layer: int) -> _Place:
+    def _plan(self, layer: int) -> _LayerPlan:
         config, layers, kind = self.config, self.weights.layers, self.config.kind_of[layer]
         window, scales, head_norm = config.kinds[kind].window, config.scales, layers[layer].head_norm
         norm = self.weights.norm if layer + 1 == len(layers) else layers[layer + 1].before_attention
         whole = config.family.qk_norm == "whole"
-        return _Place(
+        return _LayerPlan(
             kind=kind,
             number=config.kind_of[:layer].count(kind),
             attention=Attention(scales.attention * self.key_scale, window, scales.attention_cap),
             head_norm=None if head_norm is None else HeadNorm(head_norm, config.norm_eps, whole),
-            norm_behind=norm,
+            next_norm=norm,
         )

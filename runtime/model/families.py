@@ -1,6 +1,6 @@
-"""The model families we compute, as data: what sets each apart, and its configuration's defaults.
+"""The served model families, as data: how each differs, and the defaults of its configuration.
 
-A family is a row in a table; nothing branches on its name. No torch.
+A family is one entry of `FAMILIES`; no code branches on its name. No torch.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The names of a layer's norms in its checkpoint; None where the layer has none.
+    """The names of a layer's norms in the checkpoint; None for a norm that the layer does not have.
 
-    ``before_*`` norm what a sublayer reads, ``after_*`` what it adds to the residual.
+    ``before_*``: norms of a sublayer's input; ``after_*``: of what it adds to the residual.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -27,16 +27,16 @@ class Norms:
 class Family:
     """One architecture as ``config.json`` names it.
 
-    ``defaults``: fields that its ``config.json`` may leave out, with the values of its transformers class.
-    ``fixed``: fields of `NEUTRAL` that it does not read but has another constant for.
-    ``unserved``: fields that it reads and we do not compute; refused unless absent, null or false.
-    ``norms``, ``norm_offset``: which norms a layer has, and what is added to all stored norm weights.
-    ``qk_norm``: queries and keys are normed before the rotation, each head alone or all of a token together.
-    ``qkv_bias``: there are such biases whatever ``attention_bias`` says.
-    ``fused``: the checkpoint holds q, k, v as one matrix and gate, up as another.
-    ``activation``: the field that names it. ``scaled_embedding``: by the root of the hidden size.
-    ``local_rope``: layers with a window have rotary settings of their own.
-    ``rope_names``: other names by which its files call a kind of rotary settings.
+    ``defaults``: fields that ``config.json`` may omit, with the values of the transformers class.
+    ``fixed``: fields of `NEUTRAL` that the family does not read, but with another constant.
+    ``unserved``: fields that the decoder does not compute; refused unless absent, null or false.
+    ``norms``: which norms a layer has. ``norm_offset``: added to all stored norm weights.
+    ``qk_norm``: whether queries and keys are normed before the rotation, per head or over the whole token.
+    ``qkv_bias``: q, k and v have biases whatever ``attention_bias`` says.
+    ``fused``: the checkpoint has q, k, v in one matrix and gate, up in another.
+    ``activation``: the field with its name. ``scaled_embedding``: times the square root of the hidden size.
+    ``local_rope``: layers with a window have their own rotary settings.
+    ``rope_names``: other names for kinds of rotary settings.
     """
 
     architecture: str
@@ -71,7 +71,7 @@ NEUTRAL: Mapping[str, Any] = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
 }
-"""Fields that only some families read: what the others compute by, whatever their ``config.json`` says."""
+"""Fields that only some families read; the others always compute with these values."""
 
 _COMMON = {
     "hidden_act": "silu",

@@ -1,7 +1,4 @@
-"""Reading JSON from a model folder: each failure one line that names the file, the field and the cause.
-
-Knows JSON and bounds; not what the fields mean. No torch.
-"""
+"""Reads JSON files of a model folder; an error is one line with the file, the field and the cause. No torch."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from typing import Any
 from ..errors import ConfigInvalid
 
 LARGEST = 2**31 - 1
-LARGEST_FLOAT = sys.float_info.max  # JSON knows larger integers
+LARGEST_FLOAT = sys.float_info.max  # JSON may have larger integers
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``.
 
     Raises:
-        ConfigInvalid: not there, not readable, not JSON, or not an object.
+        ConfigInvalid: missing, not readable, not JSON, or not an object.
     """
     try:
         value = json.loads(path.read_bytes())
@@ -37,9 +34,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object and where it stands: ``path`` is the file, ``inside`` the way to the object in it.
+    """A JSON object with typed getters; each raises `ConfigInvalid`.
 
-    ``defaults`` stand in for fields that are absent or null. Each getter raises `ConfigInvalid`.
+    ``path``: the file. ``inside``: the prefix of the object's fields in it, as ``rope_scaling.``.
+    ``defaults``: for fields that are absent or null.
     """
 
     path: Path
@@ -68,11 +66,11 @@ class Fields:
         return float(value)
 
     def optional_integer(self, name: str) -> int | None:
-        """A whole number from 1 on, or None where the file says null or nothing has a default for it."""
+        """A whole number from 1 on; None if it is null, or absent without a default."""
         return self.integer(name) if self._given(name) else None
 
     def optional_number(self, name: str) -> float | None:
-        """A finite number above 0, or None where the file says null or nothing has a default for it."""
+        """A finite number above 0; None if it is null, or absent without a default."""
         return self.number(name) if self._given(name) else None
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
@@ -100,7 +98,7 @@ class Fields:
         return value
 
     def object(self, name: str) -> Fields | None:
-        """An object inside this one, or None where it is absent or null."""
+        """An object inside this one; None if it is absent or null."""
         value = self.get(name)
         if value is None:
             return None
@@ -109,7 +107,7 @@ class Fields:
         return Fields(self.path, value, {}, f"{self.inside}{name}.")
 
     def wrong(self, name: str, cause: str) -> ConfigInvalid:
-        """The error that says what is wrong with a field."""
+        """The error for a field."""
         return ConfigInvalid(f"{self.path}: {self.inside}{name}: {cause}")
 
     def _given(self, name: str) -> bool:

@@ -1,6 +1,5 @@
-"""Where a model's files are: a local folder, the pocket model that ships with the package, or a hub id.
-
-Knows file names and the hub; not what is in the files. No torch, so the gateway finds its tokenizer here too.
+"""Finds a model's folder: a local one, the pocket model of this package, or a download from the hub. No
+torch.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def find_model(name: str) -> Path:
-    """The folder that holds model ``name``: ``pocket``, a local folder, or a hub id, which may be downloaded.
+    """The folder of model ``name``: ``pocket``, a local folder, or a hub id. May download it from the hub.
 
     Raises:
-        ModelUnreadable: no such folder; or the hub does not have it, or cannot be reached.
+        ModelUnreadable: no such folder, no such model on the hub, or the hub cannot be reached.
     """
     if name == POCKET:
         return Path(__file__).resolve().parent.parent / POCKET
@@ -40,7 +39,7 @@ def find_model(name: str) -> Path:
 def _download(name: str) -> Path:
     from huggingface_hub import errors, snapshot_download  # heavy, and rarely needed
 
-    # The error of the HTTP library below it, which is another one from version to version.
+    # The base error of the HTTP library, which differs between versions of the hub's client.
     transport: type[Exception] = errors.HfHubHTTPError.__mro__[1]
     try:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"]))

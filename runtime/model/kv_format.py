@@ -1,7 +1,7 @@
-"""How a model's K and V are stored: as its numbers are, or in 8 bits with static scales.
+"""How a model's K and V are stored: in the model's own type, or in 8 bits with static scales.
 
-A scale is a power of two, and is put into the weights when they are loaded (`model/folding.py`): what is stored
-is K and V divided by it, exactly, and neither a kernel nor a step multiplies anything more.
+A scale is a power of two and is folded into the weights at load time (``weights.fold_kv_scales``). So K and
+V are computed already divided by it, without rounding, and no kernel multiplies by it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from ...kvstore.groups import DTYPE_BYTES as GROUP_BYTES
 from ..errors import SettingsInvalid
 
 KV_DTYPES = ("auto", "float8_e4m3fn")
-"""``auto``: the model's own."""
+"""``auto``: the model's own type."""
 
 KV_BYTES = GROUP_BYTES
-"""Bytes of a stored number, by its type's name."""
+"""Bytes per stored number, by the name of its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """``dtype``: of `KV_DTYPES`. ``key_scale``, ``value_scale``: stored numbers times these are K and V.
+    """``dtype``: of `KV_DTYPES`. K is the stored number times ``key_scale``, V the stored one times
+    ``value_scale``.
 
     Raises:
-        SettingsInvalid: another type, or a scale that is no power of two.
+        SettingsInvalid: another type, or a scale that is not a power of two.
     """
 
     dtype: str = "auto"
@@ -41,9 +42,9 @@ class KVFormat:
                 )
 
     def stored_as(self, dtype: str) -> str:
-        """The type's name for a model of ``dtype``."""
+        """The name of the stored type, for a model of ``dtype``."""
         return dtype if self.dtype == "auto" else self.dtype
 
 
 AS_COMPUTED = KVFormat()
-"""K and V in the model's own type."""
+"""K and V in the model's own type, unscaled."""

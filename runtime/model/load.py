@@ -1,6 +1,5 @@
-"""From a model's name to a decoder ready to run: find, read the shape, check the weights, fill, hash.
-
-The one file that ties the room's parts together; knows nothing of the engine.
+"""Loads a model: finds its folder, reads its shape, checks, reads and hashes the weights, builds the
+decoder.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ from .checkpoint import Checkpoint
 from .config import DTYPES, ModelConfig, read_config
 from .decoder import Decoder
 from .folder import find_model
-from .folding import fold
 from .kv_format import AS_COMPUTED, KVFormat
-from .weights import allocate, assemble, may_be_ignored, pieces_of
+from .weights import allocate, assemble, fold_kv_scales, may_be_ignored, pieces_of
 
 Progress = Callable[[float, str], None]
-"""Told how far loading is (0 to 1), and what it is doing."""
+"""Called with the fraction of loading that is done, 0 to 1, and what is being done."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder and where it came from. ``weights_digest``: of the weights files' content, 32 bytes."""
+    """A loaded decoder. ``weights_digest``: of the content of the weights' files, 32 bytes."""
 
     name: str
     folder: Path
@@ -39,7 +37,7 @@ class LoadedModel:
     kv: KVFormat = AS_COMPUTED
 
     def kv_groups(self, block_tokens: int) -> tuple[KVGroup, ...]:
-        """The layers of each kind share a cache spec: one group per kind, in `ModelConfig.kinds`' order."""
+        """One KV group per kind of layer, in the order of `ModelConfig.kinds`."""
         kind_of = self.config.kind_of
         return tuple(
             KVGroup(
@@ -57,7 +55,7 @@ class LoadedModel:
         )
 
     def namespace(self, groups: Sequence[KVGroup]) -> bytes:
-        """What block keys of this model begin with: a key names a block in the arenas of all groups."""
+        """The namespace of this model's block keys. A key names one block in each group's arena."""
         return namespace_digest(weights=self.weights_digest, config=self.config.shaping_kv(), groups=groups)
 
 
@@ -71,12 +69,12 @@ def load_model(
 ) -> LoadedModel:
     """Load model ``name`` (``pocket``, a folder or a hub id).
 
-    ``device``: as torch names it; ``auto``: CUDA where there is one. ``dtype``: ``float32``, ``bfloat16``,
-    ``float16``; ``auto``: as stored. ``max_context``: serve no longer sequences; rotary settings may depend
-    on it. ``kv``: how K and V are stored.
+    ``device``: as torch names it; ``auto``: CUDA if there is one. ``dtype``: ``float32``, ``bfloat16``,
+    ``float16``; ``auto``: as stored. ``max_context``: the longest sequence to serve; rotary settings may
+    depend on it. ``kv``: how K and V are stored.
 
     Raises:
-        ModelUnreadable: one of its leaves, naming file and cause; nothing has been allocated then.
+        ModelUnreadable: a subclass, naming file and cause; nothing has been allocated then.
         SettingsInvalid: no such device or dtype.
     """
     progress(0.0, "reading the configuration")
@@ -95,7 +93,7 @@ def load_model(
             tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
             progress((number + 1) / len(pieces), f"loading {piece.name}")
         digest = checkpoint.digest()
-    fold(kv, config, tensors)
+    fold_kv_scales(kv, config, tensors)
     return LoadedModel(
         name=str(name),
         folder=folder,
@@ -108,7 +106,7 @@ def load_model(
 
 
 def device_named(name: str) -> torch.device:
-    """The device that ``name`` means; ``auto``: CUDA where there is one. Raises ``SettingsInvalid``."""
+    """The torch device of ``name``; ``auto``: CUDA if there is one. Raises ``SettingsInvalid``."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.split(":")[0] not in ("cpu", "cuda"):
@@ -122,7 +120,7 @@ def device_named(name: str) -> torch.device:
 
 
 def dtype_named(name: str, config: ModelConfig) -> torch.dtype:
-    """The type of weights that ``name`` means; ``auto``: as stored. Raises ``SettingsInvalid``."""
+    """The type of the weights of ``name``; ``auto``: as stored. Raises ``SettingsInvalid``."""
     resolved = (config.dtype or DTYPES[0]) if name == "auto" else name
     if resolved not in DTYPES:
         raise SettingsInvalid(f"dtype {name}: not one of auto, {', '.join(DTYPES)}")

@@ -1,28 +1,238 @@
-"""Rotary position embedding: the angles of a position.
+"""Rotary position embedding: its settings, read from ``config.json`` and checked, and the angles of a
+position.
 
-Source: Su et al., "RoFormer" (2021); linear stretching by kaiokendev; dynamic NTK by bloc97 and emozilla; YaRN
-by Peng et al. (2023); LongRoPE by Ding et al. (2024); Llama 3.1's own. Formulas as in transformers'
-``modeling_rope_utils``. Computed per step from the frequencies: no table that a context could outgrow.
+Both spellings of the settings become one object per kind of layer. Angles are computed in each step from the
+frequencies: there is no table that a context could outgrow. Sources: Su et al., "RoFormer" (2021); linear
+scaling by kaiokendev; dynamic NTK by bloc97 and emozilla; YaRN by Peng et al. (2023); LongRoPE by Ding et
+al. (2024); Llama 3.1's own. Formulas and gains as in transformers' ``modeling_rope_utils``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .rope_settings import RopeConfig
+from ..errors import UnsupportedArchitecture
+from .families import Family
+from .fields import LARGEST, Fields
+
+ORIGINAL = "original_max_position_embeddings"
+LAYER_TYPES = ("full_attention", "sliding_attention")
+_ROTATIONS = {"above": 1e-6, "most": 1e6}
+_DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary settings of one kind of layer.
+
+    ``kind``: a key of `ROPE_KINDS`. ``dim``: how many numbers of a head are rotated. ``gain``: the factor on
+    cos and sin. ``factor``: how far the trained context of ``original`` positions is stretched.
+    ``beta_fast``, ``beta_slow``, ``truncate``: the ends of yarn's ramp in rotations, and whether they are
+    rounded. ``low_freq_factor``, ``high_freq_factor``: llama3's bounds in rotations. ``divisors``: of
+    longrope, one per frequency.
+    """
+
+    kind: str
+    theta: float
+    dim: int
+    factor: float = 1.0
+    original: int = 0
+    gain: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    divisors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ropes:
+    """The rotary settings of a model's full and sliding layers, and the ``context`` that the former allow."""
+
+    full: RopeConfig
+    sliding: RopeConfig
+    context: int
+
+
+def read_ropes(fields: Fields, family: Family, head_dim: int, max_context: int | None) -> Ropes:
+    """Read the rotary settings in ``fields``. ``max_context``: the longest sequence to serve; None: the
+    model's.
+
+    They are ``rope_theta`` beside ``rope_scaling``, or ``rope_parameters`` of transformers 5, or those per
+    layer type.
+
+    Raises:
+        ConfigInvalid, UnsupportedArchitecture
+    """
+    new, scaling = fields.object("rope_parameters"), fields.object("rope_scaling")
+    nested = new is not None and any(new.get(kind) is not None for kind in LAYER_TYPES)
+    if new is not None and nested != family.local_rope:
+        raise UnsupportedArchitecture(
+            f"{fields.path}: rope_parameters: {family.architecture} is served with"
+            f" {'an object' if family.local_rope else 'the same settings'} for each type of layer"
+        )
+    inner_full, inner_sliding = (new.object(kind) if new and nested else new for kind in LAYER_TYPES)
+    settings = _Source(fields, family, head_dim, max_context, scaling or inner_full, "rope_theta")
+    full = sliding = settings.read()
+    if family.local_rope:
+        sliding = replace(settings, given=inner_sliding, theta="rope_local_base_freq").read()
+    return Ropes(full, sliding, settings.context(full))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One object of rotary settings: ``given`` inside ``fields``, or None; ``theta`` names the field for
+    theta.
+    """
+
+    fields: Fields
+    family: Family
+    head_dim: int
+    max_context: int | None
+    given: Fields | None
+    theta: str
+
+    def read(self) -> RopeConfig:
+        """The checked settings."""
+        inner = self.inner
+        kind = self.family.rope_names.get(inner.text("rope_type"), inner.text("rope_type"))
+        if kind not in ROPE_KINDS:
+            raise UnsupportedArchitecture(
+                f"{inner.path}: {inner.inside}rope_type: {kind} is not served (served: {', '.join(ROPE_KINDS)})"
+            )
+        dim = self._dim(inner)
+        return RopeConfig(kind, inner.number("rope_theta", above=1.0), dim, **ROPE_KINDS[kind](self, dim))
+
+    @property
+    def inner(self) -> Fields:
+        """The object, with defaults for absent fields."""
+        given = self.given or Fields(self.fields.path, {}, {})
+        beside = {"rope_theta": self.fields.get(self.theta), "rope_type": given.get("type") or "default"}
+        return Fields(given.path, given.values, {**_DEFAULTS, **beside}, given.inside)
+
+    def context(self, rope: RopeConfig) -> int:
+        """Positions that the model allows: the stated ones, or these stretched if they were stated
+        unstretched.
+        """
+        if rope.kind in ("dynamic", "yarn"):
+            return max(self.stated, int(min(rope.original * rope.factor, LARGEST)))
+        return self.stated
+
+    @property
+    def stated(self) -> int:
+        """Positions that the file states."""
+        return self.fields.integer("max_position_embeddings")
+
+    @property
+    def original(self) -> int:
+        """The trained context: beside the object, inside it, or the stated one, as transformers reads it."""
+        holders = (holder for holder in (self.fields, self.inner) if holder.get(ORIGINAL) is not None)
+        holder = next(holders, None)
+        if holder is None:
+            return self.fields.integer("max_position_embeddings", least=2)
+        return holder.integer(ORIGINAL, least=2)
+
+    def _dim(self, inner: Fields) -> int:
+        named = "partial_rotary_factor"
+        holder = inner if inner.get(named) is not None else self.fields
+        share = holder.number(named) if holder.get(named) is not None else 1.0
+        if share != 1.0 and named not in self.family.defaults:
+            raise UnsupportedArchitecture(
+                f"{holder.path}: {holder.inside}{named}: {self.family.architecture} is served with rotary"
+                " positions over the whole head"
+            )
+        dim = int(self.head_dim * min(share, 1.0))
+        if share > 1 or dim % 2 or not dim:
+            raise holder.wrong(named, f"{share:g} of a head of {self.head_dim} is not an even part of it")
+        return dim
+
+
+def _read_default(source: _Source, dim: int) -> Mapping[str, Any]:
+    return {}
+
+
+def _read_linear(source: _Source, dim: int) -> Mapping[str, Any]:
+    return {"factor": source.inner.number("factor")}
+
+
+def _read_dynamic(source: _Source, dim: int) -> Mapping[str, Any]:
+    if dim < 4:
+        raise source.fields.wrong("head_dim", "dynamic rotary settings need at least 4")
+    return {"factor": source.inner.number("factor"), "original": source.stated}
+
+
+def _read_llama3(source: _Source, dim: int) -> Mapping[str, Any]:
+    inner = source.inner
+    low, high = inner.number("low_freq_factor"), inner.number("high_freq_factor")
+    if high <= low:
+        raise inner.wrong("high_freq_factor", f"{high:g} is not above low_freq_factor, {low:g}")
+    bounds = {"low_freq_factor": low, "high_freq_factor": high}
+    return {"factor": inner.number("factor"), "original": source.original, **bounds}
+
+
+def _read_yarn(source: _Source, dim: int) -> Mapping[str, Any]:
+    inner, factor = source.inner, source.inner.number("factor")
+    mscale, all_dim = inner.optional_number("mscale"), inner.optional_number("mscale_all_dim")
+    gain = _mscale(factor, mscale) / _mscale(factor, all_dim) if mscale and all_dim else _mscale(factor, 1.0)
+    return {
+        "factor": factor,
+        "original": source.original,
+        "gain": inner.optional_number("attention_factor") or gain,
+        "beta_fast": inner.number("beta_fast", **_ROTATIONS),
+        "beta_slow": inner.number("beta_slow", **_ROTATIONS),
+        "truncate": inner.flag("truncate"),
+    }
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _read_longrope(source: _Source, dim: int) -> Mapping[str, Any]:
+    """One set of divisors for all sequences: the long one if more than the trained context will be served.
+
+    transformers changes from the short to the long set when a sequence passes the trained length. Cached
+    keys cannot change, so this keeps one set, as vLLM does.
+    """
+    inner, stated, original = source.inner, source.stated, source.original
+    long, short = (inner.numbers(name, dim // 2) for name in ("long_factor", "short_factor"))
+    factor = inner.optional_number("factor") or stated / original
+    gain = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return {
+        "factor": factor,
+        "original": original,
+        "gain": inner.optional_number("attention_factor") or gain,
+        "divisors": long if min(source.max_context or stated, stated) > original else short,
+    }
+
+
+ROPE_KINDS: Mapping[str, Callable[[_Source, int], Mapping[str, Any]]] = {
+    "default": _read_default,
+    "linear": _read_linear,
+    "dynamic": _read_dynamic,
+    "llama3": _read_llama3,
+    "yarn": _read_yarn,
+    "longrope": _read_longrope,
+}
+"""The kinds that are served; each reads the fields of `RopeConfig` beyond theta and dim."""
+
+
+# --- angles -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """``frequencies``: radians per position, fp32 ``[dim / 2]``; ``config.gain``: the factor on cos and sin.
+    """Computes angles. ``frequencies``: radians per position, fp32 ``[dim / 2]``.
 
-    ``exponents``: fp32 ``[dim / 2]``, of the period of each pair. Both lie on the device that computes: angles
-    are made in every step, and a copy from the host would make it wait for the device.
+    ``exponents``: of theta, for the period of each pair, fp32 ``[dim / 2]``. Both lie on the computing
+    device, as angles are made in every step and a copy from the host would wait for the device.
     """
 
     config: RopeConfig
@@ -30,7 +240,7 @@ class Rope:
     exponents: Tensor
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cos and sin of int64 ``positions`` ``[tokens]``, each ``[tokens, dim]``, both halves alike."""
+        """Cos and sin of int64 ``positions`` ``[tokens]``, each ``[tokens, dim]``; both halves are equal."""
         stretched = self.config.kind == "dynamic"
         frequencies = self._by_length(positions) if stretched else self.frequencies
         angles = positions[:, None].float() * frequencies
@@ -38,11 +248,12 @@ class Rope:
         return (angles.cos() * self.config.gain).to(dtype), (angles.sin() * self.config.gain).to(dtype)
 
     def _by_length(self, positions: Tensor) -> Tensor:
-        """Dynamic NTK: the frequencies of a sequence that ends with each token, ``[tokens, dim / 2]``.
+        """Dynamic NTK: for each token the frequencies of a sequence that ends with it, ``[tokens, dim /
+        2]``.
 
-        That is what transformers' cached generation turns a token by when it comes alone. By its position only,
-        so that kept keys stay true; a prompt longer than the trained context transformers turns by its whole
-        length.
+        They depend on the position only, so that cached keys stay valid. transformers does the same for a
+        token that it generates with a cache; for a prompt longer than the trained context it uses the
+        prompt's length.
         """
         config = self.config
         length = (positions + 1).clamp(min=config.original).float()
@@ -52,7 +263,7 @@ class Rope:
 
 
 def make_rope(config: RopeConfig, device: torch.device) -> Rope:
-    """The frequencies of ``config``."""
+    """Compute the frequencies of ``config`` on ``device``."""
     exponents = _exponents(config)
     frequencies = _FREQUENCIES[config.kind](config, config.theta**exponents)
     return Rope(config, frequencies.to(device), exponents.to(device))
@@ -80,7 +291,7 @@ def _yarn(config: RopeConfig, periods: Tensor) -> Tensor:
 
 
 def _llama3(config: RopeConfig, periods: Tensor) -> Tensor:
-    """Frequencies that turn often in the trained context stay, seldom ones stretch, between them smoothly."""
+    """Keep high frequencies, divide low ones by the factor, and interpolate between them."""
     frequencies = 1.0 / periods
     lengths = 2 * math.pi / frequencies
     low, high = config.low_freq_factor, config.high_freq_factor
@@ -101,7 +312,7 @@ _FREQUENCIES: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
 
 
 def _ramp(config: RopeConfig) -> Tensor:
-    """How far each frequency is stretched: 0 for those that turn often in the trained context, 1 for slow."""
+    """How far each frequency is stretched, from 0 for high ones to 1 for low ones, ``[dim / 2]``."""
 
     def pair_that_turns(rotations: float) -> float:
         turns = config.original / (rotations * 2 * math.pi)

@@ -1,7 +1,7 @@
-"""Which tensors a model has: their names and shapes in a checkpoint, and where each goes in ours.
+"""The tensors of a model: their names and shapes in a checkpoint, and the decoder's tensors made of them.
 
-Projections that read the same input are fused: q, k and v into one matrix, gate and up into another.
-Knows names and shapes; reads no files.
+Projections with the same input are fused: q, k and v into one matrix, gate and up into another. Reads no
+files.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from .config import ModelConfig
+from .kv_format import KVFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A checkpoint's tensor ``name`` of ``shape``: rows ``[row, row + shape[0])`` of our tensor ``into``.
+    """A checkpoint's tensor ``name`` of ``shape``, which becomes rows ``[row, row + shape[0])`` of tensor
+    ``into``.
 
-    ``fields``: the configuration's that ask for it so. ``offset`` is added to what is stored.
+    ``fields``: the configuration's fields that decide the shape. ``offset``: added to the stored values.
     """
 
     name: str
@@ -32,10 +34,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Matrices are ``[out, in]``; biases and norms None where the model has none.
+    """One layer. Matrices are ``[out, in]``; biases and norms that the model does not have are None.
 
-    ``before_*`` norm what a sublayer reads, ``after_*`` what it adds. ``head_norm``:
-    ``[q_heads + kv_heads, head_dim]``, for queries and keys together.
+    ``before_*``: norms of a sublayer's input; ``after_*``: of its output. ``head_norm``: of queries and keys
+    together, ``[q_heads + kv_heads, head_dim]``.
     """
 
     before_attention: Tensor | None
@@ -55,7 +57,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """The whole decoder; ``head`` is ``embedding`` itself where they are tied. Both ``[vocab, hidden]``."""
+    """The whole decoder. ``embedding``, ``head``: ``[vocab, hidden]``, the same tensor if they are tied."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -78,12 +80,12 @@ def pieces_of(config: ModelConfig) -> tuple[Piece, ...]:
 
 
 def may_be_ignored(name: str, config: ModelConfig) -> bool:
-    """Tensors that nothing reads: the copy of a tied head, saved rotary frequencies."""
+    """Whether the decoder needs no tensor ``name``: the copy of a tied head, stored rotary frequencies."""
     return name.endswith(".rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight")
 
 
 def allocate(pieces: tuple[Piece, ...], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Our tensors, uninitialised, by their name in ``Piece.into``."""
+    """Uninitialised tensors for the pieces, by ``Piece.into``."""
     rows: dict[str, int] = {}
     for piece in pieces:
         rows[piece.into] = max(rows.get(piece.into, 0), piece.row + piece.shape[0])
@@ -95,7 +97,7 @@ def allocate(pieces: tuple[Piece, ...], device: torch.device, dtype: torch.dtype
 
 
 def assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> DecoderWeights:
-    """Filled tensors as the decoder reads them."""
+    """The decoder's weights from filled tensors."""
     embedding = tensors["embedding"]
     return DecoderWeights(
         embedding=embedding,
@@ -103,6 +105,26 @@ def assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> DecoderWeigh
         norm=tensors["norm"],
         head=tensors.get("head", embedding),
     )
+
+
+def fold_kv_scales(kv: KVFormat, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Divide the weights that make K and V by their scales, in place, and multiply those that read V.
+
+    The attention's factor multiplies scores by the scale of K: see `Decoder`. A norm of K would undo a
+    factor on its input, so there the scale goes into the norm's weight.
+    """
+    if (kv.key_scale, kv.value_scale) == (1.0, 1.0):
+        return
+    queries, keys = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
+    for layer in range(config.layers):
+        for name in (f"{layer}.qkv", f"{layer}.qkv_bias"):
+            if name in tensors:
+                tensors[name][queries + keys :] /= kv.value_scale
+                if config.family.qk_norm == "none":
+                    tensors[name][queries : queries + keys] /= kv.key_scale
+        if config.family.qk_norm != "none":
+            tensors[f"{layer}.k_norm"] /= kv.key_scale
+        tensors[f"{layer}.output"] *= kv.value_scale
 
 
 def _norm(config: ModelConfig, source: str, into: str) -> Piece:

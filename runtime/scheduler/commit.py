@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from ..counters import Counters
-from ..grammar.matcher import Matcher
+from ..grammar.matcher import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
 from ..link.messages import Finish, Row, TokenLogprob, Work
 from ..plan import Outcome, Plan, RowFault, Scored
 from ..sequence import Flight, Sequence, Turn
+from .policy import Policy
 from .queues import Queues
 
 
 class Committer:
     """Commits plans, in the order in which they were made."""
 
-    def __init__(self, queues: Queues, block_manager: BlockManager, counters: Counters) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        queues: Queues,
+        block_manager: BlockManager,
+        matchers: Matchers,
+        counters: Counters,
+    ) -> None:
+        self._matchers = matchers
+        self._policy = policy
         self._queues = queues
         self._block_manager = block_manager
         self._counters = counters
@@ -61,9 +71,11 @@ class Committer:
     def end(self, sequence: Sequence, now: float) -> Work | None:
         """End a turn, for any reason; the sequence keeps what is computed and is idle."""
         read = sequence.turn is not None and sequence.computed >= sequence.turn.prompt
+        if sequence.turn is not None:
+            self._matchers.drop(sequence.turn.grammar)
         work = sequence.end()
         self._block_manager.trim(sequence)
-        self._block_manager.settle(sequence)
+        self._block_manager.offload_tail(sequence)
         self._queues.rest(sequence, now)
         if read:
             self._queues.defer(sequence)
@@ -82,7 +94,7 @@ class Committer:
         None: it leaves a choice at once.
         """
         assert sequence.turn is not None
-        sequence.turn.matcher = matcher
+        sequence.turn.grammar = self._matchers.add(matcher)
         ids = self._go_on(sequence)
         return self._said(sequence, ids, now) if ids else None
 
@@ -125,23 +137,39 @@ class Committer:
         if isinstance(outcome, RowFault):
             return self.fail(sequence, outcome, now)
         prefilled, recomputed = sequence.land(flight)
-        self._counters.computed += flight.end - flight.first
+        computed = flight.end - flight.first
+        self._policy.charge(sequence, computed)
+        self._counters.computed += computed
         self._counters.prefilled += prefilled
         self._counters.recomputed += recomputed
         self._block_manager.seal(sequence)
         if not flight.samples:
             return None
-        assert outcome is not None, "a row that samples came back without a token"
-        token = outcome.token if isinstance(outcome, Scored) else outcome
-        sequence.keep(token)
-        self._counters.sampled += 1
-        logprobs = [outcome.logprob] if isinstance(outcome, Scored) else []
         assert sequence.turn is not None
-        ended = token in sequence.turn.limits.stop_ids
-        return self._said(sequence, [token, *([] if ended else self._go_on(sequence))], now, logprobs)
+        sampled, logprobs = (
+            (outcome.tokens, outcome.logprobs) if isinstance(outcome, Scored) else (outcome, [])
+        )
+        tokens = _until_end(sequence.turn, sampled)
+        assert tokens, "a row that samples came back without a token"
+        sequence.keep(tokens)
+        self._counters.sampled += len(tokens)
+        if tokens[-1] not in sequence.turn.limits.stop_ids:
+            tokens = tokens + self._go_on(sequence, tokens)
+        return self._said(sequence, tokens, now, logprobs[: len(tokens)])
 
-    def _go_on(self, sequence: Sequence) -> list[int]:
-        forced = sequence.go_on()
+    def _go_on(self, sequence: Sequence, tokens: Items[int] = ()) -> list[int]:
+        """The turn's grammar moves on by ``tokens``; append and return what must come behind them."""
+        turn = sequence.turn
+        assert turn is not None
+        if turn.grammar is None:
+            return []
+        matcher = self._matchers[turn.grammar]
+        for token in tokens:
+            matcher.take(token)
+        if not turn.goes_on:
+            return []
+        forced = matcher.go_on(turn.allowed - turn.sampled)
+        sequence.force(forced)
         self._counters.forced += len(forced)
         return forced
 
@@ -153,7 +181,7 @@ class Committer:
         assert turn is not None
         turn.untold += tokens
         turn.scores += logprobs
-        finish = _finish(turn, tokens[-1])
+        finish = self._finish(turn, tokens[-1])
         if finish is None and len(turn.untold) < turn.limits.gather:
             return None
         told, scores, turn.untold, turn.scores = turn.untold, turn.scores, [], []
@@ -161,10 +189,18 @@ class Committer:
         length = len(sequence.tokens)
         return Row(sequence.id, sequence.epoch, told, length, finish, work, logprobs=scores or None)
 
+    def _finish(self, turn: Turn, token: int) -> Finish | None:
+        if token in turn.limits.stop_ids:
+            return Finish.STOP
+        if turn.grammar is not None and self._matchers[turn.grammar].complete:
+            return Finish.STOP
+        return turn.exhausted if turn.sampled >= turn.allowed else None
 
-def _finish(turn: Turn, token: int) -> Finish | None:
-    if token in turn.limits.stop_ids or (turn.matcher is not None and turn.matcher.complete):
-        return Finish.STOP
-    if turn.sampled < turn.allowed:
-        return None
-    return turn.exhausted
+
+def _until_end(turn: Turn, tokens: list[int]) -> list[int]:
+    """Of the tokens of one draw those that the turn may have: up to a stop id, or to the last allowed one."""
+    if len(tokens) < 2:
+        return tokens
+    allowed = tokens[: turn.allowed - turn.sampled]
+    end = next((at for at, token in enumerate(allowed, 1) if token in turn.limits.stop_ids), len(allowed))
+    return allowed[:end]

@@ -64,6 +64,7 @@ class Planner:
     def plan(self, now: float) -> Plan | None:
         """The next step; None if nothing can be computed before a commit or a verb."""
         queues = self._queues
+        queues.arrange()
         self._bring_up(now)
         self._preemption.admit()
         suspect = next((sequence for sequence in queues.running.values() if sequence.isolated), None)
@@ -118,7 +119,7 @@ class Planner:
         adopted = self._block_manager.adopt(sequence)
         self._counters.adopted += adopted
         sequence.found(adopted)
-        keys = self._block_manager.residency.below(sequence)
+        keys = self._block_manager.residency.locate(sequence).in_host()
         if not keys:
             return True
         if len(keys) > self._pool.available:
@@ -224,7 +225,9 @@ class Planner:
         else:
             tokens = sequence.tokens.span(first, end)
         sampling = turn.sampling if turn is not None and samples else None
-        past = sequence.tokens.view(end - 1) if sampling is not None and sampling.reads_past else None
+        past = None
+        if sampling is not None and sampling.reads_past:
+            past = sequence.tokens.view(end - 1).copy()
         forbidden = turn.forbidden(sequence.pending_samples) if turn is not None and samples else ()
         sequence.advance(Flight(draft.step, len(draft.rows), first, end, samples))
         return PlanRow(
@@ -233,11 +236,11 @@ class Planner:
             first=first,
             count=end - first,
             tokens=tokens,
-            table=sequence.table.view[: self._block_manager.blocks_for(end)],
+            table=sequence.table.view[: self._block_manager.blocks_for(end)].copy(),
             sampling=sampling,
             fed_by=fed_by,
             past=past,
             output_from=turn.output_from if turn is not None else 0,
             forbidden=forbidden,
-            matcher=turn.matcher if turn is not None and samples else None,
+            grammar=turn.grammar if turn is not None and samples else None,
         )

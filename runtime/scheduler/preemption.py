@@ -21,6 +21,7 @@ from ..counters import Counters
 from ..kv_placement.block_manager import BlockManager
 from ..sequence import Sequence
 from ..settings import SchedulerSettings
+from .policy import Policy
 from .queues import Queues
 
 
@@ -36,8 +37,14 @@ class Preemption:
     """Admits turns, and makes room in the pool at the cost of the right sequence."""
 
     def __init__(
-        self, settings: SchedulerSettings, queues: Queues, block_manager: BlockManager, counters: Counters
+        self,
+        settings: SchedulerSettings,
+        policy: Policy,
+        queues: Queues,
+        block_manager: BlockManager,
+        counters: Counters,
     ) -> None:
+        self._policy = policy
         self._settings = settings
         self._queues = queues
         self._block_manager = block_manager
@@ -134,7 +141,7 @@ class Preemption:
     def _idle(self, blocks: int, now: float) -> Iterator[_Victim]:
         """Idle holders in the order of taking; each is taken, or keeps what it may, before the next comes."""
         while self._queues.idle_eviction:
-            yield from self._ends(blocks, iter([self._queues.idle_eviction.longest(now)]))
+            yield from self._ends(blocks, iter([self._policy.idle_victim(self._queues.idle_eviction, now)]))
         leased = sorted(self._queues.leased.values(), key=_return, reverse=True)
         size = self._block_manager.block_tokens  # what is only being written beyond it goes with the rest
         beyond = [holder for holder in leased if holder.computed > _covered(holder) * size]

@@ -40,7 +40,7 @@ from ..errors import (
     SequenceExists,
     SettingsInvalid,
 )
-from ..grammar.matcher import Compiler
+from ..grammar.matcher import Compiler, Matchers
 from ..grammar.queue import GrammarQueue
 from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.costs import CostBook
@@ -72,6 +72,7 @@ from ..tokens import TokenList, checked_tokens
 from .commit import Committer
 from .pending_moves import PendingMoves
 from .planner import Planner
+from .policy import policy_named
 from .preemption import Preemption
 from .prefill_budget import PrefillBudget
 from .queues import Queues
@@ -92,9 +93,10 @@ class Scheduler:
         disk: keeps records of ``tier`` below it.
         costs: of restoring and computing, as measured; without any all is restored.
         compiler: of grammars; without one they are refused.
+        matchers: where matchers go, and the runner finds them.
 
     Raises:
-        SettingsInvalid: pool or hasher are made for other numbers.
+        SettingsInvalid: pool or hasher are made for other numbers, or there is no such policy.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Scheduler:
         disk: DiskTier | None = None,
         costs: CostBook | None = None,
         compiler: Compiler | None = None,
+        matchers: Matchers | None = None,
     ) -> None:
         if pool.blocks != settings.blocks or hasher.block_tokens != settings.block_tokens:
             raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
@@ -114,19 +117,20 @@ class Scheduler:
         self.pool = pool
         self.tier = tier
         self.counters = Counters()
-        self._queues = queues = Queues()
-        self._transfers = Transfers(
-            tier, settings.block_tokens, disk, beside=costs is not None and costs.beside
-        )
+        policy = policy_named(settings.policy, settings.patience)
+        self._queues = queues = Queues(policy, self.counters)
+        self._matchers = Matchers() if matchers is None else matchers
+        beside = costs is not None and costs.beside
+        self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside=beside)
         self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers)
-        preemption = Preemption(settings, queues, blocks, self.counters)
+        preemption = Preemption(settings, policy, queues, blocks, self.counters)
         self._prefill_budget = PrefillBudget(settings.idle_stretch)
         self._planner = Planner(settings, queues, blocks, preemption, self._prefill_budget, self.counters)
         self._restore = Restore(queues, blocks, preemption, self.counters, disk, costs)
         self.offload = Offload(blocks, disk, self._restore)
         self._leases = Leases(settings, queues, blocks, self.offload)
         self._pending_moves = PendingMoves(queues, blocks, self.offload)
-        self._committer = Committer(queues, blocks, self.counters)
+        self._committer = Committer(policy, queues, blocks, self._matchers, self.counters)
         self._grammar_queue = GrammarQueue(compiler, queues)
         self._rows: list[Row] = []  # of turns that went on or ended without a step
 
@@ -138,7 +142,6 @@ class Scheduler:
         Raises:
             VerbRefused: nothing has changed.
         """
-        self._set_clock(now)
         match verb:
             case Open():
                 return VerbReply(verb.request, self._open(verb, now))
@@ -174,7 +177,7 @@ class Scheduler:
         sequence = Sequence(verb.seq, root, TokenList(tokens), isolated=verb.isolated)
         self._find_prefix(sequence)
         self._queues.touch(sequence, now)
-        self._restore.stage(sequence)
+        self._restore.stage(sequence, now)
         return sequence.state
 
     def _extend(self, verb: Extend, now: float) -> SequenceState:
@@ -185,7 +188,7 @@ class Scheduler:
         sequence.extend(tokens)
         sequence.turn_expected = verb.turn_expected
         self._queues.touch(sequence, now)
-        self._restore.stage(sequence)
+        self._restore.stage(sequence, now)
         return sequence.state
 
     def _truncate(self, verb: Truncate, now: float) -> SequenceState:
@@ -214,13 +217,13 @@ class Scheduler:
             sequence.extend(tokens)
         if opening is not None and opening.parent is None:
             self._find_prefix(sequence)
-            self._restore.stage(sequence)
+            self._restore.stage(sequence, now)
         if sequence.planned == sequence.total:  # after a truncation; its last token's logits are wanted
             self._block_manager.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
         state = sequence.state
         if verb.sampling.grammar is None:
-            self._restore.line_up(sequence)
+            self._restore.line_up(sequence, now)
         else:
             self._grammar_queue.begin(sequence, verb.sampling.grammar, now)
             self._take_matchers(now)
@@ -254,6 +257,8 @@ class Scheduler:
         self._block_manager.surrender(sequence, keep=verb.keep_kv)
         if verb.keep_kv:
             self.offload.retire(sequence)
+        if sequence.turn is not None:
+            self._matchers.drop(sequence.turn.grammar)
         self._queues.close(sequence, now)
         return VerbReply(verb.request)
 
@@ -269,7 +274,7 @@ class Scheduler:
         move = self._pending_moves.of_stage(verb.request, sequence, now)  # before any of it comes at once
         sequence.needs_lookup = True
         self._queues.touch(sequence, now)
-        self._restore.stage(sequence)
+        self._restore.stage(sequence, now)
         if not verb.wait:
             return VerbReply(verb.request, sequence.state)
         self._pending_moves.follow(move)
@@ -278,7 +283,7 @@ class Scheduler:
     def _settle(self, verb: Settle, now: float) -> VerbReply | None:
         """Send an idle sequence's KV down from the device, as far as possible to disk if that is asked for."""
         sequence = self._idle(verb.seq)
-        self._block_manager.settle(sequence)
+        self._block_manager.offload_tail(sequence)
         if not verb.disk:
             self._block_manager.lower(sequence)
         self._block_manager.surrender(sequence)
@@ -294,7 +299,6 @@ class Scheduler:
 
     def tick(self, now: float) -> None:
         """Do what is due: answers of the disk, leases that end, KV that is expected back, grammars."""
-        self._set_clock(now)
         self._leases.tick(now)
         self.offload.tick(now)
         self._take_matchers(now)
@@ -326,7 +330,7 @@ class Scheduler:
         Not ``moved``: it failed as a whole. Returns a row for each turn that has tokens to tell, or ended.
         """
         rows = self._committer.commit(plan, outcomes, now, moved=moved)
-        self._rest()
+        self._rest(now)
         return rows
 
     def revoke(self, plans: Iterable[Plan], now: float) -> list[int]:
@@ -350,7 +354,7 @@ class Scheduler:
         """Seconds until `tick` has something to do if nothing else happens; None: never."""
         pending_moves = POLL_SECONDS if self._pending_moves.busy else None
         grammars = self._grammar_queue.due() if not self._rows else 0.0
-        dues = (self.offload.due(), self._leases.due(now), pending_moves, grammars)
+        dues = (self.offload.due(now), self._leases.due(now), pending_moves, grammars)
         return min((due for due in dues if due is not None), default=None)
 
     # --- what is here -----------------------------------------------------------------------------------
@@ -392,9 +396,6 @@ class Scheduler:
 
     # --- parts of verbs ---------------------------------------------------------------------------------
 
-    def _set_clock(self, now: float) -> None:
-        self.offload.now = now
-
     def _begin(self, seq: int, opening: Opening, now: float) -> Sequence:
         """A new sequence as ``opening`` describes it."""
         if opening.parent is not None:
@@ -427,14 +428,14 @@ class Scheduler:
     def _halt(self, sequence: Sequence, now: float) -> None:
         if sequence.turn is not None:
             self._committer.end(sequence, now)
-            self._rest()
+            self._rest(now)
         sequence.epoch += 1
 
-    def _rest(self) -> None:
+    def _rest(self, now: float) -> None:
         """Turns have ended: leases cover what the sequences are now, and in a while their KV goes to disk."""
         for sequence in self._committer.ended():
             self._leases.cover(sequence)
-            self.offload.rest(sequence)
+            self.offload.rest(sequence, now)
 
     def _take_matchers(self, now: float) -> None:
         """Turns with grammars that are compiled run, after what the grammar begins with; others end."""
@@ -448,8 +449,8 @@ class Scheduler:
                 self._rows.append(row)
             if sequence.turn is not None:
                 del self._queues.compiling[sequence.id]
-                self._restore.line_up(sequence)
-        self._rest()
+                self._restore.line_up(sequence, now)
+        self._rest(now)
 
     # --- checks -----------------------------------------------------------------------------------------
 

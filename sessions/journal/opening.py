@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from ..errors import StorageUnavailable, StoreForeign, StoreNewer, StoreUnusable
+from ..errors import StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
 from .folder import FOLDER, IDENTITY, Disk, Identity, read_identity
 from .legacy import FILE, migrate
@@ -110,19 +110,13 @@ def _begun(folder: Path, model: bytes, settings: JournalSettings) -> JournalStor
     if known is not None and known.model != model:
         known = None  # of another model's journal, which was here once
     store = JournalStore.open(folder, model, settings, known=None if known is None else known.header())
-    try:
+    with store.closed_on_failure():
         for line in [*store.logs.vanished, *_left(folder)]:
             store.mismatches.append(line)
         if line := unreadable or store.mismatch(known):
             store.mismatches.append(f"{folder}: {line}")
             log.warning("%s", store.mismatches[-1])
         store.begin(max(store.generation, 0 if known is None else known.generation) + 1)
-    except StorageUnavailable as fault:
-        store.close()
-        raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
-    except BaseException:
-        store.close()
-        raise
     return store
 
 

@@ -304,7 +304,7 @@ class Sessions:
         """Whether operations of other sessions follow on this one's."""
         return bool(self.forks.get(number))
 
-    def family(self, number: int) -> list[int]:
+    def fork_tree(self, number: int) -> list[int]:
         """All that were forked from one another with this session among them; forgotten ones not."""
         while (state := self.states.get(number)) is not None and state.origin is not None:
             number = state.origin[0]

@@ -11,8 +11,8 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -121,17 +121,23 @@ class JournalStore:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
         store = cls(folder, settings, logs)
         store._writes = write
-        try:
+        with store.closed_on_failure():
             store._load(parts)
             if write and logs.made:
                 logs.active = logs.begin()
-        except StorageUnavailable as fault:
-            store.close()
-            raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
-        except BaseException:
-            store.close()
-            raise
         return store
+
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Close the store if the block raises. Turns ``StorageUnavailable`` into ``StoreUnusable``."""
+        try:
+            yield
+        except StorageUnavailable as fault:
+            self.close()
+            raise StoreUnusable(f"the store {self.folder} cannot be opened: {fault.message}") from None
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the files."""
@@ -473,12 +479,12 @@ class JournalStore:
         ring: Keyring = self._read(number, Kind.KEYRING, 0, state.ring, Keyring, number)
         return StoredSession(number, record, ring, self._operations(state), state.count)
 
-    def family(self, number: int) -> list[tuple[int, SessionRecord]]:
+    def fork_tree(self, number: int) -> list[tuple[int, SessionRecord]]:
         """The sessions that this one was forked from, and all that were forked from those, but for such as
         were forgotten, and relatives whose record is damaged. Raises ``RecordDamaged``, ``StorageUnavailable``.
         """
         found = [(number, self._record(number))]
-        for one in self.sessions.family(number):
+        for one in self.sessions.fork_tree(number):
             if one != number:
                 with suppress(RecordDamaged):
                     found.append((one, self._record(one)))

@@ -289,6 +289,6 @@ async def test_choices_share_the_prompt_and_are_what_their_seeds_say_alone(pocke
 
 def test_the_pocket_model_is_greedy_by_default(pocket: LoadedModel) -> None:
     from holdfast.runtime.link.messages import SamplingDefaults
-    from holdfast.runtime.model.defaults import read_defaults
+    from holdfast.runtime.model.config import read_defaults
 
     assert read_defaults(Path(pocket.folder)) == SamplingDefaults()

@@ -15,8 +15,8 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Chat, Client, ServerError, SessionLost, branches
 from holdfast.sdk.connection import Connection
-from holdfast.sdk.frames.client import ClientEvent
-from holdfast.sdk.frames.verbs import SessionFork, SessionTree, SessionTreeListed
+from holdfast.sdk.frames.client import ClientEvent, SessionFork, SessionTree
+from holdfast.sdk.frames.server import SessionTreeListed
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings, JournalShare, SessionSettings, TenantLimits

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.errors import EngineGone, VerbRefused
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import Limits, Sampling
+from holdfast.runtime.link.messages import Sampling, TokenLimits
 from holdfast.sessions.engine_copy import MOVES, CopyState, EngineCopy, IllegalMove
 from holdfast.sessions.token_ids import NONE, Ids, ids_of
 
@@ -71,7 +71,7 @@ class Play:
         if self.generation is not None:
             await self.stop()
         self.prompt, self.read = self.tokens(), []
-        limits = Limits(self.random.randint(1, 5))
+        limits = TokenLimits(self.random.randint(1, 5))
         self.generation = await self.copy.begin(self.prompt, Sampling(), limits)
         self.tampered = False
 
@@ -134,7 +134,7 @@ class Play:
         await self.wait()
         self.link.cut_off = {"begin", "generate", "open", "truncate"}
         self.link.stuck.clear()
-        task = asyncio.create_task(self.copy.begin(self.tokens(), Sampling(), Limits(1)))
+        task = asyncio.create_task(self.copy.begin(self.tokens(), Sampling(), TokenLimits(1)))
         await self.link.stuck.wait()
         task.cancel()
         await asyncio.wait([task])

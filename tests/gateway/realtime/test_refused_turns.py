@@ -15,9 +15,8 @@ from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sdk import Chat, Client, ServerError
 from holdfast.sdk.frames import codec
-from holdfast.sdk.frames.client import ResponseCreate
+from holdfast.sdk.frames.client import ResponseCreate, ResponseSteer
 from holdfast.sdk.frames.items import AnyItem, FunctionCallOutputItem, MessageItem
-from holdfast.sdk.frames.verbs import ResponseSteer
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings, SessionSettings, TenantLimits

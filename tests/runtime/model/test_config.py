@@ -12,11 +12,9 @@ import torch
 from transformers import CONFIG_MAPPING, Qwen3Config
 
 from holdfast.runtime.errors import ConfigInvalid, ModelUnreadable, SettingsInvalid, UnsupportedArchitecture
-from holdfast.runtime.model.config import Biases, ModelConfig, Scales, read_config
+from holdfast.runtime.model.config import Biases, LayerKind, ModelConfig, Scales, read_config
 from holdfast.runtime.model.families import FAMILIES, NEUTRAL, Family
-from holdfast.runtime.model.layer_kinds import LayerKind
-from holdfast.runtime.model.rope import make_rope
-from holdfast.runtime.model.rope_settings import RopeConfig
+from holdfast.runtime.model.rope import RopeConfig, make_rope
 
 LLAMA, PHI3, GEMMA3, GRANITE, MISTRAL = (
     {"architectures": [f"{name}ForCausalLM"], "head_dim": ...}

@@ -228,7 +228,7 @@ def test_input_is_computed_as_it_comes_and_few_tokens_of_others_wait() -> None:
         assert plan is not None
         took = BASE + TOKEN * sum(max(FEW, row.count) for row in plan.rows if row.seq == 9)
         scheduler.took(plan, took)
-        scheduler.commit(plan, [None if row.sampling is None else 1 for row in plan.rows], 0.0)
+        scheduler.commit(plan, [[] if row.sampling is None else [1] for row in plan.rows], 0.0)
         now += took
         seconds.append(took)
     left = arrived - scheduler.state(9).computed
@@ -254,5 +254,5 @@ def test_a_step_without_turns_ends_sooner_where_one_could_begin(others: bool) ->
         assert plan is not None
         counts.append(plan.tokens)
         scheduler.took(plan, TOKEN * plan.tokens)
-        scheduler.commit(plan, [None] * len(plan.rows), 0.0)
+        scheduler.commit(plan, [[] for _ in plan.rows], 0.0)
     assert counts == [400, pytest.approx((SOON if others else SOON_ENOUGH) / TOKEN, abs=1)]

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.runtime.errors import ConfigInvalid, SamplingInvalid
 from holdfast.runtime.link.messages import Sampling, SamplingDefaults, TokenLimits
-from holdfast.runtime.model.defaults import read_defaults
+from holdfast.runtime.model.config import read_defaults
 from holdfast.runtime.scheduler.sampling_limits import check_sampling
 
 VOCAB = 10

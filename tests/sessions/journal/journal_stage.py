@@ -1,4 +1,4 @@
-"""The stage of the journal's tests: a store in memory-backed files, and a book of sessions on it."""
+"""The stage of the journal's tests: a store in memory-backed files, and a registry of sessions on it."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def record_of(number: int) -> SessionRecord:
 
 
 @asynccontextmanager
-async def book_in(path: Path, link: ScriptedLink, **changes: object) -> AsyncIterator[SessionRegistry]:
-    """A book on the store; at the end everything is closed as by a server that leaves."""
+async def registry_in(path: Path, link: ScriptedLink, **changes: object) -> AsyncIterator[SessionRegistry]:
+    """A registry on the store; at the end everything is closed as by a server that leaves."""
     journal = await Journal.open(path, MODEL, replace(SMALL, **changes))
-    book = SessionRegistry(link, LANGUAGE, journal=journal)
+    registry = SessionRegistry(link, LANGUAGE, journal=journal)
     try:
-        yield book
+        yield registry
     finally:
-        await book.aclose()
+        await registry.aclose()
         await journal.aclose()

@@ -24,7 +24,7 @@ from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened
 
 from ..session_stage import ask, reciting, run
-from .journal_stage import MODEL, SMALL, birth, book_in, folder, record_of, store_in
+from .journal_stage import MODEL, SMALL, birth, folder, record_of, registry_in, store_in
 from .test_migration import STORES, kept, said, wanted
 
 COUNT = 5
@@ -281,8 +281,8 @@ def test_a_store_of_before_is_not_touched_until_a_server_has_moved_it() -> None:
 @run
 async def test_a_repaired_session_goes_on_where_no_reply_ran() -> None:
     with folder() as path:
-        async with book_in(path, reciting("One.", "Two.", "Three.")) as book:
-            session = book.create()
+        async with registry_in(path, reciting("One.", "Two.", "Three.")) as registry:
+            session = registry.create()
             for text in ("a", "b", "c"):
                 await ask(session, text)
             ticket = session.log.sync()
@@ -294,14 +294,14 @@ async def test_a_repaired_session_goes_on_where_no_reply_ran() -> None:
         store.close()
         strike(path, number, Kind.OPERATION, count - 1)
         assert "cut back" in "".join(admin.repair(path))
-        async with book_in(path, reciting("Now.")) as book:
-            found = await book.resume(handle, b"")
+        async with registry_in(path, reciting("Now.")) as registry:
+            found = await registry.resume(handle, b"")
             assert isinstance(found, Reopened)
             texts = [item.text for item in found.session.history.items()]
             assert texts[:4] == ["a", "One.", "b", "Two."] and "Three." not in texts
             assert (await ask(found.session, "d")).items[0].text == "Now."
             with pytest.raises(HandleUnknown):
-                await book.resume("nobody's", b"")
+                await registry.resume("nobody's", b"")
 
 
 @pytest.mark.parametrize("then", ["start", "repair"])

@@ -31,7 +31,7 @@ from holdfast.sessions.registry import Reopened
 
 from ..session_stage import ask, reciting, run
 from .bad_disks import PAGE, BadDisk, Crash, cut, flipped, killed, swapped, zeroed
-from .journal_stage import MODEL, SMALL, birth, book_in, folder, record_of, store_in
+from .journal_stage import MODEL, SMALL, birth, folder, record_of, registry_in, store_in
 
 Damage = Callable[[bytearray, Random], None]
 SESSIONS = 24
@@ -271,7 +271,7 @@ def test_damage_to_what_forks_share_costs_them_too_and_only_them() -> None:
                 assert said(store, 2) == ["0", "1", "own"]
 
 
-def test_a_relative_that_is_damaged_is_left_out_of_the_family() -> None:
+def test_a_damaged_session_is_left_out_of_the_fork_tree() -> None:
     with folder() as path:
         with store_in(path) as store:
             store.write(birth(1))
@@ -285,9 +285,9 @@ def test_a_relative_that_is_damaged_is_left_out_of_the_family() -> None:
         log.write_bytes(data)
         with store_in(path) as store:
             for number in (1, 3):
-                assert [one for one, _ in store.family(number)] == [1, 3]
+                assert [one for one, _ in store.fork_tree(number)] == [1, 3]
             with pytest.raises(RecordDamaged):
-                store.family(2)
+                store.fork_tree(2)
 
 
 def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
@@ -349,8 +349,8 @@ def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothin
 @run
 async def test_two_hundred_damaged_resumes_cost_the_whole_sessions_nothing() -> None:
     with folder() as path:
-        async with book_in(path, reciting("Fine.", "Fine.", "Fine.")) as book:
-            bad, good = book.create(), book.create()
+        async with registry_in(path, reciting("Fine.", "Fine.", "Fine.")) as registry:
+            bad, good = registry.create(), registry.create()
             await ask(bad, "hello")
             await ask(good, "hello")
             handles = [await left(session) for session in (bad, good)]
@@ -363,16 +363,16 @@ async def test_two_hundred_damaged_resumes_cost_the_whole_sessions_nothing() -> 
         data[offset_of(place) + 50] ^= 1
         log.write_bytes(data)
         before = len(os.listdir("/proc/self/fd"))
-        async with book_in(path, reciting("Still fine.")) as book:
+        async with registry_in(path, reciting("Still fine.")) as registry:
             for _ in range(200):
                 with pytest.raises(RecordDamaged):
-                    await book.resume(handles[0], b"")
-            found = await book.resume(handles[1], b"")
+                    await registry.resume(handles[0], b"")
+            found = await registry.resume(handles[1], b"")
             assert isinstance(found, Reopened)
             assert (await ask(found.session, "hello")).items[0].text == "Still fine."
-            assert (await book.journal.statistics())["journal_damaged"] == 1
+            assert (await registry.journal.statistics())["journal_damaged"] == 1
             with pytest.raises(HandleUnknown):
-                await book.resume("another", b"")
+                await registry.resume("another", b"")
         assert len(os.listdir("/proc/self/fd")) == before
 
 

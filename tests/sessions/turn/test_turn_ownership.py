@@ -22,7 +22,7 @@ from holdfast.sessions.turn import response as response_module
 from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 
-from ..journal.journal_stage import book_in, folder
+from ..journal.journal_stage import folder, registry_in
 from ..session_stage import NAME, ask, reciting, run, say, session_on
 from ..text.chat_languages import ours
 
@@ -72,7 +72,7 @@ BEFORE_A_TURN = {
     "form": lambda session: (session_module, "request_form"),
     "response": lambda session: (session_module, "TurnResponse"),
     "waits": lambda session: (session._waits, "returns"),
-    "foresight": lambda session: (session._return_hints, "known"),
+    "return_hints": lambda session: (session._return_hints, "cancel"),
     "tenant": lambda session: (session._tenant, "began"),
     "journal": lambda session: (session.log, "append"),
 }
@@ -201,15 +201,15 @@ async def test_a_response_that_was_never_read_is_ended_with_its_session() -> Non
 async def test_a_reply_that_cannot_go_on_is_refused_and_its_session_lives() -> None:
     """A session from the journal whose reply was interrupted, where its grammar cannot be written any more."""
     with folder() as path:
-        async with book_in(path, reciting("Hello")) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, reciting("Hello")) as registry:
+            session = registry.create(owner=b"me")
             say(session, "Hi")
             response = session.respond(TurnRequest.checked())
             await anext(response)
             handle = session.handles.current
-            await book.close(session.id, interrupt=True)
-        async with book_in(path, reciting("Fine")) as book:
-            found = await book.resume(handle, b"me")
+            await registry.close(session.id, interrupt=True)
+        async with registry_in(path, reciting("Fine")) as registry:
+            found = await registry.resume(handle, b"me")
             assert isinstance(found, Reopened) and found.replayed.last is not None
             session = found.session
             with pytest.MonkeyPatch.context() as monkeypatch:
@@ -219,16 +219,16 @@ async def test_a_reply_that_cannot_go_on_is_refused_and_its_session_lives() -> N
             assert not session.history.busy
             assert (await ask(session, "Now?")).status is ReplyStatus.COMPLETED
             handle = session.handles.current
-            await book.close(session.id)
-            again = await book.resume(handle, b"me")  # and so the journal tells it
+            await registry.close(session.id)
+            again = await registry.resume(handle, b"me")  # and so the journal tells it
             assert isinstance(again, Reopened) and not again.session.history.busy
 
 
 @run
 async def test_a_turn_that_the_journal_refused_is_not_in_the_journal() -> None:
     with folder() as path:
-        async with book_in(path, reciting("Hello", "Fine")) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, reciting("Hello", "Fine")) as registry:
+            session = registry.create(owner=b"me")
             say(session, "Hi")
             for kind in (Begun, Ended):
                 with pytest.MonkeyPatch.context() as monkeypatch:
@@ -239,8 +239,8 @@ async def test_a_turn_that_the_journal_refused_is_not_in_the_journal() -> None:
                 assert not session.history.busy
             handle = session.handles.current
             assert [item.text for item in session.history.items()] == ["Hi"]
-            await book.close(session.id)
-            found = await book.resume(handle, b"me")
+            await registry.close(session.id)
+            found = await registry.resume(handle, b"me")
             assert isinstance(found, Reopened)
             assert [item.text for item in found.session.history.items()] == ["Hi"]
             assert (await ask(found.session, "Now?")).status is ReplyStatus.COMPLETED
@@ -249,16 +249,16 @@ async def test_a_turn_that_the_journal_refused_is_not_in_the_journal() -> None:
 @run
 async def test_a_fork_that_fails_leaves_no_session_that_nobody_has() -> None:
     with folder() as path:
-        async with book_in(path, reciting("Hello")) as book:
-            session = book.create(owner=b"me")
+        async with registry_in(path, reciting("Hello")) as registry:
+            session = registry.create(owner=b"me")
             await ask(session, "Hi")
             for planted in ("lend", "heir", "branch"):
                 with pytest.MonkeyPatch.context() as monkeypatch:
                     plant(monkeypatch, session, planted)
                     with pytest.raises(Planted):
-                        await book.fork(session.id, [b"", b""])
+                        await registry.fork(session.id, [b"", b""])
             await session.log.sync()
-            assert book.statistics()["sessions"] == 1
-            assert book._tenants[b""].sessions == 1
-            assert len(await book.family(session.id)) == 1
-            assert len(await book.fork(session.id, [b"", b""])) == 2
+            assert registry.statistics()["sessions"] == 1
+            assert registry._tenants[b""].sessions == 1
+            assert len(await registry.fork_tree(session.id)) == 1
+            assert len(await registry.fork(session.id, [b"", b""])) == 2

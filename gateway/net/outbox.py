@@ -29,7 +29,7 @@ class OutboxStatistics:
     sent: int
 
 
-class Sink(Protocol):
+class FrameSink(Protocol):
     """Where a session's frames go: an outbox, or a line into one."""
 
     def post(self, frames: Iterable[bytes], *, patient: bool = False) -> None:

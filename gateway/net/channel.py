@@ -19,7 +19,7 @@ from anyio import (
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ..net.listener import BURST, DROP
+from .listener import BURST, DROP
 
 
 class ChannelClosed(Exception):
