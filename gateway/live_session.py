@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ..sessions.errors import StorageUnavailable
 from ..sessions.session import Session
 from ..sessions.turn.events import EndReason, ReplyEvent
-from ..sessions.turn.response import Response
+from ..sessions.turn.response import TurnResponse
 from .errors import INTERNAL, wire_error
 
 log = logging.getLogger(__name__)
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 class SessionFace(Protocol):
     """One session's side of a protocol. `LiveSession` and `LiveSessions` call these methods."""
 
-    async def tell(self, response: Response, event: ReplyEvent) -> None:
+    async def tell(self, response: TurnResponse, event: ReplyEvent) -> None:
         """Pass on one event of a running turn. Returns when the client can take more."""
 
-    def ended(self, response: Response, error: Exception | None) -> None:
+    def ended(self, response: TurnResponse, error: Exception | None) -> None:
         """A turn is over. ``error``: the reading of it raised this, so its last event may be missing."""
 
     def detach(self) -> None:
@@ -64,7 +64,7 @@ class LiveSession:
         self.face = face
         self.resumable = False
         self.draining = False
-        self._running: dict[str, Response] = {}
+        self._running: dict[str, TurnResponse] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -78,7 +78,7 @@ class LiveSession:
         return self.session.id
 
     @property
-    def running(self) -> tuple[Response, ...]:
+    def running(self) -> tuple[TurnResponse, ...]:
         """The turns that run."""
         return tuple(self._running.values())
 
@@ -115,7 +115,7 @@ class LiveSession:
 
     # --- turns ----------------------------------------------------------------------------------------------
 
-    def run(self, response: Response) -> None:
+    def run(self, response: TurnResponse) -> None:
         """Read a turn to its end in a task of its own, and tell the face what it tells."""
         task = asyncio.create_task(self._read(response), name=response.id)
         self._running[response.id] = response
@@ -141,7 +141,7 @@ class LiveSession:
         """Wait until no turn runs."""
         await self._idle.wait()
 
-    async def _read(self, response: Response) -> None:
+    async def _read(self, response: TurnResponse) -> None:
         try:
             async with response:
                 async for event in response:

@@ -22,14 +22,14 @@ from .placement import Placement
 from .return_hints import ReturnHints, Waits
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant
-from .text.eager_prefill import Arrival, EagerPrefill
+from .text.eager_prefill import EagerPrefill, PrefilledInput
 from .text.language import Language
 from .text.renderer import Renderer
 from .tree import TurnNode
 from .turn.branch import Branch
 from .turn.events import ReplyEvent
 from .turn.request import TurnRequest
-from .turn.response import Response
+from .turn.response import TurnResponse
 from .turn.turn_grammar import TurnGrammar
 
 
@@ -67,7 +67,7 @@ class Session:
         self._sequence = sequence or EngineCopy(link, salt, reopened=reopened)
         self._turn_grammar = TurnGrammar(language)
         now = now or datetime.now().astimezone()
-        renderer = Renderer(language.tokenizer, now, language.settled, language.report.rules)
+        renderer = Renderer(language.tokenizer, now, language.prefix_rule, language.report.rules)
         self._tenant = tenant or Tenant(TenantLimits())
         slot = self._tenant.slot
         self._branch = Branch(self.history, renderer, language, link, self._sequence, settings, slot)
@@ -76,7 +76,7 @@ class Session:
         self._return_hints = ReturnHints(self.history, self._sequence)
         seconds = settings.recovery_seconds
         self.placement = Placement(link, self.history, self._sequence, seconds, self._leaves)
-        self._responses: list[Response] = []
+        self._responses: list[TurnResponse] = []
         self._closed = False
 
     def check_turns(self) -> None:
@@ -90,7 +90,7 @@ class Session:
         note: bytes = b"",
         *,
         whole_calls: bool = False,
-    ) -> Response:
+    ) -> TurnResponse:
         """Begin a turn: what it puts before the model is settled now, its events are read from the
         response. ``note`` is kept with it in the journal. ``whole_calls``: nobody wants arguments as they come.
 
@@ -106,7 +106,7 @@ class Session:
             placed = self.history.place(request)
             if placed.turn is not None:
                 undo.callback(self.history.abort_turn, placed.turn)
-            response = Response(
+            response = TurnResponse(
                 self._branch, bound, placed, response_id, ended=self._ended, whole_calls=whole_calls
             )
             undo.callback(response.withdraw)
@@ -118,13 +118,13 @@ class Session:
             undo.pop_all()
         return response
 
-    def go_on(self, past: Past) -> Response:
+    def go_on(self, past: Past) -> TurnResponse:
         """The response that was interrupted: it tells what it had told, and goes on from there.
 
         Where it cannot it is refused for good, and raises why: the conversation is free for the next turn.
         """
         try:
-            response = Response(
+            response = TurnResponse(
                 self._branch,
                 self._bound(past.request, past.placed.script.preamble.tools),
                 past.placed,
@@ -154,7 +154,7 @@ class Session:
             await response.cancel()
         return bool(writers)
 
-    def cut(self, item_id: str, end: int) -> Response | None:
+    def cut(self, item_id: str, end: int) -> TurnResponse | None:
         """End a message of the model after ``end`` characters, as far as it was heard.
 
         Where it is still being said gives the response, for the caller to cancel: it is cut when that is over.
@@ -195,7 +195,7 @@ class Session:
         """A sequence for a session that is forked off: `lend` gives it what it shares."""
         return self._sequence.child()
 
-    def saying(self, item_id: str) -> Response | None:
+    def saying(self, item_id: str) -> TurnResponse | None:
         """The response that runs and has begun this message of the conversation."""
         return next((response for response in self._live() if response.says(item_id)), None)
 
@@ -217,9 +217,9 @@ class Session:
         if not self._closed:
             self._eager_prefill.expect(item)
 
-    async def arrival(self) -> Arrival:
+    async def prefilled_input(self) -> PrefilledInput:
         """How much of the history's end the engine was given already. Raises ``TemplateFailed``."""
-        return await self._eager_prefill.arrival()
+        return await self._eager_prefill.prefilled_input()
 
     def statistics(self) -> dict[str, float]:
         """Items, tokens on the branch, and responses that run."""
@@ -262,9 +262,9 @@ class Session:
         """
         return self._turn_grammar.prepare(request, tools)
 
-    def _own(self, response: Response) -> None:
+    def _own(self, response: TurnResponse) -> None:
         self._responses = [*self._live(), response]
         self._tenant.began(response)
 
-    def _live(self) -> list[Response]:
+    def _live(self) -> list[TurnResponse]:
         return [response for response in self._responses if not response.over]

@@ -28,16 +28,16 @@ from ...sdk.frames.sampling import MaxOutputTokens, TokenLogprob
 from ...sessions.errors import TurnFailed
 from ...sessions.items import FunctionCall, Item, Message
 from ...sessions.turn.events import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
     EndReason,
-    ReasoningDelta,
+    ReplyArgumentsDelta,
+    ReplyCallDone,
+    ReplyCallStarted,
     ReplyDone,
     ReplyEvent,
+    ReplyReasoningDelta,
     ReplyStarted,
     ReplyStatus,
-    TextDelta,
+    ReplyTextDelta,
     TurnUsage,
 )
 from ..errors import Draining, error_details
@@ -121,18 +121,18 @@ class LiveResponse:
         match event:
             case ReplyStarted():
                 return
-            case ReasoningDelta(text=text):
+            case ReplyReasoningDelta(text=text):
                 yield server.ReasoningDelta(event_id=self._event_ids(), response_id=self.id, delta=text)
-            case TextDelta(item_id=item_id, text=text, scores=scores):
+            case ReplyTextDelta(item_id=item_id, text=text, scores=scores):
                 if self._open is None or self._open.item.id != item_id:
                     yield from self._begin(Message(id=item_id, role="assistant", text=""))
                 yield self._text(text, logprobs_of(scores))
-            case CallStarted(item_id=item_id, call_id=call_id, name=name):
+            case ReplyCallStarted(item_id=item_id, call_id=call_id, name=name):
                 yield from self._begin(FunctionCall(id=item_id, call_id=call_id, name=name, arguments=""))
-            case ArgumentsDelta(delta=delta):
+            case ReplyArgumentsDelta(delta=delta):
                 if not self.brief:
                     yield self._arguments(delta)
-            case CallDone(arguments=arguments, complete=complete):
+            case ReplyCallDone(arguments=arguments, complete=complete):
                 assert self._open is not None, "a call ends after it has begun"
                 self._open.pieces = [arguments]
                 yield from self._close(complete)

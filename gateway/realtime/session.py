@@ -25,10 +25,10 @@ from ...sessions.journal.records import Begun, Configured, EventReceived, Typed
 from ...sessions.journal.replay import Past, error_of
 from ...sessions.registry import Reopened
 from ...sessions.session import Session
-from ...sessions.text.eager_prefill import Arrival
+from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.text.text_buffer import TextBuffer
 from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted
-from ...sessions.turn.response import Response
+from ...sessions.turn.response import TurnResponse
 from ..errors import INTERNAL, Draining, GatewayError, wire_error
 from ..live_session import LiveSession, report
 from ..live_sessions import LiveSessions, SessionConnection
@@ -290,9 +290,9 @@ class RealtimeSession:
 
     async def _tell_committed(self, effect: TellCommitted) -> None:
         try:
-            arrival = await self.session.arrival()
+            arrival = await self.session.prefilled_input()
         except (SessionError, RuntimeFault):  # the next turn raises it again; the item stands
-            arrival = Arrival(0, 0)
+            arrival = PrefilledInput(0, 0)
         events = self.conversation.incoming.committed(arrival, effect)
         self.event_log.post(events, ticket=self.session.log.sync())
 
@@ -363,7 +363,7 @@ class RealtimeSession:
 
     # --- as `SessionFace` -----------------------------------------------------------------------------------
 
-    async def tell(self, response: Response, event: ReplyEvent) -> None:
+    async def tell(self, response: TurnResponse, event: ReplyEvent) -> None:
         """Post one event of a running turn; wait until the client can take more."""
         self._post_reply(self.conversation.reply(response.id, event), _lane(response))
         if response.id in self._waiting_cancels and not self.event_log.behind:
@@ -371,7 +371,7 @@ class RealtimeSession:
         if not isinstance(event, ReplyDone):
             await self.event_log.room()
 
-    def ended(self, response: Response, error: Exception | None) -> None:
+    def ended(self, response: TurnResponse, error: Exception | None) -> None:
         """A turn is over: tell its failure, and answer the verbs that waited for its end."""
         self._waiting_cancels.pop(response.id, None)
         if error is not None and response.id in self.conversation.running:
@@ -419,7 +419,7 @@ class RealtimeSession:
         return live
 
 
-def _lane(response: Response) -> str:
+def _lane(response: TurnResponse) -> str:
     return WRITER if response.writes else response.id
 
 

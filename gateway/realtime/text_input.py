@@ -14,7 +14,7 @@ from msgspec import UNSET
 from ...sdk.frames import client, server
 from ...sessions.errors import CallAnswered, CallUnknown, PromptTooLong
 from ...sessions.items import FunctionCallOutput, Item, Role, checked_item
-from ...sessions.text.eager_prefill import Arrival
+from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.text.text_buffer import TextBuffer
 from .effects import Effect, PrefillText, Send, TellCommitted
 
@@ -73,15 +73,15 @@ class IncomingText:
         self.buffer.clear()
         return [PrefillText(None)]
 
-    def committed(self, arrival: Arrival, count: TellCommitted) -> list[server.ServerEvent]:
+    def committed(self, arrival: PrefilledInput, count: TellCommitted) -> list[server.ServerEvent]:
         """The events for committed text."""
         return [self._told(count.item, arrival), *(send.event for send in count.added)]
 
     def committed_before(self, item: Item) -> server.ServerEvent:
         """The event for text that was committed before the session was opened again: 0 tokens are shown."""
-        return self._told(item, Arrival(0, 0))
+        return self._told(item, PrefilledInput(0, 0))
 
-    def _told(self, item: Item, arrival: Arrival) -> server.ServerEvent:
+    def _told(self, item: Item, arrival: PrefilledInput) -> server.ServerEvent:
         return server.TextCommitted(
             event_id=self._event_id(),
             item_id=item.id,

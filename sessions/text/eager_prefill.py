@@ -26,7 +26,7 @@ OUTPUT_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class PrefilledInput:
     """Tokens of a committed text and of what the template puts around it.
 
     ``prefilled``: handed to the engine before the commit. ``left``: the others, the reply's opening included;
@@ -61,7 +61,7 @@ class EagerPrefill:
         if self._due and self._task is None:
             self._task = asyncio.create_task(self._follow(), name="holdfast-anticipation")
 
-    async def arrival(self) -> Arrival:
+    async def prefilled_input(self) -> PrefilledInput:
         """What was prefilled of the history's end as it stands now. Raises ``TemplateFailed``.
 
         The rest is prefilled from now on: text that was committed will be answered.
@@ -70,13 +70,13 @@ class EagerPrefill:
         try:
             draft = await self._branch.draft(script, self._branch.link.hello.max_context)
         except PromptTooLong as fault:
-            return Arrival(0, fault.tokens - (0 if script.base is None else script.base.length))
+            return PrefilledInput(0, fault.tokens - (0 if script.base is None else script.base.length))
         whole = draft.tokens()
         held = max(0, common_prefix(self._branch.sequence.sent, whole) - draft.keep)
         if held and self._fits(whole) and (self._rest is None or self._rest.done()):
             wait = OUTPUT_SECONDS if isinstance(script.segments[-1], FunctionCallOutput) else 0.0
             self._rest = asyncio.create_task(self._complete(whole, wait), name="holdfast-anticipation-rest")
-        return Arrival(held, len(whole) - draft.keep - held)
+        return PrefilledInput(held, len(whole) - draft.keep - held)
 
     async def aclose(self) -> None:
         """Stop; what the engine was given stays with its sequence."""
@@ -141,8 +141,8 @@ class EagerPrefill:
     async def _settled(self, script: Script) -> Ids:
         renderer = self._branch.renderer
         if script.characters() < self._branch.settings.aside_characters:
-            return renderer.settled(script)
-        return await self._branch.slot.run(lambda gone: renderer.settled(script))
+            return renderer.stable_tokens(script)
+        return await self._branch.slot.run(lambda gone: renderer.stable_tokens(script))
 
 
 def _now() -> float:

@@ -20,8 +20,8 @@ from ..token_ids import ids_of
 from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, find_forms
 from ..tree import Segment, TurnReply
 from .chat_template import ChatTemplate, RoleRules
-from .stable_prefix import StablePrefix
-from .template_sandbox import TemplateTrial
+from .stable_prefix import StablePrefixRule
+from .template_sandbox import SandboxCheck
 from .tokenizer import ChatTokenizer, template_file
 
 _NOON = datetime(2025, 1, 1, 12)
@@ -59,7 +59,7 @@ class Language:
 
     tokenizer: ChatTokenizer
     report: TemplateReport
-    settled: StablePrefix
+    prefix_rule: StablePrefixRule
     forms: Forms = HERMES
 
     @classmethod
@@ -82,10 +82,10 @@ class Language:
         cls, tokenizer: ChatTokenizer, calls: CallForm | None = None, reasoning: ReasoningForm | None = None
     ) -> Language:
         """With a tokenizer that is loaded already. Raises ``TemplateFailed``."""
-        report = probe(tokenizer)
+        report = classify_template(tokenizer)
         found = find_forms(tokenizer.template, report.opening, tokenizer.response_template)
         forms = Forms(calls or found.calls, reasoning or found.reasoning)
-        return cls(tokenizer, report, StablePrefix(tokenizer), forms)
+        return cls(tokenizer, report, StablePrefixRule(tokenizer), forms)
 
     def digest(self) -> bytes:
         """Of tokenizer and template: token ids mean the same only where these are the same."""
@@ -102,7 +102,7 @@ class Language:
 @lru_cache(maxsize=64)
 def _try(template: str, named: tuple[tuple[str, str], ...]) -> None:
     """Try a template where it can harm nobody, once for each. Raises ``TemplateFailed``."""
-    broken = TemplateTrial(template, dict(named)).broken()
+    broken = SandboxCheck(template, dict(named)).violation()
     if broken:
         raise TemplateFailed(f"The chat template was refused: {broken}")
 
@@ -110,7 +110,7 @@ def _try(template: str, named: tuple[tuple[str, str], ...]) -> None:
 # --- classifying a template ----------------------------------------------------------------------------------
 
 
-def probe(tokenizer: ChatTokenizer) -> TemplateReport:
+def classify_template(tokenizer: ChatTokenizer) -> TemplateReport:
     """Tries the template. Raises ``TemplateFailed`` if it cannot render two plain turns."""
     rules = _rules(tokenizer)
     template = ChatTemplate(tokenizer, _NOON, rules)

@@ -19,7 +19,7 @@ from ..token_ids import NONE, Ids
 from ..tree import Draft, Paths, Script, Segment, TurnNode, TurnReply, turns_of
 from ..workers import Stopped
 from .chat_template import ChatTemplate, RoleRules
-from .stable_prefix import Grown, StablePrefix
+from .stable_prefix import GrowingPrefix, StablePrefixRule
 from .tokenizer import ChatTokenizer
 
 _END = f"\U000f0004{secrets.token_hex(8)}\U000f0005"
@@ -29,17 +29,21 @@ _END = f"\U000f0004{secrets.token_hex(8)}\U000f0005"
 class Renderer:
     """Makes drafts for one session: its clock stands still, so that a new day does not change the head.
 
-    ``settled``: the rule of the tokenizer. It looks through the whole vocabulary once, for all sessions.
+    ``prefix_rule`` is the tokenizer's; it looks through the whole vocabulary once, for all sessions.
     ``rules``: the orders of roles that the template takes.
     """
 
     def __init__(
-        self, tokenizer: ChatTokenizer, now: datetime, settled: StablePrefix, rules: RoleRules | None = None
+        self,
+        tokenizer: ChatTokenizer,
+        now: datetime,
+        prefix_rule: StablePrefixRule,
+        rules: RoleRules | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, now, rules)
-        self._settled = settled
-        self._grown = Grown(settled)
+        self._rule = prefix_rule
+        self._growing = GrowingPrefix(prefix_rule)
         self._paths = Paths()
 
     def draft(self, script: Script, most: int | None = None, stopped: Stopped = bool) -> Draft:
@@ -49,7 +53,7 @@ class Renderer:
         or more is refused with ``PromptTooLong``: at once where the length of its text shows that it is one, or
         when there are as many. Once it is ``stopped`` it goes no further, and returns what there is then.
         """
-        self._grown = Grown(self._settled)  # what grew is whole now, and takes no more room
+        self._growing = GrowingPrefix(self._rule)  # what grew is whole now, and takes no more room
         pieces = self._template.pieces(script.preamble, script.segments)
         kept = _turns_on(script.base)
         turns = list(turns_of(script.segments))
@@ -61,7 +65,7 @@ class Renderer:
             parent = draft.node(reply)
         raise AssertionError("the last turn of a script has no reply")
 
-    def settled(self, script: Script) -> Ids:
+    def stable_tokens(self, script: Script) -> Ids:
         """The tokens from the root that nothing said later can change; the last item still grows.
 
         No tokens where a turn before it would have to be rendered anew, or the template does not write the
@@ -73,7 +77,7 @@ class Renderer:
         if sum(isinstance(segment, TurnReply) for segment in before) != _turns_on(script.base):
             return NONE
         text = self._before_end(script, before, last)
-        ids = self._grown.ids(text, leads=script.base is None)
+        ids = self._growing.ids(text, leads=script.base is None)
         return self._joined(script.base, (), ids, script).tokens() if len(ids) else NONE
 
     def _before_end(self, script: Script, before: list[Segment], last: Growing) -> str:
@@ -83,7 +87,7 @@ class Renderer:
         one that escapes text makes it into something else. Where nothing is left the template may do without
         what it writes around text: what it writes both ways stands.
         """
-        said = self._settled.standing(_text_of(last))
+        said = self._rule.stable_text(_text_of(last))
         text, *rest = self._last_piece(script, before, _with_text(last, said + _END)).split(_END)
         if len(rest) != 1:
             return ""
@@ -112,7 +116,7 @@ class Renderer:
         if most is not None and least > most:
             raise _too_long(least, most)
         room = None if most is None else most - kept + 2  # the end of a reply may be written twice
-        ids = self._settled.encode(piece, leads=parent is None, most=room, stopped=stopped)
+        ids = self._rule.encode(piece, leads=parent is None, most=room, stopped=stopped)
         if room is not None and len(ids) >= room:
             raise _too_long(kept + len(ids) - 1, most)
         return self._joined(parent, inputs, ids, script)

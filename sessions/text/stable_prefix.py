@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers import normalizers
 
 from ..token_ids import NONE, Ids, frozen, ids_of
-from .tokenizer import ChatTokenizer, Cut, Words
+from .tokenizer import ChatTokenizer, TokenizedPart, TokenizedText
 
 PIECE = 16_384
 """Characters of a long text that are tokenized together."""
@@ -40,7 +40,7 @@ _WORD_BEGINS = re.compile(r"(?<=\S) (?=\S)")
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StablePrefix:
     """Ids of a text that later text cannot change; ``tokens`` of them are those of its first ``characters``.
 
     The text behind these characters can be tokenized on its own.
@@ -51,7 +51,7 @@ class Beginning:
     characters: int = 0
 
 
-class StablePrefix:
+class StablePrefixRule:
     """The rule for one tokenizer."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
@@ -135,7 +135,7 @@ class StablePrefix:
             return [], 0
         return cut.ids[:at], end
 
-    def _last_seam(self, cut: Cut, text: str, size: int) -> int:
+    def _last_seam(self, cut: TokenizedPart, text: str, size: int) -> int:
         """How many tokens of the text's first ``size`` characters end with a word that is no white space.
 
         Where the tokenizer rewrites text no letter may be joined with what is behind it. Added tokens are not
@@ -161,20 +161,20 @@ class StablePrefix:
             return False
         return self._composes or encode(text[:end], leads=leads) == ids[:seam]
 
-    def beginning(self, text: str, *, leads: bool) -> Beginning:
+    def prefix_of(self, text: str, *, leads: bool) -> StablePrefix:
         """What is settled of rendered text that is still being written at its end.
 
         Its ids begin `ChatTokenizer.encode` of the text and whatever comes behind it. ``leads`` as there.
         """
-        end = len(self.standing(text))
+        end = len(self.stable_text(text))
         fixed = self._tokenizer.last_control(text[:end])
         head = self._tokenizer.encode(text[:fixed], leads=leads) if fixed else []
         words = self._words_of(text[fixed:end], leads=self._tokenizer.leads(text[:fixed]) if fixed else leads)
         if not words.tokens:  # a control token may take white space that comes behind it
-            return Beginning(head + words.ids)
-        return Beginning(head + words.ids, len(head) + words.tokens, fixed + words.characters)
+            return StablePrefix(head + words.ids)
+        return StablePrefix(head + words.ids, len(head) + words.tokens, fixed + words.characters)
 
-    def standing(self, text: str) -> str:
+    def stable_text(self, text: str) -> str:
         """The text without its end that could yet be stripped, or become a control token."""
         stripped = text.rstrip()
         return stripped[: len(stripped) - self._unfinished(stripped)]
@@ -186,18 +186,18 @@ class StablePrefix:
                 return length
         return 0
 
-    def _words_of(self, text: str, *, leads: bool) -> Beginning:
+    def _words_of(self, text: str, *, leads: bool) -> StablePrefix:
         if not text:
-            return Beginning()
+            return StablePrefix()
         if self._single:
             return self._up_to(text, len(text), leads=leads)
         if not self._words:
             spaces = [found.start() for found in _WORD_BEGINS.finditer(text)] if self._spaces_settle else []
-            return self._up_to(text, spaces[-1], leads=leads) if spaces else Beginning()
+            return self._up_to(text, spaces[-1], leads=leads) if spaces else StablePrefix()
         cut = self._tokenizer.words(text, leads=leads)
         last = cut.words[-1] if cut.words else None
         if last is None:
-            return Beginning()
+            return StablePrefix()
         known = [at for at, word in enumerate(cut.words) if word is None or word <= last - HELD_WORDS]
         settled = 0
         while settled < len(known) and known[settled] == settled:
@@ -206,9 +206,9 @@ class StablePrefix:
         end = cut.ends[seam - 1] if seam else 0
         if seam and not self._parts(text, cut, seam, end, leads=leads):
             seam = end = 0
-        return Beginning(cut.ids[:settled], seam, end)
+        return StablePrefix(cut.ids[:settled], seam, end)
 
-    def _parts(self, text: str, cut: Words, seam: int, end: int, *, leads: bool) -> bool:
+    def _parts(self, text: str, cut: TokenizedText, seam: int, end: int, *, leads: bool) -> bool:
         """Whether both parts of the text have by themselves the tokens that they have in it.
 
         Some tokenizers take white space off each end, or cut words within a character; and of letters that a
@@ -219,28 +219,28 @@ class StablePrefix:
             return False
         return not self._rewrites or words(text[:end], leads=leads).ids == cut.ids[:seam]
 
-    def _up_to(self, text: str, end: int, *, leads: bool) -> Beginning:
+    def _up_to(self, text: str, end: int, *, leads: bool) -> StablePrefix:
         ids = self._tokenizer.encode(text[:end], leads=leads)
-        return Beginning(ids, len(ids), end)
+        return StablePrefix(ids, len(ids), end)
 
 
-class Grown:
+class GrowingPrefix:
     """A text that grows, and what is settled of it; of more of the same only the end is tokenized."""
 
-    def __init__(self, rule: StablePrefix) -> None:
+    def __init__(self, rule: StablePrefixRule) -> None:
         self._rule = rule
         self._text = ""
         self._leads = False
         self._ids = NONE
 
     def ids(self, text: str, *, leads: bool) -> Ids:
-        """The ids of `StablePrefix.beginning`."""
+        """The ids of `StablePrefixRule.beginning`."""
         if leads != self._leads or not text.startswith(self._text):
             self._text, self._leads, self._ids = "", leads, NONE
         there = len(self._text)
         if len(text) - there > 2 * PIECE:
             there = self._run_ahead(text, there, leads=leads)
-        more = self._rule.beginning(text[there:], leads=leads and not there)
+        more = self._rule.prefix_of(text[there:], leads=leads and not there)
         whole = frozen(np.concatenate([self._ids, ids_of(more.ids)]))
         self._text, self._ids = text[: there + more.characters], whole[: len(self._ids) + more.tokens]
         return whole
@@ -257,7 +257,7 @@ class Grown:
         return there
 
 
-def _seam(text: str, cut: Words, settled: int) -> int:
+def _seam(text: str, cut: TokenizedText, settled: int) -> int:
     """How many of the settled tokens end at the end of a word that is no white space: what tokenizers make of
     what stands behind does not depend on what stands before."""
     for at in range(settled, 0, -1):

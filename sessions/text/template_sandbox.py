@@ -40,8 +40,8 @@ MESSAGE_SECONDS = 0.001
 TICKS = 16
 """Iterations of loops between two looks at the clock."""
 
-TRIAL_BYTES = 1 << 30
-TRIAL_SECONDS = 10
+CHECK_BYTES = 1 << 30
+CHECK_SECONDS = 10
 """Of processor time; `WAIT_SECONDS` by the clock, on a machine that is busy."""
 WAIT_SECONDS = 120.0
 
@@ -327,11 +327,11 @@ def compiled(text: str) -> SandboxedTemplate:
 # --- a process to try a template in -----------------------------------------------------------------------
 
 
-class TemplateTrial:
+class SandboxCheck:
     """A template that is tried in a process of its own, from now on; what it raises is no matter here, but
     what it takes."""
 
-    def __init__(self, template: str, named: Mapping[str, str], seconds: int = TRIAL_SECONDS) -> None:
+    def __init__(self, template: str, named: Mapping[str, str], seconds: int = CHECK_SECONDS) -> None:
         self._asked = json.dumps({"template": template, "named": dict(named), "seconds": seconds})
         self._seconds = seconds
         self._child = subprocess.Popen(
@@ -343,7 +343,7 @@ class TemplateTrial:
             encoding="utf-8",
         )
 
-    def broken(self) -> str:
+    def violation(self) -> str:
         """Which limit it broke, in words; empty where it kept them. Blocks until that is known."""
         with self._child as child:
             try:
@@ -358,7 +358,7 @@ class TemplateTrial:
             return f"rendering it takes more than {self._seconds} s of processor time"
         if child.returncode != 0:
             return f"the process that tried it ended with {child.returncode}"
-        return "" if told.strip() == "kept" else f"rendering it takes more than {TRIAL_BYTES >> 20} MiB"
+        return "" if told.strip() == "kept" else f"rendering it takes more than {CHECK_BYTES >> 20} MiB"
 
 
 _TALKS = (
@@ -370,7 +370,7 @@ _TALKS = (
 
 def _try() -> None:
     """Compile and render what stdin has, within limits."""
-    resource.setrlimit(resource.RLIMIT_AS, (TRIAL_BYTES, TRIAL_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (CHECK_BYTES, CHECK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asked = json.load(sys.stdin)
     seconds = asked["seconds"]

@@ -33,7 +33,7 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TokenizedText:
     """A text in tokens, ``[tokens]`` each: their ids, their words (pre-tokens), where they end in the text."""
 
     ids: list[int]
@@ -41,8 +41,8 @@ class Words:
     ends: list[int]
 
 
-class Cut:
-    """A text in tokens, of which a few are looked at: as `Words`, without lists of them all."""
+class TokenizedPart:
+    """A text in tokens, of which a few are looked at: as `TokenizedText`, without lists of them all."""
 
     def __init__(self, whole: Encoding, before: int = 0, shift: int = 0) -> None:
         self.ids: list[int] = whole.ids[before:]
@@ -176,12 +176,12 @@ class ChatTokenizer:
             self._spelled[token] = self._spell(token)
         return self._spelled[token]
 
-    def cut(self, text: str, *, leads: bool) -> Cut:
+    def cut(self, text: str, *, leads: bool) -> TokenizedPart:
         """Text without marks, to look at its words. Raises ``ValueError`` where `encode` has other ids."""
         if leads or not self._leading:
-            return Cut(self._batched(text))
+            return TokenizedPart(self._batched(text))
         newline = self._newline
-        cut = Cut(self._batched("\n" + text), len(newline), 1)
+        cut = TokenizedPart(self._batched("\n" + text), len(newline), 1)
         if not cut.follows(newline):
             raise ValueError("it shares a token with what stands before it")
         return cut
@@ -199,16 +199,16 @@ class ChatTokenizer:
         beginning of a prompt."""
         return self._anew and before[-1] not in (OPEN_MARK, CLOSE_MARK)
 
-    def words(self, text: str, *, leads: bool) -> Words:
+    def words(self, text: str, *, leads: bool) -> TokenizedText:
         """Rendered text without control tokens, word by word."""
         if leads or not self._leading:
             whole = self._encoded(text)
-            return Words(list(whole.ids), list(whole.word_ids), [end for _, end in whole.offsets])
+            return TokenizedText(list(whole.ids), list(whole.word_ids), [end for _, end in whole.offsets])
         newline = self._newline
         before, whole = len(newline), self._encoded("\n" + text)
         if list(whole.ids[:before]) == newline:
             ends = [end - 1 for _, end in whole.offsets[before:]]
-            return Words(list(whole.ids[before:]), list(whole.word_ids[before:]), ends)
+            return TokenizedText(list(whole.ids[before:]), list(whole.word_ids[before:]), ends)
         return self.words(text, leads=True)
 
     def text_of(self, token: int) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from enum import Enum, auto
 
 from ..items import MAX_NAME
-from .scanner import CallArguments, CallClosed, CallOpened, Piece, TextPiece
+from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
 
 MAX_CALL = 65_536
 """Characters of one call."""
@@ -29,7 +29,7 @@ _PAIRS = {")": "(", "]": "[", "}": "{"}
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-class _At(Enum):
+class _ListState(Enum):
     """Where in a reply the next text is."""
 
     BEGINNING = auto()
@@ -103,7 +103,7 @@ class PythonCallParser:
     """Splits one reply, which is a list of calls from its beginning on, or else all text."""
 
     def __init__(self) -> None:
-        self._at = _At.BEGINNING
+        self._state = _ListState.BEGINNING
         self._held = ""
         self._told = False  # a call was told
         self._scanner = _ParenthesisScanner()
@@ -111,42 +111,42 @@ class PythonCallParser:
     def feed(self, text: str) -> Iterator[Piece]:
         """The pieces that are certain now."""
         self._held += text
-        if self._at is _At.BEGINNING:
+        if self._state is _ListState.BEGINNING:
             self._begin()
-        while self._at is _At.CALLS and not self._ends() and self._scanner.feed(self._held):
+        while self._state is _ListState.CALLS and not self._ends() and self._scanner.feed(self._held):
             written, self._held = self._held[: self._scanner.read], self._held[self._scanner.read :]
             self._scanner = _ParenthesisScanner()
             yield from self._call(written)
-        if self._at is _At.CALLS and len(self._held) > MAX_CALL:
-            self._at = _At.END if self._told else _At.TEXT
-        if self._at is _At.TEXT:
+        if self._state is _ListState.CALLS and len(self._held) > MAX_CALL:
+            self._state = _ListState.END if self._told else _ListState.TEXT
+        if self._state is _ListState.TEXT:
             yield from self._text()
-        elif self._at is _At.END:
+        elif self._state is _ListState.END:
             self._held = ""
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
         """The rest. ``cut``: the reply did not end by itself, so a call that has only begun is left out."""
-        unknown = self._at is _At.CALLS and not self._told and not cut
-        if unknown or self._at is _At.BEGINNING:
+        unknown = self._state is _ListState.CALLS and not self._told and not cut
+        if unknown or self._state is _ListState.BEGINNING:
             yield from self._text()
-        self._at, self._held = _At.END, ""
+        self._state, self._held = _ListState.END, ""
 
     def _begin(self) -> None:
         if _OPENS.match(self._held):
-            self._at = _At.CALLS
+            self._state = _ListState.CALLS
         elif _MAY_OPEN.fullmatch(self._held) is None:
-            self._at = _At.TEXT
+            self._state = _ListState.TEXT
 
     def _ends(self) -> bool:
         """Whether the list is over."""
         if self._told and self._held.lstrip().startswith("]"):
-            self._at = _At.END
-        return self._at is _At.END
+            self._state = _ListState.END
+        return self._state is _ListState.END
 
     def _text(self) -> Iterator[Piece]:
         text, self._held = self._held, ""
         if text:
-            yield TextPiece(text)
+            yield PlainText(text)
 
     def _call(self, written: str) -> Iterator[Piece]:
         name = _NAME.match(written)
@@ -157,7 +157,7 @@ class PythonCallParser:
             yield CallArguments(arguments)
             yield CallClosed(complete=True)
         elif not self._told:
-            self._at, self._held = _At.TEXT, written + self._held
+            self._state, self._held = _ListState.TEXT, written + self._held
         elif name is not None and len(name[1]) <= MAX_NAME:
             yield CallOpened(name[1])
             yield CallClosed(complete=False)

@@ -10,7 +10,7 @@ from enum import Enum, auto
 BEGIN, END = "<think>", "</think>"
 
 
-class _At(Enum):
+class _SplitState(Enum):
     """Where in a reply the next text is."""
 
     BEGINNING = auto()
@@ -22,39 +22,39 @@ class ReasoningSplitter:
     """Reads one reply. ``opened``: the template wrote the opening tag, so the reply begins inside."""
 
     def __init__(self, *, opened: bool = False) -> None:
-        self._at = _At.REASONING if opened else _At.BEGINNING
+        self._state = _SplitState.REASONING if opened else _SplitState.BEGINNING
         self._held = ""
         self._lead = True  # white space at the beginning of either part is the template's
 
     def feed(self, text: str) -> tuple[str, str]:
         """The reasoning and the answer that are certain now."""
         self._held += text
-        if self._at is _At.BEGINNING:
+        if self._state is _SplitState.BEGINNING:
             self._begin()
-        reasoning = self._reason() if self._at is _At.REASONING else ""
+        reasoning = self._reason() if self._state is _SplitState.REASONING else ""
         answer = ""
-        if self._at is _At.ANSWER:
+        if self._state is _SplitState.ANSWER:
             answer, self._held = self._trimmed(self._held), ""
         return reasoning, answer
 
     def finish(self) -> tuple[str, str]:
         """The rest of both."""
         held, self._held = self._held, ""
-        if self._at is _At.REASONING:
+        if self._state is _SplitState.REASONING:
             return self._trimmed(held.rstrip()), ""
-        return "", held if self._at is _At.BEGINNING else self._trimmed(held)
+        return "", held if self._state is _SplitState.BEGINNING else self._trimmed(held)
 
     def _begin(self) -> None:
         bare = self._held.lstrip()
         if bare.startswith(BEGIN):
-            self._at, self._held = _At.REASONING, bare[len(BEGIN) :]
+            self._state, self._held = _SplitState.REASONING, bare[len(BEGIN) :]
         elif not BEGIN.startswith(bare):
-            self._at, self._lead = _At.ANSWER, False
+            self._state, self._lead = _SplitState.ANSWER, False
 
     def _reason(self) -> str:
         reasoning, tag, after = self._held.partition(END)
         if tag:
-            self._at, self._held = _At.ANSWER, after
+            self._state, self._held = _SplitState.ANSWER, after
             trimmed = self._trimmed(reasoning.rstrip())
             self._lead = True
             return trimmed

@@ -37,7 +37,7 @@ _ARGUMENTS_READ = '{"arguments": {}'
 
 
 @dataclass(frozen=True, slots=True)
-class TextPiece:
+class PlainText:
     """Text outside calls."""
 
     text: str
@@ -64,7 +64,7 @@ class CallClosed:
     complete: bool
 
 
-Piece: TypeAlias = TextPiece | CallOpened | CallArguments | CallClosed
+Piece: TypeAlias = PlainText | CallOpened | CallArguments | CallClosed
 
 
 class CallParser(Protocol):
@@ -103,7 +103,7 @@ class CallFormat:
     marks: tuple[str, ...] = ()
 
 
-class _At(Enum):
+class _ScanState(Enum):
     """Where in a reply the next text is."""
 
     TEXT = auto()
@@ -121,7 +121,7 @@ class CallScanner:
 
     def __init__(self, form: CallFormat) -> None:
         self._form = form
-        self._at = _At.TEXT if form.opening else _At.HEAD
+        self._state = _ScanState.TEXT if form.opening else _ScanState.HEAD
         self._held = ""
         self._before = ""  # what was taken of a head, the space before it too: text, if there is no call
         self._listed = False  # the head is of a list's element
@@ -135,33 +135,33 @@ class CallScanner:
     def feed(self, text: str) -> Iterator[Piece]:
         """The pieces that are certain now."""
         self._held += text
-        before: tuple[_At, int] | None = None
-        while self._held and before != (self._at, len(self._held)):
-            before = (self._at, len(self._held))
-            match self._at:
-                case _At.TEXT:
+        before: tuple[_ScanState, int] | None = None
+        while self._held and before != (self._state, len(self._held)):
+            before = (self._state, len(self._held))
+            match self._state:
+                case _ScanState.TEXT:
                     yield from self._in_text()
-                case _At.HEAD if self._form.closing:
+                case _ScanState.HEAD if self._form.closing:
                     yield from self._in_another() if self._told else self._in_first()
-                case _At.HEAD:
+                case _ScanState.HEAD:
                     yield from self._in_head()
-                case _At.ARGUMENTS:
+                case _ScanState.ARGUMENTS:
                     yield from self._in_arguments()
-                case _At.BEHIND if self._form.closing:
+                case _ScanState.BEHIND if self._form.closing:
                     self._behind_in_tag()
-                case _At.BEHIND:
+                case _ScanState.BEHIND:
                     self._behind()
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
         """The rest. ``cut``: the reply did not end by itself, so a call that has only begun is left out."""
         held, self._held = self._held, ""
-        if self._at is _At.ARGUMENTS:
+        if self._state is _ScanState.ARGUMENTS:
             yield CallClosed(complete=False)
-        elif self._at is _At.TEXT:
+        elif self._state is _ScanState.TEXT:
             yield from self._text(held)
-        elif self._at is _At.HEAD and not self._told and not cut:
+        elif self._state is _ScanState.HEAD and not self._told and not cut:
             yield from self._judge(held, "") if self._form.closing else self._text(self._before + held)
-        self._at = _At.BEHIND
+        self._state = _ScanState.BEHIND
 
     def _in_text(self) -> Iterator[Piece]:
         opening = self._form.opening
@@ -181,17 +181,17 @@ class CallScanner:
         if delta:
             yield CallArguments(delta)
         if self._object.done or self._object.broken:
-            self._at = _At.BEHIND
+            self._state = _ScanState.BEHIND
             yield CallClosed(self._object.done)
 
     def _expect(self, held: str, before: str = "", *, listed: bool = False) -> None:
         """A call may begin in ``held``."""
-        self._at, self._held, self._before, self._listed = _At.HEAD, held, before, listed
+        self._state, self._held, self._before, self._listed = _ScanState.HEAD, held, before, listed
         self._object, self._scanned = ObjectScanner(), 0
 
     def _open(self, name: str, held: str) -> Iterator[Piece]:
         """A call's name is known; ``held`` begins with its arguments."""
-        self._at, self._held, self._told = _At.ARGUMENTS, held, True
+        self._state, self._held, self._told = _ScanState.ARGUMENTS, held, True
         self._object, self._around, self._lost = ObjectScanner(), ObjectScanner(), False
         self._around.feed(_ARGUMENTS_READ)
         yield CallOpened(name)
@@ -207,7 +207,7 @@ class CallScanner:
             words = words.lstrip()
         if words:
             self._trim = False
-            yield TextPiece(words)
+            yield PlainText(words)
 
     # --- where no tag closes calls ---
 
@@ -243,7 +243,7 @@ class CallScanner:
             body = self._held[: self._scanned]
             call = _whole_call(body, self._form.no_arguments) if self._object.done else None
             if call is not None:
-                self._at, self._held, self._told = _At.BEHIND, self._held[self._scanned :], True
+                self._state, self._held, self._told = _ScanState.BEHIND, self._held[self._scanned :], True
                 yield from _pieces_of(call)
                 return
         yield from self._no_call()
@@ -258,9 +258,9 @@ class CallScanner:
     def _no_call(self) -> Iterator[Piece]:
         """What is held is text; behind a call it is nothing that the model meant to say."""
         if self._told:
-            self._at, self._held = _At.BEHIND, self._held[1:]
+            self._state, self._held = _ScanState.BEHIND, self._held[1:]
         else:
-            self._at = _At.TEXT
+            self._state = _ScanState.TEXT
             yield from self._text(self._before)
 
     def _behind(self) -> None:
@@ -286,7 +286,7 @@ class CallScanner:
             yield from self._open(*opened)
         elif cut >= 0:
             body, self._held = self._held[:cut], self._held[cut + len(closing) :]
-            self._at = _At.TEXT
+            self._state = _ScanState.TEXT
             yield from self._judge(body, closing)
 
     def _in_another(self) -> Iterator[Piece]:
@@ -300,7 +300,7 @@ class CallScanner:
         if not (self._object.done or self._object.broken or tag):
             return
         body, self._held = self._held[: self._scanned], self._held[self._scanned :]
-        self._at, self._around = _At.BEHIND, self._object
+        self._state, self._around = _ScanState.BEHIND, self._object
         call = _whole_call(body, self._form.no_arguments) if self._object.done else None
         if call is not None:
             yield from _pieces_of(call)
@@ -318,7 +318,7 @@ class CallScanner:
             if tag == self._form.opening:
                 self._expect(self._held, tag)
             else:
-                self._at = _At.TEXT
+                self._state = _ScanState.TEXT
 
     def _next_tag(self) -> tuple[int, str]:
         """The first tag in what is held, and where; without one, where one may yet begin."""

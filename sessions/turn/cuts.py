@@ -57,7 +57,7 @@ def cut_after(reply: TurnReply, item_id: str, end: int | None, tokenizer: ChatTo
     at = [item.id for item in reply.items].index(item_id)
     item = reply.items[at]
     kept = cut_message(item, end) if end is not None and isinstance(item, Message) else item
-    told = _Told(reply, tokenizer)
+    told = _ReplyText(reply, tokenizer)
     place = told.end_of(at)
     if place is None:
         return None
@@ -72,7 +72,7 @@ def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncat
     """The reply up to its first ``keep`` tokens. Raises ``CutInvalid`` inside a character or a tool call."""
     if not reply.items:  # it was cut while it only thought
         raise CutInvalid("A reply in which nothing was said cannot be cut", param="to")
-    told = _Told(reply, tokenizer)
+    told = _ReplyText(reply, tokenizer)
     place = told.steps[keep]
     if not told.says(reply.ids[:keep], place) or inside_character(told.text, place):
         raise CutInvalid("The cut would take a character apart", param="to")
@@ -87,7 +87,7 @@ def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncat
     return Truncated(item=reply.items[0].id, items=tuple(items), keep=keep)
 
 
-class _Told:
+class _ReplyText:
     """A reply's whole text. ``steps[n]``: characters that its first ``n`` tokens made certain."""
 
     def __init__(self, reply: TurnReply, tokenizer: ChatTokenizer) -> None:

@@ -1,6 +1,6 @@
 """What a turn tells while it runs: ``ReplyEvent``, from ``ReplyStarted`` to exactly one ``ReplyDone``.
 
-An item begins with its first ``TextDelta`` or with ``CallStarted``, and ends when an event of another
+An item begins with its first ``ReplyTextDelta`` or with ``ReplyCallStarted``, and ends when an event of another
 item or ``ReplyDone`` comes; ``ReplyDone.items`` holds precisely the items that began. Knows nothing of
 frames.
 """
@@ -99,7 +99,7 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
+class ReplyTextDelta:
     """More text of the message ``item_id``; never empty, always whole characters.
 
     ``scores``, where they were asked for, are of the tokens read since the message's last delta.
@@ -111,14 +111,14 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReplyReasoningDelta:
     """More of what the model thinks before it speaks; it is part of no item."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallStarted:
+class ReplyCallStarted:
     """The model calls a tool."""
 
     item_id: str
@@ -127,7 +127,7 @@ class CallStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class ArgumentsDelta:
+class ReplyArgumentsDelta:
     """More of a call's arguments: JSON text."""
 
     item_id: str
@@ -136,7 +136,7 @@ class ArgumentsDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class CallDone:
+class ReplyCallDone:
     """A call ended. Not ``complete``: it was cut or broke, ``arguments`` is a prefix; do not run it."""
 
     item_id: str
@@ -162,5 +162,11 @@ class ReplyDone:
 
 
 ReplyEvent: TypeAlias = (
-    ReplyStarted | ReasoningDelta | TextDelta | CallStarted | ArgumentsDelta | CallDone | ReplyDone
+    ReplyStarted
+    | ReplyReasoningDelta
+    | ReplyTextDelta
+    | ReplyCallStarted
+    | ReplyArgumentsDelta
+    | ReplyCallDone
+    | ReplyDone
 )

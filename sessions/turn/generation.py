@@ -38,7 +38,7 @@ from .request import TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ReplyEnd:
     """How a run ended, and what it cost as far as the engine told."""
 
     status: ReplyStatus
@@ -47,7 +47,7 @@ class Ending:
     error: TurnFailed | None = None
 
 
-class Run:
+class ReplyRun:
     """Runs one prompt on one sequence. ``ending`` is set once it is over.
 
     ``said``: what the reply has said already, before this process or this engine, with its ``logprobs``; it is
@@ -70,7 +70,7 @@ class Run:
     ) -> None:
         room = max_context - len(prompt)
         self.reader = reader
-        self.ending: Ending | None = None
+        self.ending: ReplyEnd | None = None
         self._sequence = sequence
         self._prompt = prompt
         self._sampling = request.sampling
@@ -215,7 +215,7 @@ class Run:
     def _end(
         self, status: ReplyStatus, reason: EndReason, work: Work | None, error: TurnFailed | None = None
     ) -> None:
-        self.ending = Ending(status, reason, self._work(work), error)
+        self.ending = ReplyEnd(status, reason, self._work(work), error)
 
     def _work(self, work: Work | None = None) -> Work:
         """What the reply cost on all engines; ``work`` is what the last one says, if it does.

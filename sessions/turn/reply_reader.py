@@ -15,8 +15,16 @@ from ..text.detokenizer import Detokenizer
 from ..text.stop_strings import StopMatcher
 from ..text.tokenizer import ChatTokenizer
 from ..tools.formats import HERMES, Forms
-from ..tools.scanner import CallArguments, CallClosed, CallOpened, Piece, TextPiece
-from .events import ArgumentsDelta, CallDone, CallStarted, ReasoningDelta, ReplyEvent, TextDelta, TokenScore
+from ..tools.scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
+from .events import (
+    ReplyArgumentsDelta,
+    ReplyCallDone,
+    ReplyCallStarted,
+    ReplyEvent,
+    ReplyReasoningDelta,
+    ReplyTextDelta,
+    TokenScore,
+)
 
 
 class ReplyReader:
@@ -65,7 +73,7 @@ class ReplyReader:
         self._thoughts = forms.splitter()
         self._items: list[Item] = []
         self._text: tuple[str, list[str]] | None = None  # the message that is being said: id, deltas
-        self._call: tuple[CallStarted, list[str]] | None = None
+        self._call: tuple[ReplyCallStarted, list[str]] | None = None
 
     @property
     def matched(self) -> bool:
@@ -155,39 +163,39 @@ class ReplyReader:
         """What was thought, and then what was said."""
         if thought:
             self._scores.clear()
-            yield ReasoningDelta(thought)
+            yield ReplyReasoningDelta(thought)
         if said:
-            pieces: Iterable[Piece] = [TextPiece(said)] if self._calls is None else self._calls.feed(said)
+            pieces: Iterable[Piece] = [PlainText(said)] if self._calls is None else self._calls.feed(said)
             yield from self._events(pieces)
 
     def _events(self, pieces: Iterable[Piece]) -> Iterator[ReplyEvent]:
         for piece in pieces:
             match piece:
-                case TextPiece():
+                case PlainText():
                     yield self._say(piece.text)
                 case CallOpened():
                     self._end_message(complete=True)
                     self._scores.clear()  # these tokens are the call's
-                    started = CallStarted(self._new_id("item"), self._new_id("call"), piece.name)
+                    started = ReplyCallStarted(self._new_id("item"), self._new_id("call"), piece.name)
                     self._call = (started, [])
                     yield started
                 case CallArguments():
                     started, deltas = self._begun_call()
                     deltas.append(piece.delta)
                     if not self._whole_calls:
-                        yield ArgumentsDelta(started.item_id, started.call_id, piece.delta)
+                        yield ReplyArgumentsDelta(started.item_id, started.call_id, piece.delta)
                 case CallClosed():
                     self._scores.clear()
                     yield self._end_call(piece.complete)
 
-    def _say(self, text: str) -> TextDelta:
+    def _say(self, text: str) -> ReplyTextDelta:
         if self._text is None:
             self._text = (self._new_id("item"), [])
         item_id, deltas = self._text
         deltas.append(text)
         scores = tuple(self._scores)
         self._scores.clear()
-        return TextDelta(item_id, text, scores)
+        return ReplyTextDelta(item_id, text, scores)
 
     def _end_message(self, *, complete: bool) -> None:
         if self._text is not None:
@@ -196,11 +204,11 @@ class ReplyReader:
             self._items.append(Message(id=item_id, role="assistant", text=text, complete=complete))
             self._text = None
 
-    def _begun_call(self) -> tuple[CallStarted, list[str]]:
+    def _begun_call(self) -> tuple[ReplyCallStarted, list[str]]:
         assert self._call is not None, "arguments follow a call's name"
         return self._call
 
-    def _end_call(self, complete: bool) -> CallDone:
+    def _end_call(self, complete: bool) -> ReplyCallDone:
         started, deltas = self._begun_call()
         self._call = None
         arguments = "".join(deltas)
@@ -213,4 +221,4 @@ class ReplyReader:
                 complete=complete,
             )
         )
-        return CallDone(started.item_id, started.call_id, started.name, arguments, complete)
+        return ReplyCallDone(started.item_id, started.call_id, started.name, arguments, complete)

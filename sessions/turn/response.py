@@ -25,7 +25,7 @@ from ..tree import Draft, TurnReply
 from .branch import Branch
 from .cuts import check_place
 from .events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyStatus, TurnUsage
-from .generation import Ending, Run
+from .generation import ReplyEnd, ReplyRun
 from .request import TurnRequest
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ GATHERED = 64
 """Tokens of a call that is told when it is over come up together: so many may be lost with an engine."""
 
 
-class Response:
+class TurnResponse:
     """Read it to its end, or use it as ``async with``: a reader that leaves cancels it.
 
     It owns the turn that ``placed`` began, and ends it on every path: by a commit, or by taking it back.
@@ -73,7 +73,7 @@ class Response:
         self._recorded = len(said)
         self._draft: Draft | None = None
         self._end_ids: frozenset[int] = frozenset()
-        self._run: Run | None = None
+        self._run: ReplyRun | None = None
         self._prompt_tokens = self._new_tokens = 0
         self._restarted = False
         self._cancelled: EndReason | None = None
@@ -174,7 +174,7 @@ class Response:
         elif self._aside:
             await self._sequence.close()
 
-    def __aiter__(self) -> Response:
+    def __aiter__(self) -> TurnResponse:
         return self
 
     async def __anext__(self) -> ReplyEvent:
@@ -195,7 +195,7 @@ class Response:
             self._reading = False
         return self._events.popleft()
 
-    async def __aenter__(self) -> Response:
+    async def __aenter__(self) -> TurnResponse:
         return self
 
     async def __aexit__(
@@ -220,7 +220,7 @@ class Response:
         else:  # all deltas were read: now the reply becomes history
             await self._conclude(self._run, self._run.ending)
 
-    async def _advanced(self, run: Run) -> list[ReplyEvent]:
+    async def _advanced(self, run: ReplyRun) -> list[ReplyEvent]:
         """The run's next events. A defect, as in the reader of its text, fails this turn and no more."""
         try:
             events = await run.advance()
@@ -231,7 +231,7 @@ class Response:
             return []
         return events
 
-    async def _begin(self) -> Run:
+    async def _begin(self) -> ReplyRun:
         """Render, check, prepare the run; nothing is sent yet. A turn aside is drafted for the branch too."""
         branch = self._branch
         try:
@@ -261,7 +261,7 @@ class Response:
         whole = self._whole_calls
         reader = reader_of(self.id, self._request, branch.language, end_ids, whole_calls=whole)
         stop_ids = tuple(sorted(end_ids.union(self._request.stop_ids)))
-        run = Run(
+        run = ReplyRun(
             self._sequence,
             reader,
             self._request,
@@ -287,7 +287,7 @@ class Response:
             return 0
         return draft.parent.reply.respelled or self._branch.sequence.without_kv(draft.keep)
 
-    async def _conclude(self, run: Run, ending: Ending) -> None:
+    async def _conclude(self, run: ReplyRun, ending: ReplyEnd) -> None:
         if self._over:
             return
         try:
@@ -306,7 +306,7 @@ class Response:
             if self._aside:
                 await self._sequence.close()
 
-    def _recorded_end(self, run: Run, ending: Ending, reply: TurnReply) -> tuple[ReplyDone, bool]:
+    def _recorded_end(self, run: ReplyRun, ending: ReplyEnd, reply: TurnReply) -> tuple[ReplyDone, bool]:
         """Make the turn part of the history, or take it back; and whether it was kept. The journal has it
         first: where that refuses the record, nothing has changed."""
         self._record_said(run)
@@ -327,11 +327,11 @@ class Response:
         return done, node is not None
 
     @staticmethod
-    def _reaches(run: Run, item_id: str, end: int) -> bool:
+    def _reaches(run: ReplyRun, item_id: str, end: int) -> bool:
         said = run.reader.said_of(item_id)
         return said is not None and len(said) >= end
 
-    def _record_said(self, run: Run) -> None:
+    def _record_said(self, run: ReplyRun) -> None:
         """The durable cursor follows the reader."""
         new = run.reader.ids[self._recorded :]
         if new and self._turn is not None:
@@ -352,7 +352,7 @@ class Response:
         finally:
             self._ended()
 
-    def _usage(self, ending: Ending, said: int) -> TurnUsage:
+    def _usage(self, ending: ReplyEnd, said: int) -> TurnUsage:
         work = ending.work
         missed = work.prefilled + work.recomputed > self._new_tokens
         reason = self._script.miss or (MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED)
@@ -374,6 +374,6 @@ class Response:
         )
 
 
-def _is_kept(ending: Ending, reply: TurnReply) -> bool:
+def _is_kept(ending: ReplyEnd, reply: TurnReply) -> bool:
     """Whether the turn joins the history: one that failed, or said nothing, is as if it had not begun."""
     return ending.status is not ReplyStatus.FAILED and len(reply.ids) > 0

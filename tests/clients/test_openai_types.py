@@ -18,15 +18,15 @@ from holdfast.sdk.frames.session import SessionPatch, SessionResource
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.turn.events import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
     EndReason,
+    ReplyArgumentsDelta,
+    ReplyCallDone,
+    ReplyCallStarted,
     ReplyDone,
     ReplyEvent,
     ReplyStarted,
     ReplyStatus,
-    TextDelta,
+    ReplyTextDelta,
     TurnUsage,
 )
 
@@ -34,10 +34,10 @@ TEXT = Message(id="a", role="assistant", text="Hi")
 CALL = FunctionCall(id="f", call_id="c", name="add", arguments="{}")
 SPOKEN: list[ReplyEvent] = [
     ReplyStarted(3),
-    TextDelta("a", "Hi"),
-    CallStarted("f", "c", "add"),
-    ArgumentsDelta("f", "c", "{}"),
-    CallDone("f", "c", "add", "{}"),
+    ReplyTextDelta("a", "Hi"),
+    ReplyCallStarted("f", "c", "add"),
+    ReplyArgumentsDelta("f", "c", "{}"),
+    ReplyCallDone("f", "c", "add", "{}"),
 ]
 
 

@@ -16,7 +16,7 @@ from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.items import Message, new_id
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.language import Language
-from holdfast.sessions.turn.events import ReplyDone, TextDelta
+from holdfast.sessions.turn.events import ReplyDone, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +43,7 @@ async def cut_somewhere(session: Session, rng: random.Random) -> None:
     response = session.respond(ask(session, rng.choice(LINES)))
     end = None
     async for event in response:
-        if isinstance(event, TextDelta):
+        if isinstance(event, ReplyTextDelta):
             said, item = said + event.text, event.item_id
             pieces -= 1
         if pieces == 0 and end is None and item:

@@ -22,7 +22,7 @@ from holdfast.sdk import Chat, Client, SDKError, SessionLost, connect
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.reconnect import Patience
 from holdfast.sessions.session import Session
-from holdfast.sessions.text.eager_prefill import Arrival
+from holdfast.sessions.text.eager_prefill import PrefilledInput
 
 from .wires import LONG, Wire, address_of, cause_in, text_of
 
@@ -220,14 +220,14 @@ async def test_a_commit_that_a_cut_falls_into_is_acknowledged_on_the_next_socket
     kept: Serving, monkeypatch: pytest.MonkeyPatch, handed_over: bool
 ) -> None:
     began, may_go_on = asyncio.Event(), asyncio.Event()
-    counted = Session.arrival
+    counted = Session.prefilled_input
 
-    async def slowly(session: Session) -> Arrival:
+    async def slowly(session: Session) -> PrefilledInput:
         began.set()
         await may_go_on.wait()
         return await counted(session)
 
-    monkeypatch.setattr(Session, "arrival", slowly)
+    monkeypatch.setattr(Session, "prefilled_input", slowly)
     async with greeted(kept) as (old, handle):
         await old.send({"type": "input_text_buffer.append", "text": "Hello", "event_id": "c1"})
         await old.send({"type": "input_text_buffer.commit", "event_id": "c2"})

@@ -12,7 +12,7 @@ from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.renderer import Renderer
-from holdfast.sessions.turn.events import ReplyDone, ReplyEvent, ReplyStarted, TextDelta
+from holdfast.sessions.turn.events import ReplyDone, ReplyEvent, ReplyStarted, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
 
 from .scripted_link import Recital, ScriptedLink
@@ -26,7 +26,7 @@ BROKEN = [-1]
 
 
 def renderer_of(language: Language, now: datetime) -> Renderer:
-    return Renderer(language.tokenizer, now, language.settled, language.report.rules)
+    return Renderer(language.tokenizer, now, language.prefix_rule, language.report.rules)
 
 
 def toks(text: str) -> list[int]:
@@ -67,7 +67,7 @@ async def ask(session: Session, text: str, **request: object) -> ReplyDone:
 
 
 def text_of(events: list[ReplyEvent]) -> str:
-    return "".join(event.text for event in events if isinstance(event, TextDelta))
+    return "".join(event.text for event in events if isinstance(event, ReplyTextDelta))
 
 
 def one_shot(*turns: tuple[str, str], system: str | None = None) -> list[int]:

@@ -8,7 +8,13 @@ import sys
 import pytest
 
 from holdfast.sessions.items import FunctionCallOutput, Message, Preamble, Tool
-from holdfast.sessions.turn.events import CallDone, CallStarted, MissReason, ReplyStatus, TextDelta
+from holdfast.sessions.turn.events import (
+    MissReason,
+    ReplyCallDone,
+    ReplyCallStarted,
+    ReplyStatus,
+    ReplyTextDelta,
+)
 from holdfast.sessions.turn.request import TurnRequest
 
 from .scripted_link import ScriptedLink
@@ -63,7 +69,7 @@ async def test_deltas_add_up_to_the_item_and_leave_out_the_end_token() -> None:
     say(session, "Hi")
     events, done = await read(session)
     assert text_of(events) == done.items[0].text == "Привет 🎉 there"
-    assert {event.item_id for event in events if isinstance(event, TextDelta)} == {done.items[0].id}
+    assert {event.item_id for event in events if isinstance(event, ReplyTextDelta)} == {done.items[0].id}
     assert session.history.tree.head.reply.ids.tolist() == [*toks("Привет 🎉 there"), END]
 
 
@@ -77,9 +83,9 @@ async def test_a_tool_call_and_its_output() -> None:
     message, call = done.items
     assert (message.text, message.complete) == ("I look.", True)
     assert (call.name, call.arguments, call.complete) == ("weather", '{"city": "Paris"}', True)
-    started = next(event for event in events if isinstance(event, CallStarted))
+    started = next(event for event in events if isinstance(event, ReplyCallStarted))
     assert (started.item_id, started.call_id) == (call.id, call.call_id)
-    ended = next(event for event in events if isinstance(event, CallDone))
+    ended = next(event for event in events if isinstance(event, ReplyCallDone))
     assert (ended.arguments, ended.complete) == (call.arguments, True)
     session.history.insert(FunctionCallOutput(id="o", call_id=call.call_id, output="21"))
     _, done = await read(session)
@@ -209,7 +215,7 @@ async def test_a_reply_becomes_history_only_after_its_last_delta() -> None:
     session = session_on(reciting("Hello there", tokens_per_row=50))
     say(session, "Hi")
     response = session.respond(TurnRequest.checked())
-    while not isinstance(await anext(response), TextDelta):
+    while not isinstance(await anext(response), ReplyTextDelta):
         pass
     assert len(session.history.items()) == 1
 

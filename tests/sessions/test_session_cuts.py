@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.sessions.errors import SessionClosed
-from holdfast.sessions.turn.events import EndReason, ReplyStatus, TextDelta
+from holdfast.sessions.turn.events import EndReason, ReplyStatus, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
 
 from .session_stage import (
@@ -156,7 +156,7 @@ async def test_a_reader_that_leaves_cancels() -> None:
     say(session, "Count")
     async with session.respond(TurnRequest.checked()) as response:
         async for event in response:
-            if isinstance(event, TextDelta):
+            if isinstance(event, ReplyTextDelta):
                 break
     assert not session.history.busy
     assert "one two".startswith(session.history.items()[-1].text)

@@ -16,7 +16,7 @@ from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.turn.events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
-from holdfast.sessions.turn.response import Response
+from holdfast.sessions.turn.response import TurnResponse
 
 from .scripted_link import Held, ScriptedLink
 from .session_stage import END, LANGUAGE, ask, reciting, run, say, session_on, text_of, toks
@@ -42,14 +42,14 @@ def ends_prompt(tokens: list[int]) -> bool:
     return tokens[-len(generation) :] == generation
 
 
-async def whole(response: Response) -> tuple[str, ReplyDone]:
+async def whole(response: TurnResponse) -> tuple[str, ReplyDone]:
     events = [event async for event in response]
     done = events[-1]
     assert isinstance(done, ReplyDone)
     return text_of(events), done
 
 
-async def until(response: Response, tokens: int, link: ScriptedLink) -> list[ReplyEvent]:
+async def until(response: TurnResponse, tokens: int, link: ScriptedLink) -> list[ReplyEvent]:
     """Read until the engine has sampled so many tokens of the reply."""
     events: list[ReplyEvent] = []
     while not any(held.sampled >= tokens for held in link.held.values()):
@@ -57,7 +57,7 @@ async def until(response: Response, tokens: int, link: ScriptedLink) -> list[Rep
     return events
 
 
-async def rest(response: Response, events: list[ReplyEvent]) -> tuple[str, ReplyDone]:
+async def rest(response: TurnResponse, events: list[ReplyEvent]) -> tuple[str, ReplyDone]:
     events = events + [event async for event in response]
     done = events[-1]
     assert isinstance(done, ReplyDone)

@@ -18,7 +18,7 @@ from holdfast.sessions.journal.records import Drop, SessionSnapshot
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
-from holdfast.sessions.turn.events import ReplyDone, TextDelta
+from holdfast.sessions.turn.events import ReplyDone, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
 
 from .journal.journal_stage import folder, registry_in, store_in
@@ -78,7 +78,7 @@ async def test_an_interrupt_that_the_server_did_not_live_to_finish_is_finished()
             said = ""
             while len(said) < 8:
                 event = await anext(response)
-                said += event.text if isinstance(event, TextDelta) else ""
+                said += event.text if isinstance(event, ReplyTextDelta) else ""
                 item = getattr(event, "item_id", "")
             assert session.cut(item, 7) is response
             handle = session.handles.current

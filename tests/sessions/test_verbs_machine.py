@@ -30,7 +30,7 @@ from holdfast.sessions.items import Message
 from holdfast.sessions.journal.records import AnyOperation, EphemeralLog
 from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.session import Session
-from holdfast.sessions.turn.events import EndReason, ReplyDone, TextDelta
+from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
 
 from .scripted_link import ScriptedLink
@@ -185,7 +185,7 @@ class VerbsMachine(RuleBasedStateMachine):
         response, said, item = session.respond(REQUEST), "", ""
         end = None
         async for event in response:
-            if isinstance(event, TextDelta):
+            if isinstance(event, ReplyTextDelta):
                 said, item, pieces = said + event.text, event.item_id, pieces - 1
             if pieces <= 0 and not isinstance(event, ReplyDone) and not response.over:
                 if cut is not None and item and end is None:
@@ -357,7 +357,7 @@ class VerbsMachine(RuleBasedStateMachine):
 
         async def answered() -> str:
             request = TurnRequest.checked(max_output_tokens=LIMIT, out_of_band=True)
-            return "".join([e.text async for e in session.respond(request) if isinstance(e, TextDelta)])
+            return "".join([e.text async for e in session.respond(request) if isinstance(e, ReplyTextDelta)])
 
         expected = shadow.speak()
         assert self.run(answered()) == text_of(expected)

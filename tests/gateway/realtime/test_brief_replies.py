@@ -15,27 +15,27 @@ from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.turn.events import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
     EndReason,
+    ReplyArgumentsDelta,
+    ReplyCallDone,
+    ReplyCallStarted,
     ReplyDone,
     ReplyEvent,
     ReplyStarted,
     ReplyStatus,
-    TextDelta,
+    ReplyTextDelta,
     TurnUsage,
 )
 
 BRIEF = {"events": "brief"}
 REPLY: tuple[ReplyEvent, ...] = (
     ReplyStarted(10),
-    TextDelta("a", "Let me "),
-    TextDelta("a", "look."),
-    CallStarted("f", "c", "weather"),
-    ArgumentsDelta("f", "c", "{"),
-    ArgumentsDelta("f", "c", "}"),
-    CallDone("f", "c", "weather", "{}"),
+    ReplyTextDelta("a", "Let me "),
+    ReplyTextDelta("a", "look."),
+    ReplyCallStarted("f", "c", "weather"),
+    ReplyArgumentsDelta("f", "c", "{"),
+    ReplyArgumentsDelta("f", "c", "}"),
+    ReplyCallDone("f", "c", "weather", "{}"),
     ReplyDone(
         ReplyStatus.COMPLETED,
         EndReason.STOP,

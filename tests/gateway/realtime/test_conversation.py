@@ -21,17 +21,17 @@ from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
     EndReason,
     MissReason,
-    ReasoningDelta,
+    ReplyArgumentsDelta,
+    ReplyCallDone,
+    ReplyCallStarted,
     ReplyDone,
     ReplyEvent,
+    ReplyReasoningDelta,
     ReplyStarted,
     ReplyStatus,
-    TextDelta,
+    ReplyTextDelta,
     TokenScore,
     TurnUsage,
 )
@@ -143,8 +143,8 @@ def test_a_text_turn() -> None:
     told = stage.tells(
         start.response_id,
         ReplyStarted(10),
-        TextDelta("a", "Hi "),
-        TextDelta("a", "you"),
+        ReplyTextDelta("a", "Hi "),
+        ReplyTextDelta("a", "you"),
         done(answer("Hi you")),
     )
     assert types(told) == TEXT_TURN
@@ -171,10 +171,10 @@ def test_a_call() -> None:
     told = stage.tells(
         start.response_id,
         ReplyStarted(10),
-        CallStarted("f", "c", "weather"),
-        ArgumentsDelta("f", "c", '{"city":'),
-        ArgumentsDelta("f", "c", '"Rome"}'),
-        CallDone("f", "c", "weather", '{"city":"Rome"}'),
+        ReplyCallStarted("f", "c", "weather"),
+        ReplyArgumentsDelta("f", "c", '{"city":'),
+        ReplyArgumentsDelta("f", "c", '"Rome"}'),
+        ReplyCallDone("f", "c", "weather", '{"city":"Rome"}'),
         done(call('{"city":"Rome"}')),
     )
     assert types(told) == ["response.created", *CALL, "response.done"]
@@ -184,7 +184,9 @@ def test_a_call() -> None:
 def test_reasoning_is_told_and_is_part_of_no_item() -> None:
     stage = Stage()
     start = stage.starts()
-    told = stage.tells(start.response_id, ReplyStarted(3), ReasoningDelta("Hm."), TextDelta("a", "Hi"))
+    told = stage.tells(
+        start.response_id, ReplyStarted(3), ReplyReasoningDelta("Hm."), ReplyTextDelta("a", "Hi")
+    )
     (thought,) = [event for event in told if isinstance(event, server.ReasoningDelta)]
     assert (thought.delta, thought.response_id) == ("Hm.", start.response_id)
     (ended,) = [
@@ -201,12 +203,12 @@ def test_text_before_a_call() -> None:
     told = stage.tells(
         start.response_id,
         ReplyStarted(10),
-        TextDelta("a", "Let me "),
-        TextDelta("a", "look."),
-        CallStarted("f", "c", "weather"),
-        ArgumentsDelta("f", "c", "{"),
-        ArgumentsDelta("f", "c", "}"),
-        CallDone("f", "c", "weather", "{}"),
+        ReplyTextDelta("a", "Let me "),
+        ReplyTextDelta("a", "look."),
+        ReplyCallStarted("f", "c", "weather"),
+        ReplyArgumentsDelta("f", "c", "{"),
+        ReplyArgumentsDelta("f", "c", "}"),
+        ReplyCallDone("f", "c", "weather", "{}"),
         done(answer("Let me look."), call("{}")),
     )
     assert types(told) == [*TEXT_TURN[:-1], *CALL, "response.done"]
@@ -230,8 +232,8 @@ def test_a_reply_that_was_cut_is_closed_and_says_why(status: str, reason: str, t
     told = stage.tells(
         start.response_id,
         ReplyStarted(10),
-        TextDelta("a", "Hi "),
-        TextDelta("a", "you"),
+        ReplyTextDelta("a", "Hi "),
+        ReplyTextDelta("a", "you"),
         done(cut, status=status, reason=reason),
     )
     assert types(told) == TEXT_TURN
@@ -250,8 +252,8 @@ def test_a_cut_call_is_incomplete() -> None:
     told = stage.tells(
         start.response_id,
         ReplyStarted(10),
-        CallStarted("f", "c", "weather"),
-        ArgumentsDelta("f", "c", '{"ci'),
+        ReplyCallStarted("f", "c", "weather"),
+        ReplyArgumentsDelta("f", "c", '{"ci'),
         done(call('{"ci', complete=False), status="cancelled", reason="client_cancelled"),
     )
     assert isinstance(told[-1], server.ResponseDone)
@@ -279,7 +281,7 @@ def test_a_failed_turn_is_taken_back() -> None:
         USAGE,
         EngineUnavailable("The engine died"),
     )
-    told = stage.tells(start.response_id, ReplyStarted(10), TextDelta("a", "Hi"), failure)
+    told = stage.tells(start.response_id, ReplyStarted(10), ReplyTextDelta("a", "Hi"), failure)
     assert types(told)[-4:] == [
         "response.output_item.done",
         "conversation.item.done",
@@ -309,7 +311,7 @@ def test_a_turn_that_could_not_begin_is_an_error_event_alone() -> None:
 def test_a_turn_that_broke_midway_is_closed() -> None:
     stage = Stage()
     start = stage.starts()
-    stage.tells(start.response_id, ReplyStarted(10), TextDelta("a", "Hi"))
+    stage.tells(start.response_id, ReplyStarted(10), ReplyTextDelta("a", "Hi"))
     told = stage.conversation.failed(start.response_id, RuntimeError("a secret"))
     stage.grammar.feed_all(told)
     assert isinstance(told[-1], server.ResponseDone)
@@ -342,7 +344,9 @@ def test_out_of_band_runs_beside_and_touches_nothing() -> None:
     )
     assert beside.request.out_of_band
     assert beside.request.input == (stage.history.get("u1"),)
-    told = stage.tells(beside.response_id, ReplyStarted(3), TextDelta("b", "Fine"), done(answer("Fine", "b")))
+    told = stage.tells(
+        beside.response_id, ReplyStarted(3), ReplyTextDelta("b", "Fine"), done(answer("Fine", "b"))
+    )
     assert not [kind for kind in types(told) if kind.startswith("conversation.")]
     assert isinstance(told[-1], server.ResponseDone)
     assert told[-1].response.conversation_id is None
@@ -395,7 +399,7 @@ def test_an_item_added_during_a_reply_follows_it() -> None:
     start = stage.starts()
     turn = stage.history.begin_turn()
     early = stage.says("two", item={"id": "u2"})
-    stage.tells(start.response_id, ReplyStarted(5), TextDelta("a", "Hi"))
+    stage.tells(start.response_id, ReplyStarted(5), ReplyTextDelta("a", "Hi"))
     late = stage.says("three", item={"id": "u3"})
     assert isinstance(early[0], server.ItemAdded)
     assert isinstance(late[0], server.ItemAdded)
@@ -540,8 +544,8 @@ def test_logprobs_come_with_their_text() -> None:
     told = stage.tells(
         start.response_id,
         ReplyStarted(10),
-        TextDelta("a", "Hi ", (hi,)),
-        TextDelta("a", "you", (you,)),
+        ReplyTextDelta("a", "Hi ", (hi,)),
+        ReplyTextDelta("a", "you", (you,)),
         ReplyDone(ReplyStatus.COMPLETED, EndReason.STOP, (answer("Hi you"),), USAGE),
     )
     first, second = (event for event in told if isinstance(event, server.TextDelta))

@@ -25,15 +25,15 @@ from holdfast.sessions.items import FunctionCall, Item, Message
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tree import Draft, TurnReply
 from holdfast.sessions.turn.events import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
     EndReason,
+    ReplyArgumentsDelta,
+    ReplyCallDone,
+    ReplyCallStarted,
     ReplyDone,
     ReplyEvent,
     ReplyStarted,
     ReplyStatus,
-    TextDelta,
+    ReplyTextDelta,
     TurnUsage,
 )
 
@@ -184,7 +184,7 @@ class ConversationMachine(RuleBasedStateMachine):
             last = Message(id=f"reply_{next(self.numbers)}", role="assistant", text="")
             run.items.append(last)
         run.items[-1] = msgspec.structs.replace(last, text=last.text + text)
-        self.tell(response_id, TextDelta(last.id, text))
+        self.tell(response_id, ReplyTextDelta(last.id, text))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -193,12 +193,12 @@ class ConversationMachine(RuleBasedStateMachine):
         last = run.items[-1] if run.items else None
         if run.call_open and isinstance(last, FunctionCall):
             run.call_open = False
-            self.tell(response_id, CallDone(last.id, last.call_id, last.name, last.arguments))
+            self.tell(response_id, ReplyCallDone(last.id, last.call_id, last.name, last.arguments))
             return
         made = FunctionCall(id=f"reply_{next(self.numbers)}", call_id="c", name="f", arguments="")
         run.items.append(made)
         run.call_open = True
-        self.tell(response_id, CallStarted(made.id, made.call_id, made.name))
+        self.tell(response_id, ReplyCallStarted(made.id, made.call_id, made.name))
 
     @precondition(lambda self: any(run.call_open for run in self.running.values()))
     @rule(delta=st.text(min_size=1, max_size=4))
@@ -207,7 +207,7 @@ class ConversationMachine(RuleBasedStateMachine):
         last = run.items[-1]
         assert isinstance(last, FunctionCall)
         run.items[-1] = msgspec.structs.replace(last, arguments=last.arguments + delta)
-        self.tell(response_id, ArgumentsDelta(last.id, last.call_id, delta))
+        self.tell(response_id, ReplyArgumentsDelta(last.id, last.call_id, delta))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), ending=st.sampled_from(["end", "fail", "raise"]))

@@ -18,9 +18,9 @@ from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message
 from holdfast.sessions.journal.records import AnyOperation, Typed
-from holdfast.sessions.text.eager_prefill import Arrival
+from holdfast.sessions.text.eager_prefill import PrefilledInput
 from holdfast.sessions.text.text_buffer import TextBuffer
-from holdfast.sessions.turn.events import CallDone, CallStarted, ReplyStarted
+from holdfast.sessions.turn.events import ReplyCallDone, ReplyCallStarted, ReplyStarted
 
 
 class Stage:
@@ -90,7 +90,7 @@ def test_what_was_committed_is_told_with_its_call_then_and_again(stage: Stage) -
         stage.appends("21", **call_id)
         _, count = stage.does("input_text_buffer.commit")
         assert isinstance(count, TellCommitted)
-        told, *_ = stage.conversation.incoming.committed(Arrival(3, 4), count)
+        told, *_ = stage.conversation.incoming.committed(PrefilledInput(3, 4), count)
         assert isinstance(told, server.TextCommitted)
         assert (told.item_id, told.call_id, told.left_tokens) == (count.item.id, name, 4)
     stage.ids = lambda prefix: count.item.id
@@ -160,7 +160,7 @@ def test_the_first_piece_may_come_while_the_reply_still_runs(stage: Stage) -> No
     assert isinstance(start, StartResponse)
     stage.history.begin_turn()
     assert stage.refused("append", text="x", call_id="d") == ("invalid_tool_call_id", "call_id")
-    for event in (ReplyStarted(3), CallStarted("g", "d", "look"), CallDone("g", "d", "look", "{}")):
+    for event in (ReplyStarted(3), ReplyCallStarted("g", "d", "look"), ReplyCallDone("g", "d", "look", "{}")):
         stage.conversation.reply(start.response_id, event)
     stage.appends("21", call_id="d")
     item = stage.commits()

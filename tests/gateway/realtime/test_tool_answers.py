@@ -14,7 +14,7 @@ from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCallOutput
-from holdfast.sessions.turn.events import CallDone, CallStarted, ReplyStarted
+from holdfast.sessions.turn.events import ReplyCallDone, ReplyCallStarted, ReplyStarted
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_call_may_be_answered_while_its_reply_still_runs(stage: Stage) -> None
     assert isinstance(start, StartResponse)
     stage.history.begin_turn()
     assert stage.answers("c") == "invalid_tool_call_id"
-    for event in (ReplyStarted(3), CallStarted("f", "c", "f"), CallDone("f", "c", "f", "{}")):
+    for event in (ReplyStarted(3), ReplyCallStarted("f", "c", "f"), ReplyCallDone("f", "c", "f", "{}")):
         stage.conversation.reply(start.response_id, event)
     assert stage.answers("c") is None
     assert stage.answers("c") == "tool_call_already_answered"

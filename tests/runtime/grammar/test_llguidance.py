@@ -43,7 +43,7 @@ from holdfast.sessions.items import Tool
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms
 from holdfast.sessions.tools.grammar import CallWriter
-from holdfast.sessions.tools.scanner import CallArguments, CallClosed, CallOpened, TextPiece
+from holdfast.sessions.tools.scanner import CallArguments, CallClosed, CallOpened, PlainText
 from holdfast.tests.runtime.schemas import ARGUMENTS, SCHEMAS
 
 END = 1529
@@ -133,7 +133,7 @@ def check_arguments(talker: Talker, schema: dict[str, Any], seed: int) -> None:
     parser = Forms().call_parser()
     pieces = [*parser.feed(text), *parser.finish(cut=False)]
     assert pieces[0] == CallOpened("act") and pieces[-1] == CallClosed(complete=True)
-    assert not any(isinstance(piece, TextPiece) for piece in pieces)
+    assert not any(isinstance(piece, PlainText) for piece in pieces)
     arguments = "".join(piece.delta for piece in pieces if isinstance(piece, CallArguments))
     jsonschema.validate(json.loads(arguments), schema)
 

@@ -33,7 +33,7 @@ from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.text_buffer import TextBuffer
-from holdfast.sessions.turn.events import ReplyStatus, TextDelta
+from holdfast.sessions.turn.events import ReplyStatus, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
 
 from ..scripted_link import ScriptedLink
@@ -307,7 +307,7 @@ async def test_a_reply_that_was_interrupted_goes_on_where_it_was() -> None:
             say(session, "Count.")
             response = session.respond(TurnRequest.checked(seed=5, max_output_tokens=50), "resp_1", b"note")
             told = []
-            while len([event for event in told if isinstance(event, TextDelta)]) < 3:
+            while len([event for event in told if isinstance(event, ReplyTextDelta)]) < 3:
                 told.append(await anext(response))
             handle = await left(session)
             session.log.close()  # the server dies here
@@ -319,19 +319,19 @@ async def test_a_reply_that_was_interrupted_goes_on_where_it_was() -> None:
             assert past.ids.tolist() == whole[:spoken] and past.note == b"note" and past.ended is None
             assert past.request.sampling.seed == 5 and past.request.max_output_tokens == 50
             events = [event async for event in found.session.go_on(past)]
-            texts = [event.text for event in events if isinstance(event, TextDelta)]
+            texts = [event.text for event in events if isinstance(event, ReplyTextDelta)]
             assert "".join(texts) == "One two three four five six."
-            before = [event for event in told if isinstance(event, TextDelta)]
-            assert before == [event for event in events if isinstance(event, TextDelta)][: len(before)], (
-                "the same events, item ids and all"
-            )
+            before = [event for event in told if isinstance(event, ReplyTextDelta)]
+            assert (
+                before == [event for event in events if isinstance(event, ReplyTextDelta)][: len(before)]
+            ), "the same events, item ids and all"
             assert events[-1].status is ReplyStatus.COMPLETED
             handle = await left(found.session)
         async with registry_in(path, ScriptedLink(link.model, END)) as registry:
             found = await resumed(registry, handle)
             retold = found.session.retold(found.replayed.last)
-            assert [event for event in retold if isinstance(event, TextDelta)] == [
-                event for event in events if isinstance(event, TextDelta)
+            assert [event for event in retold if isinstance(event, ReplyTextDelta)] == [
+                event for event in events if isinstance(event, ReplyTextDelta)
             ]
             assert retold[-1] == events[-1]
 
@@ -551,7 +551,7 @@ async def test_what_runs_is_never_part_of_a_snapshot() -> None:
             found = await resumed(registry, handle)
             assert found.replayed.last.ended is None
             events = [event async for event in found.session.go_on(found.replayed.last)]
-            assert "".join(one.text for one in events if isinstance(one, TextDelta)) == (
+            assert "".join(one.text for one in events if isinstance(one, ReplyTextDelta)) == (
                 "One two three four five six."
             )
 
@@ -589,12 +589,12 @@ async def test_log_probabilities_are_told_again_as_they_were() -> None:
             events, _ = await read(session, request)
             await shortened(registry, session)
             handle = await left(session)
-        scored = [event for event in events if isinstance(event, TextDelta)]
+        scored = [event for event in events if isinstance(event, ReplyTextDelta)]
         assert all(event.scores for event in scored)
         async with registry_in(path, reciting()) as registry:
             found = await resumed(registry, handle)
             retold = found.session.retold(found.replayed.last)
-            assert [event for event in retold if isinstance(event, TextDelta)] == scored
+            assert [event for event in retold if isinstance(event, ReplyTextDelta)] == scored
 
 
 @run
@@ -658,7 +658,7 @@ def test_a_session_that_is_opened_again_goes_on_as_one_that_was_not(actions: lis
                 request = TurnRequest.checked(instructions="Now." if action == "aside" else None)
                 response = session.respond(request, f"resp_{at}")
                 async for event in response:
-                    if action == "cancel" and isinstance(event, TextDelta):
+                    if action == "cancel" and isinstance(event, ReplyTextDelta):
                         await response.cancel()
                 link.failing = False
 

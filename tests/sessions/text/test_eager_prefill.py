@@ -34,7 +34,7 @@ async def test_what_is_left_at_the_commit_is_computed_before_the_turn_is_asked_f
     assert await handed(link, 1) == [("open",)]
     session.expect(None)
     session.history.insert(Message(id="item_1", role="user", text=TEXT))
-    arrival = await session.arrival()
+    arrival = await session.prefilled_input()
     assert await handed(link, 2) == [("open",), ("extend", "due")]
     whole = one_shot(("user", TEXT))
     assert [held.tokens for held in link.held.values()] == [whole]
@@ -49,7 +49,7 @@ async def test_nothing_is_begun_at_the_commit_that_was_not_begun_before() -> Non
     link = reciting("Nothing.")
     session = session_on(link)
     session.history.insert(Message(id="item_1", role="user", text=TEXT))
-    arrival = await session.arrival()
+    arrival = await session.prefilled_input()
     await asyncio.sleep(0)
     assert (arrival.prefilled, link.log) == (0, [])
 
@@ -109,7 +109,7 @@ async def called(link: ScriptedLink) -> tuple[Session, FunctionCallOutput]:
 async def test_what_a_tool_answers_is_handed_over_as_it_comes_and_the_rest_by_its_turn() -> None:
     link = reciting("Nothing.")
     session, _ = await called(link)
-    arrival = await session.arrival()
+    arrival = await session.prefilled_input()
     assert arrival.prefilled > arrival.left > 0
     await read(session)
     assert [entry[0] for entry in link.log] == ["open", "extend", "generate"]
@@ -126,7 +126,7 @@ async def test_what_a_tool_answers_is_handed_over_as_it_comes_and_the_rest_by_it
 async def test_where_no_turn_follows_the_rest_of_what_a_tool_answered_is_computed_too() -> None:
     link = reciting("Nothing.")
     session, _ = await called(link)
-    await session.arrival()
+    await session.prefilled_input()
     assert await handed(link, 2) == [("open",), ("extend", "due")]
 
 
@@ -142,6 +142,6 @@ async def test_text_that_no_turn_could_be_made_of_takes_nothing_from_the_engine(
     await asyncio.sleep(LONG_ENOUGH)
     session.expect(None)
     session.history.insert(Message(id="item_1", role="user", text=TEXT * 20))
-    assert (await session.arrival()).left > link.max_context
+    assert (await session.prefilled_input()).left > link.max_context
     await asyncio.sleep(LONG_ENOUGH)
     assert link.log == []

@@ -12,7 +12,7 @@ from holdfast.sessions.errors import PromptTooLong
 from holdfast.sessions.history import History
 from holdfast.sessions.items import Message, Preamble, Tool
 from holdfast.sessions.registry import SessionRegistry
-from holdfast.sessions.text.stable_prefix import StablePrefix
+from holdfast.sessions.text.stable_prefix import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
@@ -52,16 +52,16 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.opened = asyncio.Event(), threading.Event()
         self.pieces = 0
-        loop, pieces = asyncio.get_running_loop(), StablePrefix.pieces
+        loop, pieces = asyncio.get_running_loop(), StablePrefixRule.pieces
 
-        def gated(rule: StablePrefix, text: str, **more: object) -> Iterator[tuple[list[int], int]]:
+        def gated(rule: StablePrefixRule, text: str, **more: object) -> Iterator[tuple[list[int], int]]:
             for piece in pieces(rule, text, **more):  # type: ignore[arg-type]
                 loop.call_soon_threadsafe(self.reached.set)
                 assert self.opened.wait(20), "nobody opened it"
                 self.pieces += 1
                 yield piece
 
-        monkeypatch.setattr(StablePrefix, "pieces", gated)
+        monkeypatch.setattr(StablePrefixRule, "pieces", gated)
 
 
 @run
@@ -74,7 +74,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_untokenized(monkeypatch: pyte
         with pytest.raises(PromptTooLong, match="context holds 80") as refused:
             await read(session, TurnRequest.checked(input=given))
         assert refused.value.param == param
-    assert (await session.arrival()).left > 80
+    assert (await session.prefilled_input()).left > 80
     session.expect(Message(id="item_1", role="user", text="long " * 200_000))
     await asyncio.sleep(0.05)
     assert counted.characters == 0 and link.log == [] and not session.history.busy

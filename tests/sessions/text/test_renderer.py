@@ -15,7 +15,7 @@ from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool, new_id
 from holdfast.sessions.text.chat_template import ChatTemplate
 from holdfast.sessions.text.renderer import Renderer
-from holdfast.sessions.text.stable_prefix import StablePrefix
+from holdfast.sessions.text.stable_prefix import StablePrefixRule
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tree import Segment, TurnReply
 
@@ -48,7 +48,7 @@ exchanges = st.lists(st.tuples(typed, said), max_size=5)
 
 
 def renderer_of(name: str) -> Renderer:
-    return Renderer(ours(name), NOON, StablePrefix(ours(name)))
+    return Renderer(ours(name), NOON, StablePrefixRule(ours(name)))
 
 
 def user(text: str) -> Message:

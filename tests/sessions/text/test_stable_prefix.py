@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from holdfast.sessions.text.stable_prefix import Grown, StablePrefix
+from holdfast.sessions.text.stable_prefix import GrowingPrefix, StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 
 from .chat_languages import CORPUS, FAMILIES, ours
@@ -129,7 +129,7 @@ def test_settled_tokens_begin_those_of_the_whole_text(kind: str, written: list[s
     text = "".join(written)
     head, tail = "<|im_start|>user\n", "<|im_end|>\n"
     whole = chat.encode(head + chat.mark(text) + tail, leads=True)
-    early = StablePrefix(chat).beginning(head + chat.mark(text[:cut]), leads=True).ids
+    early = StablePrefixRule(chat).prefix_of(head + chat.mark(text[:cut]), leads=True).ids
     assert whole[: len(early)] == early
 
 
@@ -140,12 +140,12 @@ def test_the_same_is_settled_of_a_text_that_grows(kind: str, written: list[str],
     text = "".join(written)
     head, tail = "<|im_start|>user\n", "<|im_end|>\n"
     whole = chat.encode(head + chat.mark(text) + tail, leads=True)
-    rule = StablePrefix(chat)
-    grown = Grown(rule)
+    rule = StablePrefixRule(chat)
+    grown = GrowingPrefix(rule)
     for cut in sorted(cuts):
         early = grown.ids(head + chat.mark(text[:cut]), leads=True).tolist()
         assert whole[: len(early)] == early
-        assert len(early) >= len(rule.beginning(head + chat.mark(text[:cut]), leads=True).ids)
+        assert len(early) >= len(rule.prefix_of(head + chat.mark(text[:cut]), leads=True).ids)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_same_is_settled_of_a_text_that_grows(kind: str, written: list[str],
 def test_a_text_is_parted_only_where_each_part_has_its_own_tokens(kind: str, text: str) -> None:
     chat = odd(kind)
     whole = chat.encode(text, leads=True)
-    grown, most = Grown(StablePrefix(chat)), 0
+    grown, most = GrowingPrefix(StablePrefixRule(chat)), 0
     for cut in range(len(text) + 1):
         early = grown.ids(text[:cut], leads=True).tolist()
         assert whole[: len(early)] == early
@@ -171,10 +171,10 @@ def test_a_text_is_parted_only_where_each_part_has_its_own_tokens(kind: str, tex
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_a_text_that_grows_only_its_end_is_tokenized(kind: str) -> None:
     chat = tokenizer(kind)
-    rule, seen = StablePrefix(chat), []
-    beginning = rule.beginning
-    rule.beginning = lambda text, *, leads: seen.append(len(text)) or beginning(text, leads=leads)
-    grown = Grown(rule)
+    rule, seen = StablePrefixRule(chat), []
+    prefix_of = rule.prefix_of
+    rule.prefix_of = lambda text, *, leads: seen.append(len(text)) or prefix_of(text, leads=leads)
+    grown = GrowingPrefix(rule)
     text = "<|im_start|>user\n"
     for word in " ".join(CORPUS).split()[:80]:
         text += f" {word}"
@@ -190,7 +190,7 @@ def test_of_a_text_that_grows_only_its_end_is_tokenized(kind: str) -> None:
 def test_all_but_the_last_words_are_settled(kind: str) -> None:
     chat = tokenizer(kind)
     said = "The weather in Paris is sunny and warm, and I am fine"
-    early = StablePrefix(chat).beginning("<|im_start|>user\n" + said, leads=True).ids
+    early = StablePrefixRule(chat).prefix_of("<|im_start|>user\n" + said, leads=True).ids
     whole = chat.encode("<|im_start|>user\n" + said, leads=True)
     text = chat.backend.decode(early, skip_special_tokens=False).replace("▁", " ")
     text = " ".join(text.split())
@@ -200,12 +200,12 @@ def test_all_but_the_last_words_are_settled(kind: str) -> None:
 
 def test_what_could_become_a_control_token_waits() -> None:
     chat = tokenizer("gpt2")
-    settled = StablePrefix(chat)
-    held = settled.beginning("so one two three four <|im_", leads=True).ids
+    settled = StablePrefixRule(chat)
+    held = settled.prefix_of("so one two three four <|im_", leads=True).ids
     assert held == chat.encode("so one two three four", leads=True)[: len(held)]
     assert len(held) < len(chat.encode("so one two three four", leads=True))
 
 
 def test_a_family_of_these_tests_settles_too() -> None:
     chat = ours("qwen3")
-    assert StablePrefix(chat).beginning("<|im_start|>user\none two three four five", leads=True).ids
+    assert StablePrefixRule(chat).prefix_of("<|im_start|>user\none two three four five", leads=True).ids

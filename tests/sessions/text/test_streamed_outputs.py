@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.sessions.history import History
 from holdfast.sessions.items import FunctionCall, FunctionCallOutput, Message, Preamble, Tool
 from holdfast.sessions.text.renderer import Renderer
-from holdfast.sessions.text.stable_prefix import StablePrefix
+from holdfast.sessions.text.stable_prefix import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tree import Script, TurnReply
@@ -77,7 +77,7 @@ def language(template: str) -> ChatTokenizer:
 
 def renderer_of(template: str) -> Renderer:
     tokenizer = language(template)
-    return Renderer(tokenizer, NOON, StablePrefix(tokenizer))
+    return Renderer(tokenizer, NOON, StablePrefixRule(tokenizer))
 
 
 def called(renderer: Renderer, calls: int) -> History:
@@ -114,7 +114,7 @@ def test_what_is_settled_of_an_output_begins_the_tokens_of_the_whole(
     history = called(renderer, len(before) + 1)
     for number, text in enumerate(before):
         history.insert(output(number, text))
-    early = renderer.settled(growing(history, output(len(before), whole[:cut]))).tolist()
+    early = renderer.stable_tokens(growing(history, output(len(before), whole[:cut]))).tolist()
     history.insert(output(len(before), whole))
     tokens = renderer.draft(history.script()).tokens().tolist()
     assert tokens[: len(early)] == early
@@ -127,7 +127,7 @@ def test_an_output_settles_as_it_grows(style: str) -> None:
     history = called(renderer, 2)
     history.insert(output(0, "21 degrees"))
     lengths = [
-        len(renderer.settled(growing(history, output(1, text))))
+        len(renderer.stable_tokens(growing(history, output(1, text))))
         for text in ("", "The weather", 'The weather\nin "Paris" is sunny and warm, and I am fine')
     ]
     head = history.tree.head
@@ -140,7 +140,9 @@ def test_an_output_settles_as_it_grows(style: str) -> None:
 def test_nothing_is_settled_where_more_text_changes_what_stands(style: str) -> None:
     renderer = renderer_of(TALK.replace("TOOL", OBSCURE[style]))
     history = called(renderer, 1)
-    assert not len(renderer.settled(growing(history, output(0, "The weather in Paris is sunny and warm"))))
+    assert not len(
+        renderer.stable_tokens(growing(history, output(0, "The weather in Paris is sunny and warm")))
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -150,7 +152,7 @@ def test_a_message_settles_as_before(whole: str, cut: int) -> None:
     history = History()
     history.insert(user("Hi"))
     take_turn(history, renderer, replied("chatml", "Hello"))
-    early = renderer.settled(growing(history, user(whole[:cut]))).tolist()
+    early = renderer.stable_tokens(growing(history, user(whole[:cut]))).tolist()
     history.insert(user(whole))
     assert renderer.draft(history.script()).tokens().tolist()[: len(early)] == early
 
@@ -159,4 +161,4 @@ def test_a_turn_before_it_that_must_be_rendered_anew_leaves_nothing_settled() ->
     renderer = renderer_of(STYLES["hermes"])
     history = called(renderer, 1)
     history.preamble = Preamble(instructions="Now be brief")
-    assert not len(renderer.settled(growing(history, output(0, "The weather in Paris is sunny"))))
+    assert not len(renderer.stable_tokens(growing(history, output(0, "The weather in Paris is sunny"))))

@@ -43,7 +43,7 @@ def language(name: str) -> Language:
 
 def renderer_of(name: str) -> Renderer:
     found = language(name)
-    return Renderer(found.tokenizer, NOON, found.settled, found.report.rules)
+    return Renderer(found.tokenizer, NOON, found.prefix_rule, found.report.rules)
 
 
 def message(role: str, text: str) -> Message:
@@ -184,7 +184,7 @@ def test_text_that_grows_behind_what_was_not_answered_settles(
     for end in range(len(whole) + 1):
         grown = Message(id=item.id, role="user", text=whole[:end])
         script = history.script()
-        early.append(renderer.settled(Script(script.preamble, (*script.segments, grown), script.base)))
+        early.append(renderer.stable_tokens(Script(script.preamble, (*script.segments, grown), script.base)))
     history.insert(Message(id=item.id, role="user", text=whole))
     tokens = renderer.draft(history.script()).tokens().tolist()
     for settled in early:
@@ -198,7 +198,7 @@ def test_text_behind_what_was_not_answered_is_prefilled_as_it_comes(name: str) -
     lengths = []
     for text in ("", "is sunny and warm", "is sunny and warm and I am fine thank you"):
         script = Script(history.preamble, (*history.items(), message("user", text)))
-        lengths.append(len(renderer.settled(script)))
+        lengths.append(len(renderer.stable_tokens(script)))
     assert 3 < lengths[0] < lengths[1] < lengths[2]
 
 

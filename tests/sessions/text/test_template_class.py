@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.sessions.errors import TemplateFailed
-from holdfast.sessions.text.language import TemplateClass, probe
+from holdfast.sessions.text.language import TemplateClass, classify_template
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 
 from .chat_languages import FAMILIES, backend, end_id, ours
@@ -22,7 +22,7 @@ from .chat_languages import FAMILIES, backend, end_id, ours
     ],
 )
 def test_kind(name: str, kind: TemplateClass) -> None:
-    report = probe(ours(name))
+    report = classify_template(ours(name))
     assert report.kind is kind
     assert report.closing == end_id(name)
     assert report.tools
@@ -34,7 +34,7 @@ def test_a_template_without_tools_is_reported_not_refused() -> None:
         "{%- for message in messages %}"
         "{%- if message.role == 'tool' %}{{ raise_exception('no tools') }}{%- endif %}",
     )
-    assert not probe(ChatTokenizer(backend("chatml"), refusing)).tools
+    assert not classify_template(ChatTokenizer(backend("chatml"), refusing)).tools
 
 
 def test_a_template_that_loses_replies_is_refused() -> None:
@@ -42,9 +42,9 @@ def test_a_template_that_loses_replies_is_refused() -> None:
         "{%- for message in messages %}", "{%- for message in messages[-1:] %}"
     )
     with pytest.raises(TemplateFailed, match="lost, doubled or moved a reply"):
-        probe(ChatTokenizer(backend("tools-last"), losing))
+        classify_template(ChatTokenizer(backend("tools-last"), losing))
 
 
 def test_a_broken_template_is_refused() -> None:
     with pytest.raises(TemplateFailed, match="does not compile"):
-        probe(ChatTokenizer(backend("chatml"), "{% for %}"))
+        classify_template(ChatTokenizer(backend("chatml"), "{% for %}"))

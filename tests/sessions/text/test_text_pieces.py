@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from holdfast.sessions.text import stable_prefix
-from holdfast.sessions.text.stable_prefix import Grown, StablePrefix
+from holdfast.sessions.text.stable_prefix import GrowingPrefix, StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer, _any_of
 
 from .chat_languages import FAMILIES, ours
@@ -39,7 +39,7 @@ def chat_of(kind: str) -> ChatTokenizer:
 def test_the_pieces_of_a_text_are_the_whole(kind: str, said: str) -> None:
     chat = chat_of(kind)
     text = HEAD + chat.mark(said * 3) + TAIL
-    assert StablePrefix(chat).encode(text, leads=True).tolist() == chat.encode(text, leads=True)
+    assert StablePrefixRule(chat).encode(text, leads=True).tolist() == chat.encode(text, leads=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,7 +48,7 @@ def test_a_long_text_that_grows_has_the_same_tokens(kind: str, said: str, step: 
     chat = chat_of(kind)
     said = said * 4
     whole = chat.encode(HEAD + chat.mark(said) + TAIL, leads=True)
-    grown = Grown(StablePrefix(chat))
+    grown = GrowingPrefix(StablePrefixRule(chat))
     for cut in range(0, len(said) + step, step):
         early = grown.ids(HEAD + chat.mark(said[:cut]), leads=True).tolist()
         assert whole[: len(early)] == early
@@ -58,7 +58,7 @@ def test_a_long_text_that_grows_has_the_same_tokens(kind: str, said: str, step: 
 def test_plain_text_is_really_cut(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = chat_of(kind)
     text = "The weather in Paris is sunny and warm. " * 40
-    ends = [end for _, end in StablePrefix(chat).pieces(text, leads=True)]
+    ends = [end for _, end in StablePrefixRule(chat).pieces(text, leads=True)]
     assert ends[-1] == len(text) and max(b - a for a, b in zip([0, *ends], ends, strict=False)) <= 40 + 200
     assert len(ends) > 5
 
@@ -68,10 +68,10 @@ def test_no_more_is_tokenized_than_is_wanted(kind: str) -> None:
     chat = chat_of(kind)
     text = "The weather in Paris is sunny and warm. " * 400
     whole = chat.encode(text, leads=True)
-    some = StablePrefix(chat).encode(text, leads=True, most=50).tolist()
+    some = StablePrefixRule(chat).encode(text, leads=True, most=50).tolist()
     assert 50 <= len(some) < len(whole) / 4 and whole[: len(some)] == some
     asked = iter([False, False, True])
-    some = StablePrefix(chat).encode(text, leads=True, stopped=lambda: next(asked)).tolist()
+    some = StablePrefixRule(chat).encode(text, leads=True, stopped=lambda: next(asked)).tolist()
     assert 0 < len(some) < len(whole) / 4 and whole[: len(some)] == some
 
 

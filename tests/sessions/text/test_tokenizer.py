@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from holdfast.sessions.errors import TemplateFailed, TokenizerUnreadable
-from holdfast.sessions.text.stable_prefix import StablePrefix
+from holdfast.sessions.text.stable_prefix import StablePrefixRule
 from holdfast.sessions.text.tokenizer import CLOSE_MARK, LONG, OPEN_MARK, ChatTokenizer
 
 from .chat_languages import CHATML, FAMILIES, ours, reference
@@ -148,5 +148,5 @@ def test_long_text_leaves_other_threads_room_and_has_the_same_tokens(name: str) 
     for leads in (True, False):
         assert patient.encode(text, leads=leads) == plain.backend.encode(text, add_special_tokens=False).ids
         assert patient.words(text, leads=leads).ids == patient.encode(text, leads=leads)
-        assert StablePrefix(patient).beginning(text, leads=leads).ids
+        assert StablePrefixRule(patient).prefix_of(text, leads=leads).ids
     assert 0 < watched.longest < LONG + 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from holdfast.sessions.tools.scanner import CallArguments, CallParser, Piece, TextPiece
+from holdfast.sessions.tools.scanner import CallArguments, CallParser, Piece, PlainText
 
 
 def read_all(parser: CallParser, pieces: list[str], *, cut: bool = False) -> list[Piece]:
@@ -14,8 +14,8 @@ def read_all(parser: CallParser, pieces: list[str], *, cut: bool = False) -> lis
     joined: list[Piece] = []
     for event in events:
         match (joined[-1] if joined else None), event:
-            case (TextPiece(before), TextPiece(after)):
-                joined[-1] = TextPiece(before + after)
+            case (PlainText(before), PlainText(after)):
+                joined[-1] = PlainText(before + after)
             case (CallArguments(before), CallArguments(after)):
                 joined[-1] = CallArguments(before + after)
             case _:

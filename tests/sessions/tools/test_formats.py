@@ -22,7 +22,7 @@ from holdfast.sessions.tools.scanner import (
     CallOpened,
     CallScanner,
     Piece,
-    TextPiece,
+    PlainText,
 )
 
 from .call_pieces import read_all, split
@@ -122,13 +122,13 @@ def test_calls_are_read_as_they_were_meant(written: Any, made: list[Any], cuts: 
     given_ = [json.loads(event.delta) for event in read if isinstance(event, CallArguments)]
     assert given_ == [arguments for _, arguments in made]
     assert [event for event in read if isinstance(event, CallClosed)] == [CallClosed(True)] * len(made)
-    assert not any(isinstance(event, TextPiece) for event in read)
+    assert not any(isinstance(event, PlainText) for event in read)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(FORMS), words, st.lists(st.integers(0, 50), max_size=6))
 def test_words_are_words_in_every_form(form: CallForm, text: str, cuts: list[int]) -> None:
-    assert parse(form, split(text, cuts)) == [TextPiece(text)] * bool(text)
+    assert parse(form, split(text, cuts)) == [PlainText(text)] * bool(text)
 
 
 @pytest.mark.parametrize(("form", "writer"), WRITERS)
@@ -158,7 +158,7 @@ def test_a_call_is_told_with_the_character_that_closes_it(form: CallForm, writer
     ],
 )
 def test_what_only_looks_like_a_call_is_delivered_as_text(form: CallForm, text: str, said: str) -> None:
-    assert parse(form, list(text)) == [TextPiece(said)]
+    assert parse(form, list(text)) == [PlainText(said)]
 
 
 def test_another_form_is_another_table() -> None:
@@ -167,8 +167,8 @@ def test_another_form_is_another_table() -> None:
     text = 'Well <fn>{"tool": "f", "with": {"a": 1}}</fn> so <fn>{"tool": "g"}</fn>'
     for pieces in ([text], list(text)):
         assert read_all(CallScanner(tagged), pieces) == [
-            *(TextPiece("Well"), CallOpened("f"), CallArguments('{"a": 1}'), CallClosed(True)),
-            TextPiece('so <fn>{"tool": "g"}</fn>'),
+            *(PlainText("Well"), CallOpened("f"), CallArguments('{"a": 1}'), CallClosed(True)),
+            PlainText('so <fn>{"tool": "g"}</fn>'),
         ]
     bare = CallFormat(head=head, opening="@", named=regex.compile(r"(?P<name>[a-z]+)\s*\{"))
     for pieces in (['@f {"a": 1}@g{}'], list('@f {"a": 1}@g{}')):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.sessions.tools.python_calls import PythonCallParser
-from holdfast.sessions.tools.scanner import CallArguments, CallClosed, CallOpened, Piece, TextPiece
+from holdfast.sessions.tools.scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
 
 from .call_pieces import read_all, split
 
@@ -78,4 +78,4 @@ def test_any_split_equals_one_shot(inner: str, cuts: list[int]) -> None:
 
 def test_what_is_no_call_stays_text() -> None:
     for text in ('[f("""x""")]', "[f(from)]", "[f(1=from)]"):
-        assert parse(list(text)) == [TextPiece(text)]
+        assert parse(list(text)) == [PlainText(text)]

@@ -14,12 +14,12 @@ from holdfast.runtime.link.messages import TokenLogprob
 from holdfast.sessions.items import FunctionCall, Message
 from holdfast.sessions.tools.formats import CallForm, Forms, ReasoningForm
 from holdfast.sessions.turn.events import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
-    ReasoningDelta,
+    ReplyArgumentsDelta,
+    ReplyCallDone,
+    ReplyCallStarted,
     ReplyEvent,
-    TextDelta,
+    ReplyReasoningDelta,
+    ReplyTextDelta,
 )
 from holdfast.sessions.turn.reply_reader import ReplyReader
 
@@ -80,9 +80,10 @@ def test_events_tell_exactly_the_items(said: list[str], cuts: list[int]) -> None
     for item in reading.items():
         mine = [event for event in events if event.item_id == item.id]
         if isinstance(item, FunctionCall):
-            assert isinstance(mine[0], CallStarted) and isinstance(mine[-1], CallDone)
+            assert isinstance(mine[0], ReplyCallStarted) and isinstance(mine[-1], ReplyCallDone)
             assert (
-                "".join(event.delta for event in mine if isinstance(event, ArgumentsDelta)) == item.arguments
+                "".join(event.delta for event in mine if isinstance(event, ReplyArgumentsDelta))
+                == item.arguments
             )
             assert mine[-1].arguments == item.arguments
         else:
@@ -102,7 +103,7 @@ def test_whole_calls_are_told_without_their_pieces_and_all_else_as_ever(
         reader(new_id=lambda kind, count=count: f"{kind}{next(count)}", whole_calls=at == 0)
         for at, count in enumerate(names)
     )
-    expected = [event for event in told(pieces, rows) if not isinstance(event, ArgumentsDelta)]
+    expected = [event for event in told(pieces, rows) if not isinstance(event, ReplyArgumentsDelta)]
     assert told(whole, rows) == expected and whole.items() == pieces.items()
 
 
@@ -128,14 +129,14 @@ def test_a_cut_reply_has_an_incomplete_last_item_only() -> None:
     reading = reader()
     events = told(reading, [ids(NAME, f"one {CALL} two")], cut=True)
     assert shape(reading) == [("one", True), ("f", '{"a": "}🎉"}', True), ("two", False)]
-    assert isinstance(events[-1], TextDelta)
+    assert isinstance(events[-1], ReplyTextDelta)
 
 
 def test_a_call_cut_in_its_arguments_is_told_as_incomplete() -> None:
     reading = reader()
     events = told(reading, [ids(NAME, '<tool_call>{"name": "f", "arguments": {"a": 1')], cut=True)
     assert shape(reading) == [("f", '{"a": 1', False)]
-    assert isinstance(events[-1], CallDone) and not events[-1].complete
+    assert isinstance(events[-1], ReplyCallDone) and not events[-1].complete
 
 
 def test_a_stop_id_ends_it_without_text_and_is_kept() -> None:
@@ -165,12 +166,12 @@ def test_scores_come_with_the_text_of_their_tokens(said: list[str], cuts: list[i
     for row in rows_of(tokens, cuts):
         events += reading.feed(row, [TokenLogprob(-float(token), [(token, -1.0)]) for token in row])
     events += reading.finish(cut=False)
-    deltas = [event for event in events if isinstance(event, TextDelta)]
+    deltas = [event for event in events if isinstance(event, ReplyTextDelta)]
     scored = [score for delta in deltas for score in delta.scores]
     left = iter(tokens)
     assert all(score.token in left for score in scored), "a subsequence of the tokens"
     assert all(score.logprob == -score.token == -score.top[0].token for score in scored)
-    if not any(isinstance(event, CallStarted) for event in events) and CALL not in said:
+    if not any(isinstance(event, ReplyCallStarted) for event in events) and CALL not in said:
         whole = "".join(delta.text for delta in deltas)
         assert ours(NAME).backend.decode([score.token for score in scored]).startswith(whole)
 
@@ -179,7 +180,7 @@ def test_reasoning_is_told_apart_and_stands_in_no_item() -> None:
     tokens = [*ids(NAME, f"<think>\nOne or two?\n</think>\n\nTwo. {CALL}"), END]
     whole = reader(forms=Forms(reasoning=ReasoningForm.THINK))
     events = told(whole, [[token] for token in tokens])
-    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == "One or two?"
+    assert "".join(event.text for event in events if isinstance(event, ReplyReasoningDelta)) == "One or two?"
     assert shape(whole) == [("Two.", True), ("f", '{"a": "}🎉"}', True)]
     assert whole.ids == tokens
 
@@ -191,7 +192,7 @@ def test_a_special_token_that_opens_a_call_is_seen_by_its_parser() -> None:
     reading._marks = {mark: "[TOOL_CALLS]"}
     events = told(reading, [[mark, *ids(NAME, 'f[ARGS]{"a": 1}'), END]])
     assert shape(reading) == [("f", '{"a": 1}', True)]
-    assert any(isinstance(event, CallStarted) for event in events)
+    assert any(isinstance(event, ReplyCallStarted) for event in events)
 
 
 @settings(max_examples=100, deadline=None)
@@ -225,7 +226,7 @@ def test_calls_are_the_same_when_what_comes_at_once_is_read_at_once(
     assert readers[0].items() == readers[1].items() and readers[0].ids == readers[1].ids
     if form is CallForm.HERMES:
         assert one == other, "and at the same places of the reply"
-        assert calls == sum(isinstance(event, CallDone) for event in one) or short
+        assert calls == sum(isinstance(event, ReplyCallDone) for event in one) or short
 
 
 def test_a_stop_string_is_looked_for_piece_by_piece() -> None:
