@@ -10,8 +10,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...runtime.link.messages import Sampling
-from ...runtime.scheduler.sampling_limits import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY
+from ...runtime.link.messages import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Sampling
 from ..errors import SamplingInvalid
 
 MAX_INTEGER = 2**31 - 1
